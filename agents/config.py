@@ -1,0 +1,163 @@
+"""What a process of the run is told at its start: frozen dataclasses, handed over as one JSON file.
+
+The controller writes them; each agent's `main.py` reads its own. Durations are in seconds of device
+time, rates in bit/s, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where the broker is and who we are there. The password stays out of every repr and log."""
+
+    host: str
+    port: int
+    username: str
+    password: str = dataclasses.field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A task or a rule: its name in TASKS or RULES and the parameters of its dataclass."""
+
+    name: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Local training of one round: SGD on the client's shard."""
+
+    steps: int | None = None
+    """Mini-batch steps; exactly one of `steps` and `epochs` is given."""
+    epochs: int | None = None
+    batch_size: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    proximal: float = 0.0
+    """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
+    clip: float | None = None
+    """Upper bound of the update's ℓ2 norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A random duration, in seconds; `agents.durations` draws from it."""
+
+    distribution: str
+    params: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    run: str
+    client: str
+    broker: Broker
+    task: Named
+    local: Local
+    think: Duration | None
+    seed: int
+    shard: str
+    """Path of the client's own training data (`agents.shards`)."""
+    threads: int
+    kind: str
+    """What the rule wants to be sent: `delta` or `model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run ends at whichever comes first; at least one is given."""
+
+    after: float | None = None
+    updates: int | None = None
+    target_accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatorConfig:
+    run: str
+    broker: Broker
+    task: Named
+    rule: Named
+    clients: Mapping[str, float]
+    """Importance p_i of each client; sums to 1."""
+    evaluate_every: float
+    stop: Stop
+    seed: int
+    test_set: str
+    run_directory: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Access link of a device as it is asked for; None means unlimited."""
+
+    up: int | None = None
+    down: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """For the device's init (PID 1 of its container)."""
+
+    run: str
+    device: str
+    broker: Broker
+    """On the control network."""
+    data_address: str
+    """The client's broker host; the interface that routes to it is the access link."""
+    link: Link | None
+    client_config: str
+    """Path of the ClientConfig for the client process that init starts."""
+    user: int
+    """Numeric user and group of the client process."""
+    telemetry_every: float = 1.0
+
+
+def dump(config: Any, path: Path) -> None:
+    """Write `config` as JSON."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=1) + "\n", encoding="utf-8")
+
+
+def load(cls: type[T], path: Path) -> T:
+    """Read what `dump` wrote. Raises ValueError for a file that does not fit `cls`."""
+    return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
+
+
+def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Build the dataclass `cls`, nested dataclasses included, from plain dicts.
+
+    Raises ValueError for unknown or missing fields.
+    """
+    hints = typing.get_type_hints(cls)
+    if unknown := values.keys() - hints.keys():
+        raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
+    nested = {
+        name: _nested(hints[name], value) for name, value in values.items()
+    }
+    try:
+        return cls(**nested)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+def _nested(hint: Any, value: Any) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, Mapping):
+        for option in options:
+            if dataclasses.is_dataclass(option) and isinstance(option, type):
+                return from_dict(option, value)
+    return value

@@ -1,0 +1,201 @@
+"""The records of `events.jsonl`: what happened in a run, and when.
+
+One JSON object per line; `"event"` names the record, the other keys are its fields. Every time is in
+seconds of device time since the run clock started, unless the field says otherwise. Readers skip
+unknown fields and records, and tolerate a torn last line (a crash in mid-write).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+FORMAT = 1
+"""Version of the run directory's format; a reader refuses a larger one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The run clock starts: every client of `clients` is ready and under its CPU limit."""
+
+    event: ClassVar[str] = "run_started"
+    at: float
+    wall_clock: float
+    """Unix time in seconds."""
+    clients: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Clients that were not ready in time (quorum)."""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """A client said where it stands, or its last will did (`offline`)."""
+
+    event: ClassVar[str] = "status"
+    at: float
+    client: str
+    state: str
+    """`joining`, `ready`, `training`, `waiting` or `offline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateApplied:
+    """One update went into the global model."""
+
+    event: ClassVar[str] = "update"
+    client: str
+    sequence: int
+    kind: str
+    base_version: int
+    applied_version: int
+    """The version that this update became part of."""
+    staleness: int
+    """Version at application (before it) − base version: applied_version − 1 − base_version."""
+    weight: float
+    """What the rule multiplied it with."""
+    samples: int
+    """Training samples of the client's shard."""
+    steps: int
+    loss: float
+    """Mean local training loss over the steps."""
+    bytes: int
+    """Payload size of the update on the wire."""
+    dispatched: float
+    """Aggregator handed the model to the broker."""
+    downloaded: float
+    """Client had received all of it."""
+    train_start: float
+    train_end: float
+    sent: float
+    """Client began the upload (after think time)."""
+    arrived: float
+    """Aggregator had received all of it: the end of the upload."""
+    applied: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRejected:
+    """An update was counted and dropped; the run goes on."""
+
+    event: ClassVar[str] = "rejected"
+    at: float
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMade:
+    """A new global model."""
+
+    event: ClassVar[str] = "version"
+    at: float
+    version: int
+    updates: int
+    """Updates that went into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The global model on the test set. `at` is when the model was taken, not when evaluation ended."""
+
+    event: ClassVar[str] = "evaluation"
+    at: float
+    version: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a reader of the run should know (a quorum start, a client that left)."""
+
+    event: ClassVar[str] = "note"
+    at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    event: ClassVar[str] = "run_ended"
+    at: float
+    reason: str
+    """`after`, `updates`, `target_accuracy`, `interrupted` or `no clients left`."""
+    version: int
+    updates: int
+
+
+Record = (
+    RunStarted | ClientStatus | UpdateApplied | UpdateRejected | VersionMade | Evaluated | Note
+    | RunEnded
+)
+
+RECORDS: dict[str, type[Record]] = {
+    record.event: record
+    for record in (RunStarted, ClientStatus, UpdateApplied, UpdateRejected, VersionMade, Evaluated,
+                   Note, RunEnded)
+}
+
+
+def to_line(record: Record) -> str:
+    """One line of `events.jsonl`, newline included.
+
+    Floats keep six decimals (microseconds); what is not finite (a loss that diverged) becomes null.
+    """
+    fields: dict[str, Any] = {"event": record.event}
+    for field in dataclasses.fields(record):
+        fields[field.name] = _to_json(getattr(record, field.name))
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if value is None:
+        return math.nan
+    return tuple(value) if isinstance(value, list) else value
+
+
+def from_line(line: str) -> Record | None:
+    """The record of one line; None for a record of a newer minor format.
+
+    Raises ValueError for a line that is no record (torn, or not ours).
+    """
+    fields = json.loads(line)
+    if not isinstance(fields, dict) or "event" not in fields:
+        raise ValueError(f"not an event record: {line[:80]!r}")
+    record = RECORDS.get(fields.pop("event"))
+    if record is None:
+        return None
+    known = {field.name for field in dataclasses.fields(record)}
+    values = {name: _from_json(value) for name, value in fields.items() if name in known}
+    try:
+        return record(**values)
+    except TypeError as error:
+        raise ValueError(f"incomplete {record.event} record: {error}") from error
+
+
+def read(path: Path) -> Iterator[Record]:
+    """All records of `path` in order; a torn last line is left out.
+
+    Raises ValueError, naming the line, where any other line cannot be read.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = from_line(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from error
+            if record is not None:
+                yield record

@@ -1,0 +1,59 @@
+"""MQTT topics of one run (ARCHITECTURE.md, "Wire"). Names are checked once, here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ROOT = "testbed"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+
+AGGREGATOR = "aggregator"
+CONTROLLER = "controller"
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a run, device or client: one MQTT topic level and one host name label."""
+    return _NAME.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics under `testbed/<run>/`. `"+"` in place of a name gives the subscription filter."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        if not is_name(self.run):
+            raise ValueError(f"{self.run!r} cannot name a run")
+
+    def _topic(self, *levels: str) -> str:
+        return "/".join((ROOT, self.run, *levels))
+
+    def model(self, client: str) -> str:
+        """aggregator -> one client: a dispatch of the global model."""
+        return self._topic("model", client)
+
+    def update(self, client: str) -> str:
+        """client -> aggregator: what local training made."""
+        return self._topic("update", client)
+
+    def request(self, client: str) -> str:
+        """aggregator -> one client: the FL protocol's own requests (stop)."""
+        return self._topic("request", client)
+
+    def status(self, client: str) -> str:
+        """client -> all, retained, with the last will `offline`."""
+        return self._topic("status", client)
+
+    def control(self, device: str) -> str:
+        """controller -> one device or the aggregator: the emulator's hand, not part of FL."""
+        return self._topic("control", device)
+
+    def telemetry(self, device: str) -> str:
+        """device -> controller: what the device used."""
+        return self._topic("telemetry", device)
+
+    def name_in(self, topic: str) -> str:
+        """The client or device that `topic` (a topic of this run) is addressed to or comes from."""
+        return topic.rsplit("/", 1)[1]

@@ -1,0 +1,30 @@
+"""Every error that the testbed raises for its user, in one tree.
+
+    TestbedError            shown as one message without a traceback; `exit_code` says how the CLI ends
+    ├── BadInputError       2: what the user wrote cannot be done: the message names the place and the mend
+    ├── HostError           1: this machine lacks something: the message names the command that mends it
+    └── RunFailedError      1: a run began and did not end well
+
+Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these where they enter.
+"""
+
+from __future__ import annotations
+
+
+class TestbedError(Exception):
+    """Something to tell the user, in full sentences; the CLI prints it and exits with `exit_code`."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+    exit_code = 1
+
+
+class BadInputError(TestbedError):
+    exit_code = 2
+
+
+class HostError(TestbedError):
+    pass
+
+
+class RunFailedError(TestbedError):
+    pass

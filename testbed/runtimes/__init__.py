@@ -1,0 +1,31 @@
+"""How a planned run becomes something that runs: one module per runtime, one protocol for all."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from agents.config import Broker
+
+
+class Runtime(Protocol):
+    """Starts, limits and ends the processes of one run. All methods are called from one thread.
+
+    A runtime labels all that it starts with the run id, so that `testbed down` finds it after any
+    crash, from any directory.
+    """
+
+    def start(self) -> Broker:
+        """Start broker, aggregator and every device (in parallel); return the controller's broker.
+
+        Devices start without CPU limit: container start-up is not part of the experiment.
+        Raises HostError when this machine cannot.
+        """
+
+    def limit(self, device: str) -> None:
+        """Put `device` under its CPU quota: called once, when its client is ready."""
+
+    def ended(self) -> dict[str, int]:
+        """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
+
+    def stop(self) -> None:
+        """End and remove everything of this run, logs saved to the run directory. Idempotent."""
