@@ -1,0 +1,76 @@
+"""FedAsync (Xie, Koyejo, Gupta 2019, arXiv 1903.03934; Xu et al. 2024, FedFa, (1))."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from agents.rules.interface import Actions, Kind, Send, Server, Update
+from agents.vectors import mix
+
+
+@dataclass(frozen=True)
+class FedAsync:
+    """On every update, at once:
+
+        w ← (1 − β_t) w + β_t w_i,   β_t = β · s(τ)
+
+    s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1). The sender gets the
+    new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
+    """
+
+    kind: ClassVar[Kind] = "model"
+
+    mixing: float = 0.6
+    """β, above 0 and at most 1."""
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    a: float | None = None
+    """Default 0.5 for `polynomial`, 10 for `hinge`."""
+    b: float = 4
+    """`hinge`: staleness up to b is not discounted."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mixing <= 1:
+            raise ValueError(f"mixing is {self.mixing:g}, expected above 0 and at most 1")
+        if self.a is not None and self.a <= 0:
+            raise ValueError(f"a is {self.a:g}, expected above 0")
+        if self.b < 0:
+            raise ValueError(f"b is {self.b:g}, expected at least 0")
+
+    def check(self, clients: int) -> None:
+        """Works with any number of clients."""
+
+    def begin(self, server: Server) -> FedAsyncState:
+        return FedAsyncState(self, server)
+
+    def discount(self, staleness: int) -> float:
+        """s(τ), in (0, 1]."""
+        if self.staleness == "constant":
+            return 1.0
+        if self.staleness == "polynomial":
+            return float((staleness + 1) ** -(0.5 if self.a is None else self.a))
+        a = 10 if self.a is None else self.a
+        return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)
+
+
+class FedAsyncState:
+    def __init__(self, params: FedAsync, server: Server) -> None:
+        self._params = params
+        self._server = server
+
+    def start(self) -> Actions:
+        return [Send(client) for client in self._server.clients]
+
+    def update(self, update: Update) -> Actions:
+        share = self._params.mixing * self._params.discount(self._server.staleness(update))
+        mix(self._server.w, update.vector, share)
+        return [self._server.aggregated([(update, share)]), Send(update.client)]
+
+    def join(self, client: str) -> Actions:
+        return [Send(client)]
+
+    def leave(self, client: str) -> Actions:
+        return []
+
+    def timer(self, name: str) -> Actions:
+        return []

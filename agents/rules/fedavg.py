@@ -1,0 +1,145 @@
+"""FedAvg, synchronous (McMahan et al. 2017, arXiv 1602.05629)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Contribution,
+    Ignored,
+    Kind,
+    Send,
+    Server,
+    SetTimer,
+    Update,
+)
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """A round sends w to all clients (or to `sample` of them) and waits for all of these:
+
+        w ← w + η_g Σ_{i∈S} p'_i Δ_i
+
+    with p' the importance p renormalised over S, multiplicity counted (Wang et al., DeFedAvg,
+    (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)).
+    With non-uniform p and sampling that is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni
+    et al. 2023, Appendix C). A selected client that goes offline, or is not back within
+    `round_timeout` seconds, is dropped from the round.
+    """
+
+    kind: ClassVar[Kind] = "delta"
+
+    sample: int | None = None
+    """Clients per round; None selects all."""
+    replacement: bool = False
+    """Whether `sample` draws with replacement."""
+    weights: Literal["renormalised", "unbiased"] = "renormalised"
+    round_timeout: Annotated[float, "s"] | None = None
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and self.sample < 1:
+            raise ValueError(f"sample is {self.sample}, expected at least 1 client per round")
+        if self.replacement and self.sample is None:
+            raise ValueError("replacement needs `sample`: how many clients a round draws")
+        if self.round_timeout is not None and self.round_timeout <= 0:
+            raise ValueError("round_timeout must be longer than 0 s")
+
+    def check(self, clients: int) -> None:
+        if self.sample is not None and not self.replacement and self.sample > clients:
+            raise ValueError(
+                f"sample is {self.sample}, but there are only {clients} clients to draw from "
+                "without replacement"
+            )
+
+    def begin(self, server: Server) -> FedAvgState:
+        return FedAvgState(self, server)
+
+
+class FedAvgState:
+    """One round after the other."""
+
+    def __init__(self, params: FedAvg, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._round: Counter[str] = Counter()
+        """How often each client was drawn for this round; the dropped ones are taken out."""
+        self._waiting: set[str] = set()
+        self._arrived: list[tuple[Contribution, float]] = []
+
+    def start(self) -> Actions:
+        return self._new_round()
+
+    def update(self, update: Update) -> Actions:
+        if update.client not in self._waiting or self._server.staleness(update) != 0:
+            return [Ignored("late: its round is over")]
+        weight = self._server.clients[update.client] * self._round[update.client]
+        add_scaled(self._sum, update.vector, weight)
+        contribution = Contribution(update.client, update.sequence, update.base_version, weight)
+        self._arrived.append((contribution, weight))
+        self._waiting.remove(update.client)
+        return self._end_round_if_complete()
+
+    def join(self, client: str) -> Actions:
+        return [] if self._waiting else self._new_round()
+
+    def leave(self, client: str) -> Actions:
+        if client not in self._waiting:
+            return []
+        self._waiting.remove(client)
+        return self._end_round_if_complete()
+
+    def timer(self, name: str) -> Actions:
+        if name != f"round {self._server.version}" or not self._waiting:
+            return []
+        self._waiting.clear()
+        if not self._arrived:
+            return self._new_round()
+        return self._end_round_if_complete()
+
+    def _end_round_if_complete(self) -> Actions:
+        if self._waiting:
+            return []
+        if not self._arrived:
+            return self._new_round()
+        scale = self._params.server_lr * self._normaliser()
+        add_scaled(self._server.w, self._sum, scale)
+        self._sum[:] = 0
+        used = [(update, weight * scale) for update, weight in self._arrived]
+        self._arrived = []
+        return [self._server.aggregated(used), *self._new_round()]
+
+    def _normaliser(self) -> float:
+        if self._params.weights == "unbiased":
+            return len(self._server.clients) / self._round.total()
+        return 1.0 / sum(weight for _, weight in self._arrived)
+
+    def _new_round(self) -> Actions:
+        clients = list(self._server.clients)
+        if not clients:
+            return []
+        self._round = Counter(self._select(clients))
+        self._waiting = set(self._round)
+        actions: list[Action] = [Send(c, deferred=True) for c in clients if c in self._waiting]
+        if self._params.round_timeout is not None:
+            actions.append(SetTimer(f"round {self._server.version}", self._params.round_timeout))
+        return actions
+
+    def _select(self, clients: list[str]) -> list[str]:
+        n = self._params.sample
+        if n is None:
+            return clients
+        if not self._params.replacement:
+            n = min(n, len(clients))
+        drawn = self._server.rng.choice(len(clients), n, replace=self._params.replacement)
+        return [clients[i] for i in drawn]

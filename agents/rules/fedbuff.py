@@ -1,0 +1,131 @@
+"""FedBuff (Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from agents.rules.interface import Actions, Contribution, Kind, Send, Server, Update
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class FedBuff:
+    """Deltas are summed in a buffer; at K of them (Toghani & Uribe, Algorithms 1-2, with β = η_g/K):
+
+        w ← w + (η_g/K) Σ s(τ_i) Δ_i
+
+    s: `none` 1 (Toghani & Uribe) or `inverse_sqrt` 1/√(1+τ) (Nguyen et al.). K = 1 is vanilla
+    asynchronous FL. The server keeps the running sum only, never the single updates.
+
+    The uploader reads the current w at once (`reply: immediate`; the K-th reads the new one), or the
+    contributors of a buffer get the new w (`after_aggregation`; Fraboni et al. 2023, 4.5). With
+    `concurrency` below the number of clients, whoever uploads is replaced by one drawn uniformly among
+    the idle, itself included: each at once, or in blocks of K after the aggregation (Xu et al., 5.3).
+    """
+
+    kind: ClassVar[Kind] = "delta"
+
+    buffer_size: int = 10
+    """K."""
+    server_lr: float = 1.0
+    """η_g."""
+    staleness: Literal["none", "inverse_sqrt"] = "none"
+    reply: Literal["immediate", "after_aggregation"] = "immediate"
+    concurrency: int | None = None
+    """Clients that train at once; None for all."""
+    replace: Literal["each", "block"] = "each"
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size is {self.buffer_size}, expected at least 1")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}, expected at least 1")
+        if self.replace == "block" and self.concurrency is None:
+            raise ValueError("replace: block needs `concurrency`: how many clients train at once")
+
+    @property
+    def replies_at_once(self) -> bool:
+        return self.reply == "immediate" and self.replace == "each"
+
+    def check(self, clients: int) -> None:
+        if self.concurrency is not None and self.concurrency > clients:
+            raise ValueError(
+                f"concurrency is {self.concurrency}, but there are only {clients} clients"
+            )
+        training = self.concurrency or clients
+        if not self.replies_at_once and self.buffer_size > training:
+            raise ValueError(
+                f"buffer_size is {self.buffer_size}, but only {training} clients train at once and "
+                "wait for the aggregation: the buffer would never fill"
+            )
+
+    def discount(self, staleness: int) -> float:
+        """s(τ), in (0, 1]."""
+        return 1.0 if self.staleness == "none" else 1 / math.sqrt(1 + staleness)
+
+    def begin(self, server: Server) -> FedBuffState:
+        return FedBuffState(self, server)
+
+
+class FedBuffState:
+    """A present client is training, waiting for the aggregation it contributed to, or idle."""
+
+    def __init__(self, params: FedBuff, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._buffer: list[tuple[Contribution, float]] = []
+        self._training: set[str] = set()
+        self._waiting: set[str] = set()
+
+    def start(self) -> Actions:
+        return self._send_to_idle(deferred=False)
+
+    def update(self, update: Update) -> Actions:
+        discount = self._params.discount(self._server.staleness(update))
+        add_scaled(self._sum, update.vector, discount)
+        contribution = Contribution(update.client, update.sequence, update.base_version, discount)
+        self._buffer.append((contribution, discount))
+        self._training.discard(update.client)
+        if not self._params.replies_at_once:
+            self._waiting.add(update.client)
+        if len(self._buffer) >= self._params.buffer_size:
+            return self._aggregate()
+        return self._send_to_idle(deferred=False)
+
+    def join(self, client: str) -> Actions:
+        return self._send_to_idle(deferred=False)
+
+    def leave(self, client: str) -> Actions:
+        self._training.discard(client)
+        self._waiting.discard(client)
+        sent = self._send_to_idle(deferred=False)
+        if self._waiting and not self._training:
+            return self._aggregate()  # nobody is left who could fill the buffer
+        return sent
+
+    def timer(self, name: str) -> Actions:
+        return []
+
+    def _aggregate(self) -> Actions:
+        scale = self._params.server_lr / self._params.buffer_size
+        add_scaled(self._server.w, self._sum, scale)
+        self._sum[:] = 0
+        aggregated = self._server.aggregated((c, scale * discount) for c, discount in self._buffer)
+        self._buffer = []
+        self._waiting.clear()
+        return [aggregated, *self._send_to_idle(deferred=not self._params.replies_at_once)]
+
+    def _send_to_idle(self, *, deferred: bool) -> Actions:
+        busy = self._training | self._waiting
+        idle = [client for client in self._server.clients if client not in busy]
+        if self._params.concurrency is not None:
+            room = min(max(0, self._params.concurrency - len(busy)), len(idle))
+            drawn = self._server.rng.choice(len(idle), room, replace=False) if room else []
+            idle = [idle[i] for i in drawn]
+        self._training.update(idle)
+        return [Send(client, deferred=deferred) for client in idle]

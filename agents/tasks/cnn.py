@@ -1,0 +1,33 @@
+"""Small convolutional networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MnistCnn:
+    """MNIST: two 5×5 convolutions (16 and 32 channels), each with 2×2 max pooling, then one linear layer;
+    28,938 parameters."""
+
+    dataset: ClassVar[str] = "ylecun/mnist"
+    l2: float = 0.0
+
+    def model(self) -> torch.nn.Module:
+        from torch import nn
+
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 28)),
+            nn.Conv2d(1, 16, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 10),
+        )

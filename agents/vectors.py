@@ -1,0 +1,40 @@
+"""All arithmetic on models: one flat vector per model, in place, no temporaries of model size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[Any]
+"""Shape (d,), float32 on the wire; the arithmetic keeps whatever float type it is given."""
+
+_BLOCK = 1 << 15
+"""Elements handled at once: the scratch of one block stays in the processor's cache."""
+
+
+def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
+    """target ← target + scale · vector. Shapes (d,)."""
+    if scale == 1.0:
+        np.add(target, vector, out=target)
+        return
+    scratch = np.empty(min(_BLOCK, target.size), target.dtype)
+    for start in range(0, target.size, _BLOCK):
+        part = target[start : start + _BLOCK]
+        product = scratch[: part.size]
+        np.multiply(vector[start : start + _BLOCK], scale, out=product)
+        np.add(part, product, out=part)
+
+
+def mix(target: Vector, vector: Vector, share: float) -> None:
+    """target ← (1 − share) · target + share · vector. Shapes (d,)."""
+    target *= target.dtype.type(1.0 - share)
+    add_scaled(target, vector, share)
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether no element is infinite or NaN. One pass; a second only where the sum overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(float(vector.sum())) or bool(np.isfinite(vector).all())
