@@ -145,9 +145,7 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
     hints = typing.get_type_hints(cls)
     if unknown := values.keys() - hints.keys():
         raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")
-    nested = {
-        name: _nested(hints[name], value) for name, value in values.items()
-    }
+    nested = {name: _nested(hints[name], value) for name, value in values.items()}
     try:
         return cls(**nested)
     except TypeError as error:

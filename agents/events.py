@@ -131,14 +131,28 @@ class RunEnded:
 
 
 Record = (
-    RunStarted | ClientStatus | UpdateApplied | UpdateRejected | VersionMade | Evaluated | Note
+    RunStarted
+    | ClientStatus
+    | UpdateApplied
+    | UpdateRejected
+    | VersionMade
+    | Evaluated
+    | Note
     | RunEnded
 )
 
 RECORDS: dict[str, type[Record]] = {
     record.event: record
-    for record in (RunStarted, ClientStatus, UpdateApplied, UpdateRejected, VersionMade, Evaluated,
-                   Note, RunEnded)
+    for record in (
+        RunStarted,
+        ClientStatus,
+        UpdateApplied,
+        UpdateRejected,
+        VersionMade,
+        Evaluated,
+        Note,
+        RunEnded,
+    )
 }
 
 

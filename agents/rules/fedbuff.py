@@ -53,9 +53,7 @@ class FedBuff:
 
     def check(self, clients: int) -> None:
         if self.concurrency is not None and self.concurrency > clients:
-            raise ValueError(
-                f"concurrency is {self.concurrency}, but there are only {clients} clients"
-            )
+            raise ValueError(f"concurrency is {self.concurrency}, but there are only {clients} clients")
         training = self.concurrency or clients
         if not self.replies_at_once and self.buffer_size > training:
             raise ValueError(
@@ -124,8 +122,7 @@ class FedBuffState:
         busy = self._training | self._waiting
         idle = [client for client in self._server.clients if client not in busy]
         if self._params.concurrency is not None:
-            room = min(max(0, self._params.concurrency - len(busy)), len(idle))
-            drawn = self._server.rng.choice(len(idle), room, replace=False) if room else []
-            idle = [idle[i] for i in drawn]
+            room = max(0, self._params.concurrency - len(busy))
+            idle = [idle[i] for i in self._server.rng.permutation(len(idle))[:room]]
         self._training.update(idle)
         return [Send(client, deferred=deferred) for client in idle]

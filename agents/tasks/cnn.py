@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MnistCnn:
-    """MNIST: two 5×5 convolutions (16 and 32 channels), each with 2×2 max pooling, then one linear layer;
+    """MNIST: two 5×5 convolutions (16, 32 channels), each with 2×2 max pooling, and a linear layer;
     28,938 parameters."""
 
     dataset: ClassVar[str] = "ylecun/mnist"

@@ -16,7 +16,9 @@ class Task(Protocol):
 
     dataset: ClassVar[str]
     """Name in `testbed.data.DATASETS`."""
-    l2: float
+
+    @property
+    def l2(self) -> float: ...
 
     def model(self) -> torch.nn.Module:
         """A fresh module: inputs as the dataset has them, scaled to [0, 1], to logits (batch, classes).

@@ -1,0 +1,61 @@
+"""The global model on the test set, off the aggregator's hot path: one thread, one model at a time."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from agents.flat import FlatModule
+from agents.shards import Shard
+from agents.tasks.interface import Task
+from agents.vectors import Vector
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    version: int
+    loss: float
+    """Mean over the test set, regularisation included."""
+    accuracy: float
+    """Share of correct predictions, 0 to 1."""
+
+
+class Evaluator:
+    """Evaluates models in its own thread and hands each result to `done`."""
+
+    def __init__(self, task: Task, test_set: Shard, done: Callable[[Evaluation], None]) -> None:
+        self._flat = FlatModule(task.model())
+        self._flat.module.eval()
+        self._l2 = task.l2
+        self._x = torch.from_numpy(test_set.x).to(torch.float32).mul_(test_set.scale)
+        self._y = torch.from_numpy(test_set.y)
+        self._done = done
+        self._waiting: queue.SimpleQueue[tuple[int, Vector]] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="evaluation", daemon=True).start()
+
+    def submit(self, version: int, w: Vector) -> None:
+        """Evaluate a copy of `w`, shape (d,)."""
+        self._waiting.put((version, w.copy()))
+
+    def evaluate(self, version: int, w: Vector) -> Evaluation:
+        self._flat.load(w)
+        loss, correct = 0.0, 0
+        with torch.no_grad():
+            for x, y in zip(torch.split(self._x, _BATCH), torch.split(self._y, _BATCH), strict=True):
+                logits = self._flat.module(x)
+                loss += torch.nn.functional.cross_entropy(logits, y, reduction="sum").item()
+                correct += int((logits.argmax(1) == y).sum())
+            penalty = 0.5 * self._l2 * float(self._flat.w @ self._flat.w)
+        loss = loss / len(self._y) + penalty
+        return Evaluation(version, loss if math.isfinite(loss) else math.inf, correct / len(self._y))
+
+    def _work(self) -> None:
+        while True:
+            self._done(self.evaluate(*self._waiting.get()))

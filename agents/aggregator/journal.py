@@ -1,0 +1,31 @@
+"""`events.jsonl` as the aggregator writes it: on disk before anyone hears of a new version."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agents import events
+
+
+class Journal:
+    """Appends records; `sync` makes them outlive a crash."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._new_version = False
+
+    def write(self, record: events.Record) -> None:
+        self._file.write(events.to_line(record))
+        self._new_version |= isinstance(record, events.VersionMade | events.RunEnded)
+
+    def sync(self) -> None:
+        """Hand all to the operating system and, where there is a new version, to the disk."""
+        self._file.flush()
+        if self._new_version:
+            os.fdatasync(self._file.fileno())
+            self._new_version = False
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()

@@ -1,0 +1,191 @@
+"""The aggregator process: MQTT, clock and disk around `AggregatorCore`.
+
+    python -m agents.aggregator.main CONFIG
+
+Updates are handled in batches: all that has arrived is applied, the journal is synced once, and only
+then do the replies leave. So whatever a client hears of is on disk, at one sync for many updates.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.random import SeedSequence
+
+from agents import config, shards, topics, wire
+from agents.aggregator import core
+from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.journal import Journal
+from agents.config import AggregatorConfig
+from agents.flat import initial, schema_hash
+from agents.rules import RULES
+from agents.rules.interface import Rule, Server
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+from agents.transport import Connection, Event, Received, Reconnected
+
+_CHECKPOINT_EVERY = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Terminated:
+    """SIGTERM: the controller wants the run to end."""
+
+
+_Input = Event | Evaluation | _Terminated
+
+
+def main() -> None:
+    Aggregator(config.load(AggregatorConfig, Path(sys.argv[1]))).run()
+
+
+class Aggregator:
+    def __init__(self, cfg: AggregatorConfig) -> None:
+        torch.set_num_threads(cfg.threads)
+        task: Task = TASKS[cfg.task.name](**cfg.task.params)
+        rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
+        with torch.random.fork_rng():
+            torch.manual_seed(cfg.seed)
+            module = task.model()
+        rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0,)))
+        self._schema = schema_hash(module)
+        self._server = Server(initial(module), {}, rng)
+        settings = core.Settings(
+            cfg.run,
+            self._schema,
+            rule.kind,
+            cfg.clients,
+            cfg.stop,
+            cfg.evaluate_every,
+            _CHECKPOINT_EVERY,
+        )
+        self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
+        self._clients = list(cfg.clients)
+        self._topics = topics.Topics(cfg.run)
+        self._directory = Path(cfg.run_directory)
+        self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
+        self._journal = Journal(self._directory / "events.jsonl")
+        self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
+        self._connection = self._connect(cfg)
+        self._outbox: list[tuple[str, bytes]] = []
+        self._epoch: float | None = None
+        self._finished: str | None = None
+
+    def _connect(self, cfg: AggregatorConfig) -> Connection:
+        names = self._topics
+        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
+        status = names.status(topics.AGGREGATOR)
+        connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=(status, b"offline"))
+        connection.open()
+        connection.publish(status, b"ready", retain=True)
+        return connection
+
+    def run(self) -> None:
+        """Serve until the core says that the run is over."""
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(_Terminated()))
+        while self._finished is None:
+            for event in self._wait():
+                self._execute(self._handle(event))
+            now = self._now()
+            self._execute(self._core.due(now))
+            self._execute(self._core.end_of_instant(now))
+            self._journal.sync()
+            self._publish()
+        self._journal.close()
+        self._connection.close(last=(self._topics.status(topics.AGGREGATOR), b"offline"))
+
+    def _now(self) -> float:
+        """Device time; 0 before the run clock starts."""
+        return 0.0 if self._epoch is None else time.monotonic() - self._epoch
+
+    def _wait(self) -> list[_Input]:
+        """All inputs that are there: waits for the first, or until the next timer is due."""
+        timer = self._core.next_timer
+        timeout = None if timer is None else max(0.0, timer - self._now())
+        try:
+            inputs = [self._inbox.get(timeout=timeout)]
+        except queue.Empty:
+            return []
+        while not self._inbox.empty():
+            inputs.append(self._inbox.get())
+        return inputs
+
+    def _handle(self, event: _Input) -> core.Actions:
+        match event:
+            case Received(topic, payload, at):
+                return self._received(topic, payload, at)
+            case Evaluation(version, loss, accuracy):
+                return self._core.evaluated(version, loss, accuracy, self._now())
+            case _Terminated():
+                if self._epoch is None:
+                    self._finished = "interrupted"
+                return self._core.end("interrupted", self._now())
+            case Reconnected():
+                self._connection.publish(self._topics.status(topics.AGGREGATOR), b"ready", retain=True)
+        return []
+
+    def _received(self, topic: str, payload: bytes, arrived: float) -> core.Actions:
+        at = 0.0 if self._epoch is None else max(0.0, arrived - self._epoch)
+        sender = self._topics.name_in(topic)
+        if topic == self._topics.update(sender):
+            try:
+                message = wire.decode_update(payload)
+            except wire.WireError as error:
+                return self._core.reject(sender, str(error), at)
+            return self._core.update(sender, message, len(payload), at)
+        if topic == self._topics.status(sender):
+            return self._core.status(sender, payload.decode(errors="replace"), at)
+        return self._control(json.loads(payload))
+
+    def _control(self, command: dict[str, Any]) -> core.Actions:
+        if command.get("do") == "start" and self._epoch is None:
+            self._epoch = time.monotonic()
+            return self._core.start(time.time(), self._epoch)
+        if command.get("do") == "stop":
+            return self._handle(_Terminated())
+        return []
+
+    def _execute(self, actions: core.Actions) -> None:
+        for action in actions:
+            match action:
+                case core.Dispatch(client, version, number):
+                    message = wire.ModelMessage(
+                        self._topics.run, version, number, self._schema, self._server.w
+                    )
+                    self._outbox.append((self._topics.model(client), wire.encode(message)))
+                case core.Log(record):
+                    self._journal.write(record)
+                case core.Evaluate(version):
+                    self._evaluator.submit(version, self._server.w)
+                case core.Save(version, final):
+                    self._save("final" if final else f"{version:06d}", version)
+                case core.StopClients():
+                    self._outbox += [(self._topics.request(c), b"stop") for c in self._clients]
+                case core.Finish(reason):
+                    self._finished = reason
+
+    def _publish(self) -> None:
+        for topic, payload in self._outbox:
+            self._connection.publish(topic, payload)
+        self._outbox.clear()
+
+    def _save(self, name: str, version: int) -> None:
+        """Write models/<name>.safetensors; a crash in mid-write leaves no half file by that name."""
+        path = self._directory / "models" / f"{name}.safetensors"
+        partial = path.with_suffix(".partial")
+        metadata = {"version": str(version), "schema": self._schema}
+        partial.write_bytes(wire.pack(self._server.w, metadata))
+        partial.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The access link of a device, shaped by the kernel in the device's own network namespace.
+
+Uplink: tbf at the interface's egress. Downlink: ingress is redirected to an IFB device whose egress has
+a tbf (u32 matches everything; many kernels lack matchall). tc gets integer bit/s only: its own `mbps`
+means megabytes. What was applied is read back; anything else than what was asked is a LinkError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+from agents.config import Link
+
+_IFB = "ifb0"
+_MTU = 1500
+
+
+class LinkError(Exception):
+    """The link cannot be made as asked."""
+
+
+def burst(rate: int) -> int:
+    """Bucket size in bytes for `rate` in bit/s: 5 ms of it, at least 5 full packets.
+
+    A bigger bucket would let a small model through without any limit; a smaller one cannot keep up
+    where the kernel's timer is coarse.
+    """
+    return max(5 * (_MTU + 14), rate // 8 // 200)
+
+
+def commands(link: Link, interface: str) -> list[list[str]]:
+    """What is to be executed, in order, for `link` on `interface`."""
+    made: list[list[str]] = []
+    if link.up is not None:
+        made.append(["tc", "qdisc", "replace", "dev", interface, "root", *_tbf(link.up)])
+    if link.down is not None:
+        made += [
+            ["ip", "link", "add", _IFB, "type", "ifb"],
+            ["ip", "link", "set", _IFB, "up"],
+            ["tc", "qdisc", "add", "dev", interface, "handle", "ffff:", "ingress"],
+            [
+                "tc",
+                "filter",
+                "add",
+                "dev",
+                interface,
+                "parent",
+                "ffff:",
+                "protocol",
+                "all",
+                "u32",
+                "match",
+                "u32",
+                "0",
+                "0",
+                "action",
+                "mirred",
+                "egress",
+                "redirect",
+                "dev",
+                _IFB,
+            ],
+            ["tc", "qdisc", "replace", "dev", _IFB, "root", *_tbf(link.down)],
+        ]
+    return made
+
+
+def apply(link: Link, interface: str) -> None:
+    """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
+    for command in commands(link, interface):
+        _run(command)
+    for rate, device in ((link.up, interface), (link.down, _IFB)):
+        if rate is not None and (found := _rate(device)) != rate:
+            raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
+
+
+def interface_towards(address: str) -> str:
+    """The interface that routes to `address`. Raises LinkError."""
+    route = _run(["ip", "route", "get", address])
+    match = re.search(r"\bdev (\S+)", route)
+    if match is None:
+        raise LinkError(f"no interface routes to {address}: {route}")
+    return match[1]
+
+
+def _tbf(rate: int) -> list[str]:
+    # A queue of 200 ms at the rate, as an access router has; at least a dozen packets.
+    limit = max(12 * (_MTU + 14), rate // 8 // 5)
+    return ["tbf", "rate", f"{rate}bit", "burst", str(burst(rate)), "limit", str(limit)]
+
+
+def _rate(device: str) -> int | None:
+    """Rate in bit/s of the tbf at `device`'s egress."""
+    qdiscs = json.loads(_run(["tc", "-j", "qdisc", "show", "dev", device]))
+    rates = [q["options"]["rate"] for q in qdiscs if q["kind"] == "tbf"]
+    return 8 * int(rates[0]) if rates else None
+
+
+def _run(command: list[str]) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")
+    return result.stdout

@@ -1,0 +1,61 @@
+"""What a device used, read from its own cgroup (v1 and v2): CPU time, throttling, memory, bytes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def sample(pid: int) -> dict[str, float | int]:
+    """One telemetry sample; `pid` is the client. Times in seconds, memory and traffic in bytes.
+
+    `at` is the monotonic clock; counters run since the container's start.
+    """
+    received, sent = _traffic()
+    return {
+        "at": time.monotonic(),
+        **_cpu(),
+        "memory": psutil.Process(pid).memory_info().rss,
+        "received": received,
+        "sent": sent,
+    }
+
+
+def _cpu() -> dict[str, float | int]:
+    unified = _CGROUP / "cpu.stat"
+    if unified.exists():  # cgroup v2
+        stat = _pairs(unified)
+        return {
+            "cpu": stat["usage_usec"] / 1e6,
+            "periods": stat.get("nr_periods", 0),
+            "throttled_periods": stat.get("nr_throttled", 0),
+            "throttled": stat.get("throttled_usec", 0) / 1e6,
+        }
+    stat = _pairs(_CGROUP / "cpu" / "cpu.stat")
+    used = int((_CGROUP / "cpuacct" / "cpuacct.usage").read_text())
+    return {
+        "cpu": used / 1e9,
+        "periods": stat["nr_periods"],
+        "throttled_periods": stat["nr_throttled"],
+        "throttled": stat["throttled_time"] / 1e9,
+    }
+
+
+def _pairs(path: Path) -> dict[str, int]:
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {name: int(value) for name, value in lines}
+
+
+def _traffic() -> tuple[int, int]:
+    """Bytes received and sent over all interfaces except loopback and ifb (counted twice there)."""
+    received = sent = 0
+    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
+        name, counters = line.split(":")
+        if name.strip().startswith("eth"):
+            fields = counters.split()
+            received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent

@@ -1,0 +1,149 @@
+"""MQTT 3.1.1 through paho, and nothing else of it: callbacks only hand events to a sink (a queue's put).
+
+This is the only module that imports paho. Its quirks, met here:
+
+- `connect` blocks and raises OSError where nobody listens, while a refused login is a callback: both
+  become ConnectionFailedError.
+- paho reconnects by itself but does not subscribe again under a clean session: `on_connect` does.
+- A callback that raises would end paho's thread silently: ours do nothing that can raise.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from agents.config import Broker
+
+_KEEPALIVE = 30
+_MAX_IN_FLIGHT = 1000
+
+
+class ConnectionFailedError(Exception):
+    """The broker cannot be reached, or refuses us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message; `at` is the monotonic time, in seconds, when all of it had arrived."""
+
+    topic: str
+    payload: bytes
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The connection was lost and is back: what is retained comes again, the last will is out."""
+
+    at: float
+
+
+Event = Received | Reconnected
+
+
+class Connection:
+    """One MQTT connection. Events go to `sink`, which is called in paho's thread: it must not block."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        subscriptions: Sequence[str],
+        sink: Callable[[Event], None],
+        *,
+        will: tuple[str, bytes] | None = None,
+    ) -> None:
+        self._broker = broker
+        self._subscriptions = [(topic, 1) for topic in subscriptions]
+        self._sink = sink
+        self._answered = threading.Event()
+        self._refusal: str | None = None
+        self._connections = 0
+        self._paho = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=broker.username.replace("/", "-"),
+            protocol=paho.MQTTv311,
+        )
+        self._paho.username_pw_set(broker.username, broker.password)
+        self._paho.max_inflight_messages_set(_MAX_IN_FLIGHT)
+        self._paho.reconnect_delay_set(min_delay=1, max_delay=8)
+        if will is not None:
+            self._paho.will_set(will[0], will[1], qos=1, retain=True)
+        self._paho.on_connect = self._on_connect
+        self._paho.on_subscribe = self._on_subscribe
+        self._paho.on_message = self._on_message
+        self._paho.on_socket_open = _without_delay
+
+    def open(self, timeout: float = 30.0) -> None:
+        """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._paho.connect(self._broker.host, self._broker.port, _KEEPALIVE)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ConnectionFailedError(
+                        f"no broker at {self._broker.host}:{self._broker.port}: {error}"
+                    ) from error
+                time.sleep(0.1)
+        self._paho.loop_start()
+        answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
+        if not answered or self._refusal is not None:
+            self._paho.loop_stop()
+            reason = self._refusal or "no answer"
+            raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
+
+    def publish(self, topic: str, payload: bytes | str, *, retain: bool = False) -> None:
+        """Hand over a message of QoS 1; it is sent in order, also after a reconnect."""
+        self._paho.publish(topic, payload, qos=1, retain=retain)
+
+    def publish_lossy(self, topic: str, payload: bytes | str) -> None:
+        """Hand over a message of QoS 0: telemetry, which is not worth a retransmission."""
+        self._paho.publish(topic, payload, qos=0)
+
+    def close(self, *, last: tuple[str, bytes] | None = None, timeout: float = 2.0) -> None:
+        """Send the retained message `last` and disconnect in order (no last will)."""
+        if last is not None and self._paho.is_connected():
+            sent = self._paho.publish(last[0], last[1], qos=1, retain=True)
+            sent.wait_for_publish(timeout)
+        self._paho.disconnect()
+        self._paho.loop_stop()
+
+    def _on_connect(
+        self, client: paho.Client, _data: Any, _flags: Any, reason: Any, _properties: Any
+    ) -> None:
+        if reason.is_failure:
+            self._refusal = str(reason)
+            self._answered.set()
+            return
+        self._connections += 1
+        if self._connections > 1:
+            self._sink(Reconnected(time.monotonic()))
+        if self._subscriptions:
+            client.subscribe(self._subscriptions)
+        else:
+            self._answered.set()
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: Any, _mid: int, reasons: Any, _properties: Any
+    ) -> None:
+        if any(reason.is_failure for reason in reasons):
+            self._refusal = "a subscription is not allowed"
+        self._answered.set()
+
+    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        self._sink(Received(message.topic, bytes(message.payload), time.monotonic()))
+
+
+def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:
+    """Small messages (status, acknowledgements) do not wait for Nagle's algorithm."""
+    if isinstance(sock, socket.socket):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

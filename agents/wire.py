@@ -1,0 +1,135 @@
+"""Messages on the wire: safetensors payloads, metadata in the header. Nothing is ever unpickled.
+
+A payload is one float32 vector of shape (d,) called `w` and a map of strings, laid out as safetensors
+has it: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. We read
+and write that layout ourselves because the library copies the vector on the way in: decoding here gives
+a view of the received bytes. A test holds both against the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agents.vectors import Vector
+
+PROTOCOL = 1
+_LENGTH = struct.Struct("<Q")
+_MAX_HEADER = 64 * 1024
+
+
+class WireError(Exception):
+    """The peer sent something that is not a message of this protocol; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMessage:
+    """A dispatch: the global model, for one client."""
+
+    run: str
+    version: int
+    dispatch: int
+    """Counts the aggregator's dispatches; the update says which one it answers."""
+    schema: str
+    vector: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMessage:
+    """What a client made of a dispatch. Times are its monotonic clock, in seconds."""
+
+    run: str
+    client: str
+    sequence: int
+    """1, 2, … since the client joined."""
+    dispatch: int
+    base_version: int
+    schema: str
+    kind: str
+    samples: int
+    steps: int
+    loss: float
+    downloaded: float
+    train_start: float
+    train_end: float
+    sent: float
+    vector: Vector
+
+
+def encode(message: ModelMessage | UpdateMessage) -> bytes:
+    """The payload of `message`."""
+    metadata = {"protocol": str(PROTOCOL)}
+    for field in dataclasses.fields(message):
+        if field.name != "vector":
+            metadata[field.name] = str(getattr(message, field.name))
+    vector = np.ascontiguousarray(message.vector, dtype="<f4")
+    return pack(vector, metadata)
+
+
+def decode_model(payload: bytes) -> ModelMessage:
+    """Raises WireError."""
+    vector, metadata = unpack(payload)
+    return ModelMessage(**_fields(ModelMessage, metadata), vector=vector)
+
+
+def decode_update(payload: bytes) -> UpdateMessage:
+    """Raises WireError."""
+    vector, metadata = unpack(payload)
+    return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector)
+
+
+def pack(vector: Vector, metadata: Mapping[str, str]) -> bytes:
+    """A safetensors payload with the one float32 tensor `w`; `vector` is contiguous, shape (d,)."""
+    header = {
+        "__metadata__": dict(metadata),
+        "w": {"dtype": "F32", "shape": [vector.size], "data_offsets": [0, vector.nbytes]},
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # aligned data, as the format asks
+    return b"".join((_LENGTH.pack(len(text)), text, vector.data))
+
+
+def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
+    """The vector (a read-only view of `payload`) and the metadata. Raises WireError."""
+    if len(payload) < _LENGTH.size:
+        raise WireError("shorter than a header")
+    (length,) = _LENGTH.unpack_from(payload)
+    start = _LENGTH.size + length
+    if length > _MAX_HEADER or start > len(payload):
+        raise WireError(f"header of {length} bytes in a payload of {len(payload)}")
+    try:
+        header = json.loads(payload[_LENGTH.size : start])
+        metadata = header["__metadata__"]
+        tensor = header["w"]
+        begin, end = tensor["data_offsets"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise WireError(f"unreadable header: {error!r}") from error
+    size = len(payload) - start
+    expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    if (begin, end) != (0, size) or size % 4 or tensor != expected or len(header) != 2:
+        raise WireError(f"expected one float32 vector of {size} bytes, found {str(tensor)[:200]}")
+    if not isinstance(metadata, dict):
+        raise WireError("metadata is no map")
+    vector: Vector = np.frombuffer(payload, dtype="<f4", offset=start)
+    return vector, metadata
+
+
+def _fields(cls: type[Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    if metadata.get("protocol") != str(PROTOCOL):
+        raise WireError(f"protocol {str(metadata.get('protocol'))[:20]!r}, expected {PROTOCOL}")
+    types = {"int": int, "float": float, "str": str}
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        if field.name == "vector":
+            continue
+        try:
+            fields[field.name] = types[str(field.type)](metadata[field.name])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"field {field.name}: {error!r}") from error
+    return fields
