@@ -57,7 +57,8 @@ class Duration:
     """A random duration, in seconds; `agents.durations` draws from it."""
 
     distribution: str
-    params: Mapping[str, float]
+    params: Mapping[str, Any]
+    """Of the dataclass in `agents.durations.DISTRIBUTIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
