@@ -34,7 +34,7 @@ class Constant:
     def __post_init__(self) -> None:
         _at_least_zero("value", self.value)
 
-    def draw(self, rng: np.random.Generator) -> float:  # noqa: ARG002  (draws nothing)
+    def draw(self, rng: np.random.Generator) -> float:
         return self.value
 
 
@@ -110,7 +110,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Heavy tail: P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`; no finite mean for shape ≤ 1."""
+    """Heavy tail: P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`. No finite mean if shape ≤ 1."""
 
     scale: Seconds
     """The shortest duration."""

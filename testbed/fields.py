@@ -1,0 +1,166 @@
+"""The kinds of field that a topology is made of: bounded numbers, quantities, and named variants."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from testbed import units
+
+
+class Model(BaseModel):
+    """Nothing is coerced, no key is ignored, nothing changes once it is read."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def expecting(text: str) -> WrapValidator:
+    """Whatever is wrong with the field, say that `text` was expected."""
+
+    def validate(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise ValueError(f"expected {text}") from None
+
+    return WrapValidator(validate)
+
+
+def _text(pattern: str, *examples: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, "examples": list(examples)}
+
+
+_NUMBER = "^[0-9]+(\\.[0-9]+)? ?"
+
+Rate = Annotated[
+    int,
+    BeforeValidator(units.rate),
+    PlainSerializer(units.format_rate),
+    WithJsonSchema(_text(_NUMBER + "[kKmMgG]?([bB]it(/s)?|bps|b/s)$", "5mbit", "200kbit")),
+]
+SECONDS_SCHEMA = _text(_NUMBER + "(us|µs|ms|s|min|h)$", "80ms", "30s", "2min")
+Seconds = Annotated[
+    float,
+    BeforeValidator(units.duration),
+    PlainSerializer(units.format_duration),
+    WithJsonSchema(SECONDS_SCHEMA),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(units.size),
+    PlainSerializer(units.format_size),
+    WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
+]
+Share = Annotated[
+    float,
+    BeforeValidator(units.share),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text(_NUMBER + "%$", "90%")]}
+    ),
+]
+PositiveSeconds = Annotated[Seconds, Field(gt=0), expecting("a duration above zero such as 30s")]
+PositiveShare = Annotated[
+    Share, Field(gt=0), expecting("a share above 0 and at most 1 such as 0.9, or 90%")
+]
+Count = Annotated[int, Field(ge=1), expecting("a whole number from 1 on")]
+Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
+NotNegative = Annotated[float, Field(ge=0), expecting("a number from 0 on")]
+Name = Annotated[
+    str,
+    Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$"),
+    expecting("a name of at most 40 lower-case letters, digits and -, such as pi-4"),
+]
+
+
+class Variant(Model):
+    """Base of models of which each has a name, and the fields of one dataclass as its parameters."""
+
+    tag: ClassVar[str] = "name"
+    """The key that names the variant."""
+    parameters: ClassVar[type]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
+
+    def build(self) -> Any:
+        """The dataclass; its constructor raises ValueError where the parameters do not fit together."""
+        return self.parameters(**self.params)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self.build()
+        return self
+
+
+class OneOf:
+    """Annotates a field whose type is a Variant: it takes one of `types`, by name.
+
+    `Annotated[Rule, OneOf(RULES)]` reads `{name: fedbuff, buffer_size: 3}` into a subclass of Rule that
+    has the fields of `RULES["fedbuff"]`.
+    """
+
+    def __init__(self, types: Mapping[str, type]) -> None:
+        self._types = types
+
+    def __get_pydantic_core_schema__(
+        self, base: type[Variant], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        union: Any = Union[tuple(self.models(base).values())]  # noqa: UP007  (known at run time only)
+        return handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
+
+    @functools.cache  # noqa: B019  (lives as long as the schema)
+    def models(self, base: type[Variant]) -> dict[str, type[Variant]]:
+        """The model of each variant, by name."""
+        return {name: _variant(base, name, cls) for name, cls in self._types.items()}
+
+
+def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
+    tag: Any = Literal[name]  # type: ignore[valid-type]  # known at run time only
+    fields: dict[str, Any] = {base.tag: tag, **dataclass_fields(cls)}
+    model = create_model(cls.__name__, __base__=base, __doc__=cls.__doc__, **fields)
+    model.parameters = cls
+    return model
+
+
+@functools.cache
+def dataclass_fields(cls: type) -> dict[str, tuple[Any, Any]]:
+    """Type hint, units read, and default (`...` for none) of each field of a dataclass."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {
+        field.name: (
+            _with_units(hints[field.name]),
+            ... if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(cls)
+    }
+
+
+def _with_units(hint: Any) -> Any:
+    """`hint` with each `Annotated[float, "s"]` in it replaced by the field that reads durations."""
+    if get_origin(hint) is Annotated:
+        return Seconds if "s" in get_args(hint)[1:] else hint
+    if args := get_args(hint):
+        if get_origin(hint) is Literal:
+            return hint
+        inner = tuple(_with_units(arg) for arg in args)
+        return Union[inner] if type(None) in inner else get_origin(hint)[inner]  # noqa: UP007
+    return hint

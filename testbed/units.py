@@ -1,0 +1,135 @@
+"""Quantities as people write them (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
+
+Each reader takes what stood in the file and raises ValueError, whose message begins with "expected",
+where that is no such quantity. A bare number is refused: 5 what? Arithmetic is exact until the last
+step, so that what a writer wrote, its reader reads back to the last bit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
+_LONGEST = 40  # characters; keeps every quantity far inside the range of a float
+
+_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+# A small b is a bit, whatever the case of its prefix: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are one and
+# the same (tc would read `mbps` as megabytes). A capital B is a byte to some and a bit to others.
+_BIT_RATE = re.compile(r"([kKmMgG]?)(?:[bB]it(?:/s)?|bps|b/s)")
+_BYTE_RATE = re.compile(r"([kKmMgG]?)(?:B|[bB]ytes?)(?:ps|PS|/s)?")
+
+_DURATIONS = {
+    "h": Fraction(3600),
+    "min": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+}
+_SIZES = {
+    "GiB": 2**30,
+    "MiB": 2**20,
+    "KiB": 2**10,
+    "GB": 10**9,
+    "MB": 10**6,
+    "kB": 10**3,
+    "B": 1,
+}
+
+
+def rate(value: object) -> int:
+    """bit/s from `5mbit`, `200kbit`, `1gbit`, `Mbps` or `Mbit/s`; above zero and whole."""
+    expected = "expected a rate above zero with its unit such as 5mbit, 200kbit or 1gbit"
+    number, unit = _split(value, expected)
+    if _BYTE_RATE.fullmatch(unit):
+        prefix = unit[0].lower() if unit[0] in "kKmMgG" else ""
+        raise ValueError(
+            f"expected bits per second: {unit} reads as bytes; write {_plain(number * 8)}{prefix}bit "
+            f"if you mean bytes, {_plain(number)}{prefix}bit if you mean bits"
+        )
+    match = _BIT_RATE.fullmatch(unit)
+    if match is None or number <= 0:
+        raise ValueError(expected)
+    bits = number * _RATES[f"{match[1].lower()}bit"]
+    if bits.denominator != 1:
+        raise ValueError("expected a whole number of bits per second such as 300bit")
+    return bits.numerator
+
+
+def duration(value: object) -> float:
+    """Seconds from `80ms`, `30s`, `2min`, `1h` or `500us`; zero or more."""
+    expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
+    number, unit = _split(value, expected)
+    if unit not in _DURATIONS or number < 0:
+        raise ValueError(expected)
+    return float(number * _DURATIONS[unit])
+
+
+def size(value: object) -> int:
+    """Bytes from `512MiB`, `1GiB` or `500MB`; above zero and whole."""
+    expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
+    number, unit = _split(value, expected)
+    if unit not in _SIZES or number <= 0:
+        raise ValueError(expected)
+    count = number * _SIZES[unit]
+    if count.denominator != 1:
+        raise ValueError("expected a whole number of bytes such as 512MiB")
+    return count.numerator
+
+
+def share(value: object) -> float:
+    """A share from 0 to 1, out of `90%` or of the number 0.9 itself."""
+    expected = "expected a share from 0 to 1 such as 0.9, or 90%"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        part = float(value)
+    else:
+        number, unit = _split(value, expected)
+        if unit != "%":
+            raise ValueError(expected)
+        part = float(number / 100)
+    if not 0 <= part <= 1:
+        raise ValueError(expected)
+    return part
+
+
+def format_rate(bits: int) -> str:
+    """`bits` per second in the largest unit that keeps it whole: 5000000 is `5mbit`."""
+    return _largest_whole(Fraction(bits), dict(reversed(_RATES.items())))
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` in the largest unit that keeps it whole: 0.08 is `80ms`, 90 is `90s`."""
+    return _largest_whole(Fraction(repr(seconds)), _DURATIONS, otherwise="s")
+
+
+def format_size(count: int) -> str:
+    """`count` bytes in the largest binary unit that keeps it whole: 536870912 is `512MiB`."""
+    binary = {unit: scale for unit, scale in _SIZES.items() if unit.endswith("iB") or scale == 1}
+    return _largest_whole(Fraction(count), binary)
+
+
+def _split(value: object, expected: str) -> tuple[Fraction, str]:
+    match = None
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise ValueError(expected)
+    return Fraction(match[1]), match[2].replace("µ", "u")
+
+
+def _largest_whole(
+    value: Fraction, units: Mapping[str, Fraction] | Mapping[str, int], otherwise: str = ""
+) -> str:
+    """`units` from the largest to the smallest; what is whole in none is written in `otherwise`."""
+    for unit, scale in units.items():
+        count = value / scale
+        if count.denominator == 1 and count:
+            return f"{count}{unit}"
+    return f"{_plain(value)}{otherwise}"
+
+
+def _plain(value: Fraction) -> str:
+    """All decimal digits, no exponent; `value` has no more digits than a float."""
+    return format(Decimal(value.numerator) / Decimal(value.denominator), "f")

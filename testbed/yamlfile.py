@@ -1,0 +1,248 @@
+"""A YAML file as plain data, with the place of every key and value: for errors that point at them.
+
+Scalars are read as YAML 1.2 does: `1e-3` is a number, `no` and `on` are texts, `010` is not eight.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed.errors import BadInputError
+
+Where = tuple[str | int, ...]
+"""The keys and indices that lead to a value: `("devices", 1, "cpu")`."""
+
+_MOST_VALUES = 100_000
+"""Aliases can make a small file large without end."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    line: int
+    """From 1."""
+    column: int
+    """From 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a file, in words that say how to mend it."""
+
+    place: Place
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where values were read. Any two compare equal: its source is no part of what a value is."""
+
+    name: str = field(default="<text>", compare=False)
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    values: Mapping[Where, Place] = field(default_factory=dict, compare=False)
+    keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
+
+    def place(self, where: Where) -> Place:
+        """Of the value at `where`, or of the nearest one around it that is in the file."""
+        while where and where not in self.values:
+            where = where[:-1]
+        return self.values.get(where, Place(1, 1))
+
+    def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
+        """`message` about the value, or the key, at `where`: `devices[1].cpu: <message>`."""
+        place = self.keys.get(where) if at_key else None
+        name = dotted(where)
+        return Problem(place or self.place(where), f"{name}: {message}" if name else message)
+
+    def error(self, problems: Iterable[Problem]) -> BadInputError:
+        """All `problems` in the order of the file, each with its line, and how many they are."""
+        found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
+        count = "1 error" if len(found) == 1 else f"{len(found)} errors"
+        return BadInputError("\n".join([*map(self._show, found), f"{self.name}: {count}"]))
+
+    def _show(self, problem: Problem) -> str:
+        line, column = problem.place.line, problem.place.column
+        heading = f"{self.name}:{line}:{column}: {problem.message}"
+        if not 1 <= line <= len(self.lines) or not self.lines[line - 1].strip():
+            return heading
+        shown = self.lines[line - 1].replace("\t", " ")
+        return f"{heading}\n{line:5} | {shown}\n      | {'^':>{column}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    data: Any
+    """Dicts, tuples, str, int, float, bool and None."""
+    source: Source
+    problems: tuple[Problem, ...]
+    """Duplicate keys; all else that YAML forbids raises."""
+
+    def value(self, where: Where) -> Any:
+        """What is at `where`; raises LookupError where nothing is."""
+        value = self.data
+        for key in where:
+            value = value[key]
+        return value
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for something other than a text."""
+
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def dotted(where: Where) -> str:
+    """`devices[1].cpu`."""
+    parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
+    return "".join(parts).removeprefix(".")
+
+
+def write(data: Any) -> str:
+    """`data` as YAML; `parse` reads the same back."""
+    return yaml.dump(
+        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+    )
+
+
+def read(path: Path) -> Document:
+    """Raises BadInputError where there is no such file, or no YAML in it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise BadInputError(
+            f"{path}: there is no such file{_nearby(path)}; name a topology file such as "
+            "topologies/quickstart.yaml"
+        ) from None
+    except OSError as error:
+        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"{path}: byte {error.start} is not UTF-8: save the file in UTF-8") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "<text>") -> Document:
+    """Read YAML. Raises BadInputError where it is empty or no YAML; `name` is what errors call it."""
+    lines = tuple(text.splitlines())
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise Source(name, lines).error([Problem(Place(1, 1), _EMPTY)])
+        reading = _Reading(loader)
+        data = reading.value(node, ())
+    except yaml.YAMLError as error:
+        raise Source(name, lines).error([_syntax_problem(error, lines)]) from None
+    except RecursionError:
+        raise BadInputError(f"{name}: values are nested too deeply") from None
+    source = Source(name, lines, reading.values, reading.keys)
+    return Document(data, source, tuple(reading.problems))
+
+
+_EMPTY = "the file is empty, expected a topology; topologies/quickstart.yaml is one to start from"
+
+
+class _Reading:
+    """Turns nodes into data and takes down the place of each."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self.values: dict[Where, Place] = {}
+        self.keys: dict[Where, Place] = {}
+        self.problems: list[Problem] = []
+        self._loader = loader
+        self._around: list[yaml.Node] = []
+
+    def value(self, node: yaml.Node, where: Where) -> Any:
+        if node in self._around:
+            raise _error_at(node, "this alias contains itself")
+        if len(self.values) >= _MOST_VALUES:
+            raise _error_at(node, "too many values")
+        self.values[where] = _place(node.start_mark)
+        self._around.append(node)
+        try:
+            return self._content(node, where)
+        finally:
+            self._around.pop()
+
+    def _content(self, node: yaml.Node, where: Where) -> Any:
+        if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
+            return dict(self._items(node, where))
+        if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
+            return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
+        return self._scalar(node)
+
+    def _items(self, node: yaml.MappingNode, where: Where) -> Iterator[tuple[str, Any]]:
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if not isinstance(key, str):
+                shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "this"
+                raise _error_at(key_node, f"{shown} is no key, expected a text")
+            at = (*where, key)
+            place = _place(key_node.start_mark)
+            if key in lines:
+                message = f"{dotted(at)}: is on line {lines[key]} too; keep one of the two"
+                self.problems.append(Problem(place, message))
+            lines[key] = place.line
+            self.keys[at] = place
+            yield key, self.value(value_node, at)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            return self._loader.construct_object(node)
+        except ValueError as error:  # a number of thousands of digits
+            raise _error_at(node, str(error)) from None
+
+
+def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _place(mark: yaml.Mark) -> Place:
+    return Place(mark.line + 1, mark.column + 1)
+
+
+def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
+    if isinstance(error, yaml.reader.ReaderError):
+        before = "\n".join(lines)[: error.position]
+        place = Place(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        return Problem(place, f"the character #x{error.character:04x} is not allowed: remove it")
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    place = Place(1, 1) if mark is None else _place(mark)
+    line = lines[place.line - 1] if place.line <= len(lines) else ""
+    if line[place.column - 1 : place.column] == "\t":
+        return Problem(place, "found a tab, expected spaces: YAML is indented with spaces only")
+    problem = getattr(error, "problem", None) or str(error)
+    context = getattr(error, "context", None)
+    return Problem(place, f"not YAML: {problem}" + (f" ({context})" if context else ""))
+
+
+def _nearby(path: Path) -> str:
+    """A file of nearly the same name, or of the same name with another suffix."""
+    names = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    match = difflib.get_close_matches(path.name, names, n=1)
+    return f" (did you mean {path.parent / match[0]}?)" if match else ""
