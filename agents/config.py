@@ -143,6 +143,8 @@ def from_dict(cls: type[T], values: Mapping[str, Any]) -> T:
 
     Raises ValueError for unknown or missing fields.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{cls.__name__}: expected a map, found {values!r:.80}")
     hints = typing.get_type_hints(cls)
     if unknown := values.keys() - hints.keys():
         raise ValueError(f"{cls.__name__} has no field {', '.join(sorted(unknown))}")

@@ -159,7 +159,8 @@ RECORDS: dict[str, type[Record]] = {
 def to_line(record: Record) -> str:
     """One line of `events.jsonl`, newline included.
 
-    Floats keep six decimals (microseconds); what is not finite (a loss that diverged) becomes null.
+    Floats keep six decimals (microseconds), below 1 six significant digits (small weights and losses);
+    what is not finite (a loss that diverged) becomes null.
     """
     fields: dict[str, Any] = {"event": record.event}
     for field in dataclasses.fields(record):
@@ -168,9 +169,11 @@ def to_line(record: Record) -> str:
 
 
 def _to_json(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
-    return value
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
 
 
 def _from_json(value: Any) -> Any:
@@ -185,7 +188,7 @@ def from_line(line: str) -> Record | None:
     Raises ValueError for a line that is no record (torn, or not ours).
     """
     fields = json.loads(line)
-    if not isinstance(fields, dict) or "event" not in fields:
+    if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise ValueError(f"not an event record: {line[:80]!r}")
     record = RECORDS.get(fields.pop("event"))
     if record is None:
@@ -201,7 +204,7 @@ def from_line(line: str) -> Record | None:
 def read(path: Path) -> Iterator[Record]:
     """All records of `path` in order; a torn last line is left out.
 
-    Raises ValueError, naming the line, where any other line cannot be read.
+    Raises ValueError, naming the line, where any other line cannot be read, or the format is newer.
     """
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -211,5 +214,9 @@ def read(path: Path) -> Iterator[Record]:
                 record = from_line(line)
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from error
+            if isinstance(record, RunStarted) and record.format > FORMAT:
+                raise ValueError(
+                    f"{path}:{number}: format {record.format}, but this version reads up to {FORMAT}"
+                )
             if record is not None:
                 yield record

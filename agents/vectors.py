@@ -29,9 +29,20 @@ def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
 
 
 def mix(target: Vector, vector: Vector, share: float) -> None:
-    """target ← (1 − share) · target + share · vector. Shapes (d,)."""
-    target *= target.dtype.type(1.0 - share)
-    add_scaled(target, vector, share)
+    """target ← (1 − share) · target + share · vector. Shapes (d,).
+
+    As target + share · (vector − target): equal vectors are a fixed point to the last bit.
+    """
+    if share == 1.0:
+        np.copyto(target, vector)
+        return
+    scratch = np.empty(min(_BLOCK, target.size), target.dtype)
+    for start in range(0, target.size, _BLOCK):
+        part = target[start : start + _BLOCK]
+        step = scratch[: part.size]
+        np.subtract(vector[start : start + _BLOCK], part, out=step)
+        np.multiply(step, share, out=step)
+        np.add(part, step, out=part)
 
 
 def is_finite(vector: Vector) -> bool:

@@ -107,22 +107,23 @@ def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
         header = json.loads(payload[_LENGTH.size : start])
         metadata = header["__metadata__"]
         tensor = header["w"]
-        begin, end = tensor["data_offsets"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r}") from error
     size = len(payload) - start
     expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    if (begin, end) != (0, size) or size % 4 or tensor != expected or len(header) != 2:
-        raise WireError(f"expected one float32 vector of {size} bytes, found {str(tensor)[:200]}")
-    if not isinstance(metadata, dict):
-        raise WireError("metadata is no map")
+    if size % 4 or tensor != expected or len(header) != 2:
+        found = payload[_LENGTH.size : start][-200:]
+        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r}")
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise WireError("metadata is no map of strings")
     vector: Vector = np.frombuffer(payload, dtype="<f4", offset=start)
     return vector, metadata
 
 
-def _fields(cls: type[Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    if metadata.get("protocol") != str(PROTOCOL):
-        raise WireError(f"protocol {str(metadata.get('protocol'))[:20]!r}, expected {PROTOCOL}")
+def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:
+    protocol = metadata.get("protocol")
+    if protocol != str(PROTOCOL):
+        raise WireError(f"protocol {protocol!r}, expected {PROTOCOL}")
     types = {"int": int, "float": float, "str": str}
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -130,6 +131,6 @@ def _fields(cls: type[Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
             continue
         try:
             fields[field.name] = types[str(field.type)](metadata[field.name])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise WireError(f"field {field.name}: {error!r}") from error
     return fields

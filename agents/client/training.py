@@ -31,7 +31,7 @@ class Trainer:
         self.flat = FlatModule(task.model())
         self._l2 = task.l2
         self._local = local
-        self._x = torch.from_numpy(shard.x).to(torch.float32).mul_(shard.scale)
+        self._x = torch.from_numpy(shard.x).to(torch.float32, copy=True).mul_(shard.scale)
         self._y = torch.from_numpy(shard.y)
         self._start = torch.zeros_like(self.flat.w)
         self._velocity = torch.zeros_like(self.flat.w)
