@@ -107,6 +107,14 @@ class _Arrival:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A dispatch that its client has not answered yet."""
+
+    version: int
+    at: float
+
+
 class AggregatorCore:
     def __init__(self, settings: Settings, rule: State, server: Server) -> None:
         self._settings = settings
@@ -116,11 +124,11 @@ class AggregatorCore:
         self._ready: set[str] = set()
         self._running = False
         self._timers: dict[str, float] = {}
-        self._deferred: list[str] = []
+        self._deferred: dict[str, None] = {}  # an ordered set
         self._dispatches = 0
-        self._dispatched: dict[str, dict[int, float]] = {}
+        self._open: dict[str, dict[int, _Open]] = {}
         self._sequence: dict[str, int] = {}
-        self._arrivals: dict[tuple[str, int], _Arrival] = {}
+        self._arrivals: dict[int, _Arrival] = {}
         self._applied = 0
         self._evaluating: float | None = None
         self._evaluated_version = -1
@@ -158,46 +166,53 @@ class AggregatorCore:
         ]
 
     def status(self, client: str, state: str, at: float) -> Actions:
-        """A client said where it stands; `offline` also comes from its last will."""
-        if client not in self._settings.importance:
+        """A client said where it stands; `offline` also comes from its last will.
+
+        It is present from `ready` until `joining` (it starts anew) or `offline`.
+        """
+        if client not in self._settings.importance or self._ending:
             return []
+        present = client in self._ready
         if state == "joining":
             self._sequence[client] = 0
-        if state == "ready":
-            self._ready.add(client)
-        else:
+        if state in ("joining", "offline"):
             self._ready.discard(client)
+        elif state == "ready":
+            self._ready.add(client)
         if not self._running:
             return []
-        log = Log(events.ClientStatus(at, client, state))
-        present = client in self._server.clients
-        if (client in self._ready) == present:
-            return [log]
-        self._set_present()
-        self._dispatched.pop(client, None)
-        moved = self._rule.leave(client) if present else self._rule.join(client)
-        actions = [log, *self._obey(moved, at)]
-        if not self._server.clients:
-            actions += self.end("no clients left", at)
+        actions: list[Action] = [Log(events.ClientStatus(at, client, state))]
+        if present and client not in self._ready:
+            actions += self._leave(client, at)
+            if not self._server.clients:
+                actions += self.end("no clients left", at)
+        elif client in self._ready and not present:
+            actions += self._join(client, at)
         return actions
 
     def update(self, sender: str, message: UpdateMessage, size: int, at: float) -> Actions:
         """`message`, of `size` bytes, came in on `sender`'s topic."""
         if not self._running or self._ending:
             return []
-        problem = self._problem(sender, message)
-        if problem is not None:
+        if (problem := self._stray(sender, message)) is not None:
             return self.reject(sender, problem, at)
         self._sequence[sender] = message.sequence
-        dispatched = self._dispatched[sender].pop(message.dispatch)
-        key = (sender, message.sequence)
-        self._arrivals[key] = _Arrival(message, size, dispatched, at)
-        update = Update(sender, message.sequence, message.base_version, message.vector)
-        return self._obey(self._rule.update(update), at, key)
+        dispatch = self._open[sender][message.dispatch]
+        # A client answers in order: what it has passed over, it will not answer any more.
+        still_open = {n: d for n, d in self._open[sender].items() if n > message.dispatch}
+        self._open[sender] = still_open
+        if (problem := self._unusable(message, dispatch)) is not None:
+            rejected = self.reject(sender, problem, at)
+            return rejected if still_open else [*rejected, *self._start_over(sender, at)]
+        self._arrivals[message.dispatch] = _Arrival(message, size, dispatch.at, at)
+        update = Update(sender, message.dispatch, message.base_version, message.vector)
+        return self._obey(self._rule.update(update), at, update)
 
     def reject(self, sender: str, reason: str, at: float) -> Actions:
         """What `sender` sent cannot be used; the run goes on."""
-        return [Log(events.UpdateRejected(at, sender, reason))] if self._running else []
+        if not self._running or self._ending:
+            return []
+        return [Log(events.UpdateRejected(at, sender, reason))]
 
     def evaluated(self, version: int, loss: float, accuracy: float, at: float) -> Actions:
         """The evaluation that `Evaluate` asked for is done."""
@@ -213,14 +228,15 @@ class AggregatorCore:
         """Fire every timer that is due at time `at`, the earliest first."""
         actions: list[Action] = []
         while (first := self.next_timer) is not None and first <= at:
-            name = min(self._timers, key=self._timers.__getitem__)
+            together = [name for name, planned in self._timers.items() if planned == first]
+            name = min(together, key=_rank)
             del self._timers[name]
             actions += self._fire(name, first, at)
         return actions
 
     def end_of_instant(self, at: float) -> Actions:
         """Everything that happened at time `at` has been handed in: send the deferred replies."""
-        clients, self._deferred = self._deferred, []
+        clients, self._deferred = self._deferred, {}
         return [self._dispatch(c, at) for c in clients if c in self._server.clients]
 
     def end(self, reason: str, at: float) -> Actions:
@@ -238,51 +254,74 @@ class AggregatorCore:
         self._server.clients.clear()
         self._server.clients.update({c: importance[c] for c in self.ready})
 
-    def _problem(self, sender: str, message: UpdateMessage) -> str | None:
-        """Why `message` is not a valid update of `sender`, or None."""
-        settings, w = self._settings, self._server.w
+    def _leave(self, client: str, at: float) -> list[Action]:
+        self._set_present()
+        self._open.pop(client, None)
+        self._deferred.pop(client, None)
+        return self._obey(self._rule.leave(client), at)
+
+    def _join(self, client: str, at: float) -> list[Action]:
+        self._set_present()
+        return self._obey(self._rule.join(client), at)
+
+    def _start_over(self, client: str, at: float) -> list[Action]:
+        """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
+        the rule it leaves and joins again, which both know how to go on from."""
+        self._ready.discard(client)
+        left = self._leave(client, at)
+        self._ready.add(client)
+        return [*left, *self._join(client, at)]
+
+    def _stray(self, sender: str, message: UpdateMessage) -> str | None:
+        """Why `message` answers no open dispatch of `sender`, or None. Nothing changes by a stray."""
         if sender not in self._server.clients:
             return "from a client that is not present"
-        if (message.run, message.client) != (settings.run, sender):
+        if (message.run, message.client) != (self._settings.run, sender):
             return f"says it is from {message.client} in run {message.run}"
         if message.sequence <= self._sequence.get(sender, 0):
             return f"duplicate: sequence {message.sequence}"
+        if message.dispatch not in self._open.get(sender, {}):
+            return f"answers dispatch {message.dispatch}, which is not open"
+        return None
+
+    def _unusable(self, message: UpdateMessage, dispatch: _Open) -> str | None:
+        """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
+        settings, w = self._settings, self._server.w
         if message.kind != settings.kind:
             return f"kind {message.kind}, the rule takes {settings.kind}"
-        if message.schema != settings.schema or message.vector.size != w.size:
+        if message.schema != settings.schema or message.vector.shape != w.shape:
             return f"another model: schema {message.schema}, {message.vector.size} parameters"
-        if message.dispatch not in self._dispatched.get(sender, {}):
-            return f"answers dispatch {message.dispatch}, which is not open"
-        if not 0 <= message.base_version <= self._server.version:
-            return f"base version {message.base_version} of {self._server.version}"
+        if message.base_version != dispatch.version:
+            return f"base version {message.base_version}, it was sent {dispatch.version}"
         if not is_finite(message.vector):
             return "not finite: local training diverged"
         return None
 
-    def _obey(self, actions: RuleActions, at: float, key: tuple[str, int] | None = None) -> list[Action]:
-        """Carry out what the rule wants; `key` is the update that it was just given."""
+    def _obey(self, actions: RuleActions, at: float, update: Update | None = None) -> list[Action]:
+        """Carry out what the rule wants; `update` is what it was just given."""
         done: list[Action] = []
         for action in actions:
             match action:
-                case Send(client, deferred=True):
-                    self._deferred.append(client)
-                case Send(client):
-                    if not self._ending:
-                        done.append(self._dispatch(client, at))
                 case Aggregated():
                     done += self._record(action, at)
+                case Ignored(reason) if update is not None:
+                    del self._arrivals[update.dispatch]
+                    done += self.reject(update.client, reason, at)
+                case _ if self._ending:
+                    continue  # the last version is made: no models, no timers
+                case Send(client, deferred=True):
+                    self._deferred[client] = None
+                case Send(client):
+                    done.append(self._dispatch(client, at))
                 case SetTimer(name, after):
                     self._timers[_RULE + name] = at + after
-                case Ignored(reason):
-                    if key is not None:
-                        del self._arrivals[key]
-                        done += self.reject(key[0], reason, at)
         return done
 
     def _dispatch(self, client: str, at: float) -> Dispatch:
         self._dispatches += 1
-        self._dispatched.setdefault(client, {})[self._dispatches] = at
-        return Dispatch(client, self._server.version, self._dispatches)
+        version = self._server.version
+        self._open.setdefault(client, {})[self._dispatches] = _Open(version, at)
+        return Dispatch(client, version, self._dispatches)
 
     def _record(self, aggregated: Aggregated, at: float) -> list[Action]:
         records: list[Action] = [
@@ -297,11 +336,11 @@ class AggregatorCore:
         return records
 
     def _applied_record(self, c: Contribution, version: int, at: float) -> events.UpdateApplied:
-        arrival = self._arrivals.pop((c.client, c.sequence))
+        arrival = self._arrivals.pop(c.dispatch)
         message = arrival.message
         return events.UpdateApplied(
             client=c.client,
-            sequence=c.sequence,
+            sequence=message.sequence,
             kind=message.kind,
             base_version=c.base_version,
             applied_version=version,
@@ -349,6 +388,11 @@ class AggregatorCore:
             Log(events.RunEnded(at, reason, self._server.version, self._applied)),
             Finish(reason),
         ]
+
+
+def _rank(timer: str) -> int:
+    """The order of timers that are due at once: the rule's work still counts, the end comes last."""
+    return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)
 
 
 def _next(planned: float, period: float, at: float) -> float:

@@ -13,7 +13,7 @@ from agents.vectors import mix
 class FedAsync:
     """On every update, at once:
 
-        w ← (1 − β_t) w + β_t w_i,   β_t = β · s(τ)
+        w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)
 
     s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1). The sender gets the
     new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
@@ -28,6 +28,8 @@ class FedAsync:
     """Default 0.5 for `polynomial`, 10 for `hinge`."""
     b: float = 4
     """`hinge`: staleness up to b is not discounted."""
+    server_lr: float = 1.0
+    """η_g; the paper has none."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mixing <= 1:
@@ -36,6 +38,8 @@ class FedAsync:
             raise ValueError(f"a is {self.a:g}, expected above 0")
         if self.b < 0:
             raise ValueError(f"b is {self.b:g}, expected at least 0")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
 
     def check(self, clients: int) -> None:
         """Works with any number of clients."""
@@ -62,7 +66,8 @@ class FedAsyncState:
         return [Send(client) for client in self._server.clients]
 
     def update(self, update: Update) -> Actions:
-        share = self._params.mixing * self._params.discount(self._server.staleness(update))
+        params = self._params
+        share = params.server_lr * params.mixing * params.discount(self._server.staleness(update))
         mix(self._server.w, update.vector, share)
         return [self._server.aggregated([(update, share)]), Send(update.client)]
 

@@ -47,6 +47,8 @@ class FedAvg:
     """η_g."""
 
     def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
         if self.sample is not None and self.sample < 1:
             raise ValueError(f"sample is {self.sample}, expected at least 1 client per round")
         if self.replacement and self.sample is None:
@@ -73,7 +75,7 @@ class FedAvgState:
         self._server = server
         self._sum = np.zeros_like(server.w)
         self._round: Counter[str] = Counter()
-        """How often each client was drawn for this round; the dropped ones are taken out."""
+        """How often each client was drawn for this round, without those that were dropped."""
         self._waiting: set[str] = set()
         self._arrived: list[tuple[Contribution, float]] = []
 
@@ -85,7 +87,7 @@ class FedAvgState:
             return [Ignored("late: its round is over")]
         weight = self._server.clients[update.client] * self._round[update.client]
         add_scaled(self._sum, update.vector, weight)
-        contribution = Contribution(update.client, update.sequence, update.base_version, weight)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
         self._arrived.append((contribution, weight))
         self._waiting.remove(update.client)
         return self._end_round_if_complete()
@@ -94,17 +96,18 @@ class FedAvgState:
         return [] if self._waiting else self._new_round()
 
     def leave(self, client: str) -> Actions:
-        if client not in self._waiting:
-            return []
-        self._waiting.remove(client)
-        return self._end_round_if_complete()
+        return self._drop({client} & self._waiting)
 
     def timer(self, name: str) -> Actions:
-        if name != f"round {self._server.version}" or not self._waiting:
+        return self._drop(set(self._waiting)) if name == f"round {self._server.version}" else []
+
+    def _drop(self, clients: set[str]) -> Actions:
+        """The round goes on without `clients`, of those that it waits for."""
+        if not clients:
             return []
-        self._waiting.clear()
-        if not self._arrived:
-            return self._new_round()
+        self._waiting -= clients
+        for client in clients:
+            del self._round[client]
         return self._end_round_if_complete()
 
     def _end_round_if_complete(self) -> Actions:

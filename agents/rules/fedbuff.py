@@ -40,6 +40,8 @@ class FedBuff:
     replace: Literal["each", "block"] = "each"
 
     def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
         if self.buffer_size < 1:
             raise ValueError(f"buffer_size is {self.buffer_size}, expected at least 1")
         if self.concurrency is not None and self.concurrency < 1:
@@ -86,14 +88,14 @@ class FedBuffState:
     def update(self, update: Update) -> Actions:
         discount = self._params.discount(self._server.staleness(update))
         add_scaled(self._sum, update.vector, discount)
-        contribution = Contribution(update.client, update.sequence, update.base_version, discount)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, discount)
         self._buffer.append((contribution, discount))
         self._training.discard(update.client)
         if not self._params.replies_at_once:
             self._waiting.add(update.client)
         if len(self._buffer) >= self._params.buffer_size:
             return self._aggregate()
-        return self._send_to_idle(deferred=False)
+        return self._go_on()
 
     def join(self, client: str) -> Actions:
         return self._send_to_idle(deferred=False)
@@ -101,13 +103,15 @@ class FedBuffState:
     def leave(self, client: str) -> Actions:
         self._training.discard(client)
         self._waiting.discard(client)
-        sent = self._send_to_idle(deferred=False)
-        if self._waiting and not self._training:
-            return self._aggregate()  # nobody is left who could fill the buffer
-        return sent
+        return self._go_on()
 
     def timer(self, name: str) -> Actions:
         return []
+
+    def _go_on(self) -> Actions:
+        """Clients that left may leave too few to fill the buffer: aggregate what there is."""
+        sent = self._send_to_idle(deferred=False)
+        return self._aggregate() if self._waiting and not self._training else sent
 
     def _aggregate(self) -> Actions:
         scale = self._params.server_lr / self._params.buffer_size

@@ -56,7 +56,8 @@ class Update:
     """What one client sends after local training. `vector` has shape (d,) and is not to be kept."""
 
     client: str
-    sequence: int
+    dispatch: int
+    """The dispatch that it answers: names the update, as no other in the run does."""
     base_version: int
     vector: Vector
 
@@ -66,7 +67,7 @@ class Contribution:
     """The weight that one update was given in an aggregation."""
 
     client: str
-    sequence: int
+    dispatch: int
     base_version: int
     weight: float
 
@@ -128,7 +129,7 @@ class Server:
         return Aggregated(
             self.version,
             tuple(
-                Contribution(update.client, update.sequence, update.base_version, weight)
+                Contribution(update.client, update.dispatch, update.base_version, weight)
                 for update, weight in used
             ),
         )
