@@ -95,3 +95,23 @@ class RunDirectory:
     def remove_work(self) -> None:
         """Take the secrets and shards away; what remains is for reading."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+
+def listing(runs: Path) -> list[dict[str, Any]]:
+    """One row for each run directory in `runs`, oldest first."""
+    rows = []
+    for path in sorted(runs.glob("*/manifest.json")) if runs.is_dir() else []:
+        manifest = RunDirectory(path.parent).read_manifest()
+        created = manifest.get("created")
+        rows.append(
+            {
+                "run": path.parent.name,
+                "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
+                "rule": manifest.get("rule"),
+                "task": manifest.get("task"),
+                "runtime": manifest.get("runtime"),
+                "devices": len(manifest.get("devices", {})),
+                "outcome": manifest.get("outcome"),
+            }
+        )
+    return sorted(rows, key=lambda row: row["created"] or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from agents.config import Broker
 
@@ -26,6 +26,9 @@ class Runtime(Protocol):
 
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        """One sample per device where the runtime itself takes them; called about once a second."""
 
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""

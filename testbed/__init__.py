@@ -1,0 +1,1 @@
+"""Controller and command line: topology, plan, data, runtimes, and everything the user sees."""

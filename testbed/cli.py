@@ -1,0 +1,233 @@
+"""The command line. Each command parses, calls one function of the product, and prints what it returns.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from testbed import detach, fleet, rundir, up
+from testbed.errors import BadInputError, TestbedError
+from testbed.rundir import RunDirectory
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An edge-device emulation testbed with containers for asynchronous federated learning.",
+)
+images_app = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
+app.add_typer(images_app, name="images")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Topology = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+RuntimeName = Annotated[
+    str | None,
+    typer.Option("--runtime", help="docker, process or auto; overrides the topology's."),
+]
+Oversubscribe = Annotated[
+    bool, typer.Option("--oversubscribe", help="Run even where the devices ask for more than there is.")
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder with datasets as parquet files, else TESTBED_DATA, else the hub."),
+]
+DEFAULT_RUNS = Path("runs")
+
+
+def main() -> None:
+    """Entry point of `testbed`."""
+    try:
+        app()
+    except TestbedError as error:
+        err.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("Interrupted.")
+        sys.exit(130)
+
+
+@app.command("up")
+def up_command(
+    topology: Topology,
+    runtime: RuntimeName = None,
+    detached: Annotated[bool, typer.Option("--detach", "-d", help="Return once the run is going.")] = False,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    runs: Runs = DEFAULT_RUNS,
+    directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Launch a topology, watch it to its end, and take everything down."""
+    options = up.Options(runtime, oversubscribe, data)
+    parsed, plan = up.planned(topology, options)
+    if detached:
+        chosen = RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+        detach.start(chosen, topology, options, out.print)
+        out.print(
+            f"{chosen.run} is running. Next: testbed ps · testbed logs {chosen.run} · "
+            f"testbed down {chosen.run}"
+        )
+        return
+    chosen = (
+        RunDirectory(directory) if directory else RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+    )
+    _up(parsed, plan, chosen, options)
+
+
+@app.command()
+def down(
+    run: Annotated[str | None, typer.Argument(help="Run id; `testbed ps` shows them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every run of this machine.")] = False,
+) -> None:
+    """End runs and remove everything of theirs, and nothing else, from any directory."""
+    if (run is None) != everything:
+        raise BadInputError("Name one run (testbed ps shows them), or say --all.")
+    live = [found for found in fleet.find() if everything or found.run == run]
+    if not live:
+        out.print("Nothing is running." if everything else f"{run}: nothing is running.")
+        return
+    for each in live:
+        removed = fleet.take_down(each)
+        out.print(f"{each.run}: down ({removed} left-overs removed)" if removed else f"{each.run}: down")
+
+
+@app.command()
+def ps(as_json: AsJson = False) -> None:
+    """Show the runs that live on this machine."""
+    rows = [
+        {
+            "run": live.run,
+            "runtime": live.runtime,
+            "parts": live.parts,
+            "directory": str(live.directory) if live.directory else None,
+        }
+        for live in fleet.find()
+    ]
+    _show(rows, as_json, "Nothing is running. Next: testbed up TOPOLOGY")
+
+
+@app.command("runs")
+def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+    """Show the run directories, newest last."""
+    _show(rundir.listing(runs), as_json, f"No run in {runs}. Next: testbed up TOPOLOGY")
+
+
+@app.command()
+def logs(
+    run: Annotated[str, typer.Argument(help="Run id, or a run directory.")],
+    part: Annotated[str | None, typer.Argument(help="aggregator, broker, or a device; else all.")] = None,
+    tail: Annotated[int, typer.Option("--tail", help="Lines of each.")] = 50,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Print what the processes of a run said."""
+    from testbed import logs as reader
+
+    for name, text in reader.read(run, part, runs, tail):
+        out.print(f"── {name} ", style="bold")
+        out.print(_escaped(text) if text else "(silent)", soft_wrap=True)
+
+
+@app.command()
+def validate(topology: Topology) -> None:
+    """Check a topology; all its errors at once."""
+    from testbed.topology import load
+
+    parsed = load(topology)
+    out.print(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
+
+
+@app.command("plan")
+def plan_command(
+    topology: Topology,
+    runtime: RuntimeName = None,
+    oversubscribe: Oversubscribe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what would be launched on this host."""
+    from testbed.plan import describe
+
+    parsed, plan = up.planned(topology, up.Options(runtime, oversubscribe))
+    _show(describe(plan), as_json, "")
+    if not as_json:
+        asked = sum(device.cpu for device in plan.devices)
+        out.print(
+            f"{len(plan.devices)} devices in {plan.runtime}: {asked:g} of {plan.device_capacity:g} cores "
+            f"(devices on cpu {plan.device_cpus}, broker and aggregator on cpu {plan.infrastructure_cpus}). "
+            f"Next: testbed up {topology}"
+        )
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a topology, for editors."""
+    from testbed.topology import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Examine what this host can do, with the command that mends what it cannot."""
+    from testbed.doctor import examine
+
+    findings = examine()
+    if as_json:
+        _show([vars_of(finding) for finding in findings], as_json=True, empty="")
+        return
+    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
+    table = _table(["", "what", "found", "mend"])
+    for finding in findings:
+        table.add_row(marks[finding.status], finding.name, _escaped(finding.detail), _escaped(finding.mend or ""))
+    out.print(table)
+
+
+@images_app.command()
+def build(
+    force: Annotated[bool, typer.Option("--force", help="Build anew what is there.")] = False,
+) -> None:
+    """Build the images that are missing."""
+    from testbed import engine, images
+
+    client = engine.connect()
+    built = images.build(client, out.print, force=force)
+    out.print(f"{built.agent}\n{built.broker}")
+
+
+def vars_of(finding: Any) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("name", "status", "detail", "mend")}
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
+    """Rows as an aligned table for people, or as JSON for programs."""
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not rows:
+        out.print(empty)
+    else:
+        table = _table(list(rows[0]))
+        for row in rows:
+            table.add_row(*("–" if value is None else _escaped(str(value)) for value in row.values()))
+        out.print(table)
+
+
+def _table(columns: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

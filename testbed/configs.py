@@ -1,0 +1,180 @@
+"""What each process of a run is told: the topology and the plan as agents' configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, dump
+from agents.rules import RULES
+from agents.topics import AGGREGATOR
+from testbed.broker import Account, init_user
+from testbed.plan import Plan, PlannedDevice
+from testbed.rundir import RunDirectory
+from testbed.topology import Topology
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# Where a container finds its files.
+AGGREGATOR_CONFIG = "/testbed/aggregator.json"
+DEVICE_CONFIG = "/testbed/device.json"
+CLIENT_CONFIG = "/testbed/client.json"
+SHARD = "/testbed/shard.safetensors"
+TEST_SET = "/testbed/test.safetensors"
+CLIENT_USER = 10001
+"""User and group id of the client in its container: an ordinary user without capabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """All that a runtime needs to know about a run."""
+
+    directory: RunDirectory
+    topology: Topology
+    plan: Plan
+    samples: Mapping[str, int]
+    """Training samples of each client."""
+
+
+class Places(Protocol):
+    """Where the processes of a runtime find the broker and their files."""
+
+    @property
+    def data(self) -> tuple[str, int]:
+        """Host and port of the broker for FL's traffic."""
+
+    @property
+    def control(self) -> tuple[str, int]:
+        """Host and port of the broker for the controller's traffic."""
+
+    def run_directory(self, directory: RunDirectory) -> str: ...
+    def shard(self, directory: RunDirectory, client: str) -> str: ...
+    def test_set(self, directory: RunDirectory) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InContainers:
+    data: tuple[str, int] = ("broker", 1883)
+    control: tuple[str, int] = ("control", 1883)
+
+    def run_directory(self, directory: RunDirectory) -> str:
+        return "/testbed/run"
+
+    def shard(self, directory: RunDirectory, client: str) -> str:
+        return SHARD
+
+    def test_set(self, directory: RunDirectory) -> str:
+        return TEST_SET
+
+
+IN_CONTAINERS = _InContainers()
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """Processes on this machine: one broker address, real paths."""
+
+    data: tuple[str, int]
+
+    @property
+    def control(self) -> tuple[str, int]:
+        return self.data
+
+    def run_directory(self, directory: RunDirectory) -> str:
+        return str(directory.path)
+
+    def shard(self, directory: RunDirectory, client: str) -> str:
+        return str(directory.shard(client))
+
+    def test_set(self, directory: RunDirectory) -> str:
+        return str(directory.test_set)
+
+
+def init_name(device: str) -> str:
+    """Name of the configuration of a device's init, beside that of its client."""
+    return f"{device}.init"
+
+
+def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
+    """p_i of every client; sums to 1 (RULES: uniform 1/N, or n_i/Σn)."""
+    if topology.task.importance == "uniform":
+        return {client: 1 / len(samples) for client in samples}
+    total = sum(samples.values())
+    return {client: n / total for client, n in samples.items()}
+
+
+def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
+    """Write the configuration of the aggregator and of every client and device init.
+
+    The files carry passwords. They lie in `work/`, closed to other users, and are readable as such: a
+    container gets its own file alone, whatever user it runs as.
+    """
+    _write(spec, AGGREGATOR, _aggregator(spec, accounts[AGGREGATOR], places))
+    for device in spec.plan.devices:
+        _write(spec, device.name, _client(spec, device, accounts[device.name], places))
+        account = accounts[init_user(device.name)]
+        _write(spec, init_name(device.name), _device(spec, device, account, places))
+
+
+def _write(spec: RunSpec, name: str, config: object) -> None:
+    path = spec.directory.config(name)
+    dump(config, path)
+    path.chmod(0o644)
+
+
+def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
+    topology = spec.topology
+    return AggregatorConfig(
+        run=spec.directory.run,
+        broker=account.at(*places.data),
+        task=topology.task.named,
+        rule=topology.rule.named,
+        clients=importance(topology, spec.samples),
+        evaluate_every=topology.evaluate.every,
+        stop=topology.stop.plain(),
+        seed=topology.seed,
+        test_set=places.test_set(spec.directory),
+        run_directory=places.run_directory(spec.directory),
+        threads=_cores(spec.plan.infrastructure_cpus),
+    )
+
+
+def _client(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places
+) -> ClientConfig:
+    return ClientConfig(
+        run=spec.directory.run,
+        client=device.name,
+        broker=account.at(*places.data),
+        task=spec.topology.task.named,
+        local=device.local,
+        think=device.think,
+        seed=spec.topology.seed,
+        shard=places.shard(spec.directory, device.name),
+        threads=device.threads,
+        kind=RULES[spec.topology.rule.name].kind,
+    )
+
+
+def _device(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places
+) -> DeviceConfig:
+    return DeviceConfig(
+        run=spec.directory.run,
+        device=device.name,
+        broker=account.at(*places.control),
+        data_address=places.data[0],
+        link=device.link,
+        client_config=CLIENT_CONFIG,
+        user=CLIENT_USER,
+    )
+
+
+def _cores(cpuset: str) -> int:
+    """Number of CPUs in a cpuset such as `0`, `0-3` or `0,2`."""
+    count = 0
+    for part in cpuset.split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count

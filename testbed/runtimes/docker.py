@@ -1,0 +1,331 @@
+"""The `docker` runtime: one container per device, one each for broker and aggregator, two networks.
+
+    data network     (internal)  broker, aggregator, clients: FL's own traffic, over the devices' links
+    control network  (no NAT)    broker, device inits, and the controller through 127.0.0.1
+
+A device's container runs its init as root with the few capabilities that shaping and dropping privileges
+need, in its own namespaces; the client in it is an ordinary user. Everything is labelled with the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, NotFound
+from docker.types import LogConfig, Mount
+
+from agents.config import Broker
+from agents.topics import AGGREGATOR, CONTROLLER
+from testbed import broker as brokers
+from testbed import configs
+from testbed.engine import ERRORS
+from testbed.errors import HostError
+from testbed.images import Images
+from testbed.plan import PlannedDevice
+from testbed.rundir import RunDirectory
+
+RUN_LABEL = "testbed.run"
+PART_LABEL = "testbed.part"
+DIRECTORY_LABEL = "testbed.directory"
+BROKER = "broker"
+MQTT_PORT = 1883
+
+_DATA_ALIAS, _CONTROL_ALIAS = "broker", "control"
+_PIDS = 128
+_PARALLEL = 8
+
+
+class DockerRuntime:
+    """Implements `testbed.runtimes.Runtime`."""
+
+    def __init__(self, engine: docker.DockerClient, images: Images, spec: configs.RunSpec) -> None:
+        self._engine = engine
+        self._images = images
+        self._spec = spec
+        self._directory = spec.directory
+        self._owner = os.getuid() or configs.CLIENT_USER
+        self._containers: dict[str, str] = {}
+
+    def start(self) -> Broker:
+        accounts = brokers.accounts(self._directory.run, [d.name for d in self._spec.plan.devices])
+        configs.write(self._spec, accounts, configs.IN_CONTAINERS)
+        with _as_host_error("start the containers"):
+            networks = self._create_networks()
+            port = self._start_broker(accounts, networks)
+            with ThreadPoolExecutor(_PARALLEL) as pool:
+                starts = [pool.submit(self._start_aggregator, networks)]
+                starts += [
+                    pool.submit(self._start_device, device, networks)
+                    for device in self._spec.plan.devices
+                ]
+                try:
+                    for start in starts:
+                        start.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        return accounts[CONTROLLER].at("127.0.0.1", port)
+
+    def limit(self, device: str) -> None:
+        planned = next(d for d in self._spec.plan.devices if d.name == device)
+        with _as_host_error(f"limit the CPU of {device}"):
+            self._engine.api.update_container(
+                self._containers[device],
+                cpu_period=planned.period,
+                cpu_quota=planned.quota,
+                cpuset_cpus=self._spec.plan.device_cpus,
+            )
+
+    def ended(self) -> dict[str, int]:
+        with _as_host_error("list the containers"):
+            exited = _containers(self._engine, self._directory.run, status="exited")
+            return {
+                c["Labels"][PART_LABEL]: self._engine.api.inspect_container(c["Id"])["State"]["ExitCode"]
+                for c in exited
+            }
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        """Nothing: the devices send their own, over the control network."""
+        return []
+
+    def stop(self) -> None:
+        with _as_host_error("remove the containers"):
+            remove(self._engine, self._directory.run, self._directory)
+
+    def _labels(self, part: str) -> dict[str, str]:
+        return {
+            RUN_LABEL: self._directory.run,
+            PART_LABEL: part,
+            DIRECTORY_LABEL: str(self._directory.path),
+        }
+
+    def _create_networks(self) -> _Networks:
+        names = _Networks.of(self._directory.run)
+        create = self._engine.api.create_network
+        create(names.data, driver="bridge", internal=True, labels=self._labels("data"))
+        # Not internal, because an internal network cannot publish the broker's port on 127.0.0.1.
+        options = {
+            "com.docker.network.bridge.enable_ip_masquerade": "false",
+            "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
+        }
+        create(names.control, driver="bridge", options=options, labels=self._labels("control"))
+        return names
+
+    def _start_broker(self, accounts: Mapping[str, brokers.Account], networks: _Networks) -> int:
+        """Start the broker; return its port on 127.0.0.1."""
+        folder = self._directory.work / BROKER
+        brokers.write_mosquitto(folder, accounts, "0.0.0.0", MQTT_PORT, seen_at="/testbed")  # noqa: S104
+        self._give_away([folder, *folder.iterdir()])
+        container = self._create(
+            BROKER,
+            self._images.broker,
+            [],
+            networks=[(networks.control, _CONTROL_ALIAS), (networks.data, _DATA_ALIAS)],
+            mounts=[_read_only(folder, "/testbed")],
+            user=self._owner,
+            ports={MQTT_PORT: ("127.0.0.1", None)},
+        )
+        bindings = self._engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
+        return int(bindings[f"{MQTT_PORT}/tcp"][0]["HostPort"])
+
+    def _start_aggregator(self, networks: _Networks) -> None:
+        self._directory.events.touch()
+        self._give_away([self._directory.events, self._directory.models])
+        inside = Path(configs.IN_CONTAINERS.run_directory(self._directory))
+        self._create(
+            AGGREGATOR,
+            self._images.agent,
+            ["python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG],
+            networks=[(networks.data, AGGREGATOR)],
+            mounts=[
+                _read_only(self._directory.config(AGGREGATOR), configs.AGGREGATOR_CONFIG),
+                _read_only(self._directory.test_set, configs.TEST_SET),
+                _writable(self._directory.events, inside / self._directory.events.name),
+                _writable(self._directory.models, inside / self._directory.models.name),
+            ],
+            user=self._owner,
+        )
+
+    def _start_device(self, device: PlannedDevice, networks: _Networks) -> None:
+        directory = self._directory
+        self._create(
+            device.name,
+            self._images.agent,
+            ["python3", "-m", "agents.device.main", configs.DEVICE_CONFIG],
+            networks=[(networks.data, device.name), (networks.control, device.name)],
+            mounts=[
+                _read_only(directory.config(configs.init_name(device.name)), configs.DEVICE_CONFIG),
+                _read_only(directory.config(device.name), configs.CLIENT_CONFIG),
+                _read_only(directory.shard(device.name), configs.SHARD),
+            ],
+            user=0,
+            cap_add=["SETUID", "SETGID", "KILL", *(["NET_ADMIN"] if device.link else [])],
+            mem_limit=device.memory,
+            memswap_limit=device.memory,
+            environment={name: str(device.threads) for name in configs.THREAD_VARIABLES},
+        )
+
+    def _create(
+        self,
+        part: str,
+        image: str,
+        command: list[str],
+        *,
+        networks: list[tuple[str, str]],
+        mounts: list[Mount],
+        user: int,
+        ports: dict[int | str, tuple[str, None]] | None = None,
+        environment: dict[str, str] | None = None,
+        **host: Any,
+    ) -> str:
+        """Create and start a container with least privilege; its id.
+
+        `networks` has the name of each network and the container's alias on it.
+        """
+        api = self._engine.api
+        if part in (BROKER, AGGREGATOR):
+            host["cpuset_cpus"] = self._spec.plan.infrastructure_cpus
+        host_config = api.create_host_config(
+            read_only=True,
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            pids_limit=_PIDS,
+            tmpfs={"/tmp": "size=16m,noexec,nosuid"},  # noqa: S108
+            log_config=LogConfig(type="json-file", config={"max-size": "8m", "max-file": "1"}),
+            mounts=mounts,
+            port_bindings=ports,
+            **host,
+        )
+        (first, alias), *others = networks
+        container: str = api.create_container(
+            image,
+            command or None,
+            name=f"testbed-{self._directory.run}-{part}",
+            hostname=part,
+            user=f"{user}:{user}",
+            labels=self._labels(part),
+            environment=environment,
+            ports=list(ports) if ports else None,
+            host_config=host_config,
+            networking_config={
+                "EndpointsConfig": {first: api.create_endpoint_config(aliases=[alias])}
+            },
+        )["Id"]
+        for network, alias in others:
+            api.connect_container_to_network(container, network, aliases=[alias])
+        api.start(container)
+        self._containers[part] = container
+        return container
+
+    def _give_away(self, paths: Iterable[Path]) -> None:
+        """Make the containers' user the owner where we are root; elsewhere it is us already."""
+        if os.getuid() == 0:
+            for path in paths:
+                os.chown(path, self._owner, self._owner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Networks:
+    data: str
+    control: str
+
+    @classmethod
+    def of(cls, run: str) -> _Networks:
+        return cls(f"testbed-{run}-data", f"testbed-{run}-control")
+
+
+def runs(engine: docker.DockerClient) -> dict[str, dict[str, Any]]:
+    """Runs that have a container or network here: run id to its directory and number of containers."""
+    found: dict[str, dict[str, Any]] = {}
+    with _as_host_error("list the containers"):
+        networks = engine.api.networks(filters={"label": RUN_LABEL})
+        for thing in [*networks, *_containers(engine, None)]:
+            labels = thing["Labels"]
+            entry = found.setdefault(
+                labels[RUN_LABEL], {"directory": labels.get(DIRECTORY_LABEL), "running": 0}
+            )
+            entry["running"] += thing.get("State") == "running"
+    return found
+
+
+def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> int:
+    """Remove every container, network and volume of `run`, by label; how many there were.
+
+    Their logs go to `directory`, where there is one. What is gone already is no error.
+    """
+    containers = _containers(engine, run)
+    label = {"label": f"{RUN_LABEL}={run}"}
+
+    def remove_one(container: dict[str, Any]) -> None:
+        if directory is not None and directory.logs.is_dir():
+            _save_log(engine, container, directory)
+        _if_there(lambda: engine.api.remove_container(container["Id"], v=True, force=True))
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        list(pool.map(remove_one, containers))
+    networks = engine.api.networks(filters=label)
+    for network in networks:
+        network_id = network["Id"]
+        _if_there(lambda network_id=network_id: engine.api.remove_network(network_id))  # type: ignore[misc]
+    return len(containers) + len(networks)
+
+
+def logs(engine: docker.DockerClient, run: str) -> dict[str, str]:
+    """What each container of `run` has said so far, by its part."""
+    with _as_host_error("read the logs"):
+        return {
+            container["Labels"][PART_LABEL]: engine.api.logs(container["Id"]).decode("utf-8", "replace")
+            for container in _containers(engine, run)
+        }
+
+
+def _containers(
+    engine: docker.DockerClient, run: str | None, status: str | None = None
+) -> list[dict[str, Any]]:
+    """Containers of `run` (of all runs), as the engine lists them: one request, no inspection."""
+    filters: dict[str, Any] = {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
+    if status is not None:
+        filters["status"] = status
+    found: list[dict[str, Any]] = engine.api.containers(all=True, filters=filters)
+    return found
+
+
+def _save_log(
+    engine: docker.DockerClient, container: dict[str, Any], directory: RunDirectory
+) -> None:
+    path = directory.logs / f"{container['Labels'][PART_LABEL]}.log"
+    _if_there(lambda: path.write_bytes(engine.api.logs(container["Id"])))
+
+
+def _if_there(action: Callable[[], object]) -> None:
+    """Do `action`; that its object has gone meanwhile (or is going) is what we want anyway."""
+    try:
+        action()
+    except NotFound:
+        pass
+    except APIError as error:
+        if error.status_code != 409:  # removal is already in progress
+            raise
+
+
+def _read_only(source: Path, target: str | Path) -> Mount:
+    return Mount(str(target), str(source), type="bind", read_only=True)
+
+
+def _writable(source: Path, target: str | Path) -> Mount:
+    return Mount(str(target), str(source), type="bind")
+
+
+@contextmanager
+def _as_host_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ERRORS as error:
+        raise HostError(f"the Docker engine could not {what}: {error}") from error

@@ -1,0 +1,43 @@
+"""Signals of the controller: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not cut short."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _handlers({signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}):
+        yield
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Inside, an impatient second Ctrl-C changes nothing."""
+    ignore = signal.SIG_IGN
+    with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
+        yield
+
+
+@contextmanager
+def _handlers(handlers: dict[signal.Signals, Handler]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it gets signals
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,129 @@
+"""Running `testbed` as a user does, and asking afterwards what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import yaml
+
+from agents import events
+from testbed.runtimes import process
+from testbed.runtimes.docker import RUN_LABEL
+
+TOPOLOGIES = Path(__file__).parent.parent / "topologies"
+TESTBED = [sys.executable, "-m", "testbed"]
+
+
+def testbed(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """`testbed ARGUMENTS` to its end."""
+    command = [*TESTBED, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+testbed.__test__ = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """`testbed ARGUMENTS` in a process group of its own, killed at the end if it still lives."""
+    running = subprocess.Popen(
+        [*TESTBED, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.kill()
+        running.communicate()
+
+
+def until_printed(running: subprocess.Popen[str], text: str) -> None:
+    """Read its output until a line contains `text`."""
+    assert running.stdout is not None
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} was never printed:\n{''.join(lines)}")
+
+
+def interrupt(running: subprocess.Popen[str]) -> tuple[float, str]:
+    """Ctrl-C; the seconds until it had ended, and what it still printed."""
+    begin = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    output, _ = running.communicate(timeout=60)
+    return time.monotonic() - begin, output
+
+
+def write_topology(path: Path, base: str = "quickstart", **changes: Any) -> Path:
+    """`topologies/<base>.yaml` with top-level entries replaced, as a file in the folder `path`."""
+    topology = yaml.safe_load((TOPOLOGIES / f"{base}.yaml").read_text())
+    topology.update(changes)
+    file = path / "topology.yaml"
+    file.write_text(yaml.safe_dump(topology))
+    return file
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run directory as the tests look at it."""
+
+    path: Path
+    records: list[events.Record]
+
+    @classmethod
+    def only_one_in(cls, runs: Path) -> Finished:
+        (path,) = runs.iterdir()
+        return cls(path, list(events.read(path / "events.jsonl")))
+
+    @property
+    def updates(self) -> list[events.UpdateApplied]:
+        return [r for r in self.records if isinstance(r, events.UpdateApplied)]
+
+    @property
+    def best_accuracy(self) -> float:
+        return max(r.accuracy for r in self.records if isinstance(r, events.Evaluated))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
+        return manifest
+
+    @property
+    def telemetry(self) -> list[dict[str, Any]]:
+        lines = (self.path / "telemetry.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def of_group(self, group: str) -> list[events.UpdateApplied]:
+        devices = self.manifest["devices"]
+        return [u for u in self.updates if devices[u.client]["group"] == group]
+
+
+def left_in_docker(engine: docker.DockerClient) -> list[str]:
+    """Names of all containers and networks that carry the label of a run."""
+    filters = {"label": RUN_LABEL}
+    containers = engine.api.containers(all=True, filters=filters)
+    networks = engine.api.networks(filters=filters)
+    return [c["Names"][0] for c in containers] + [n["Name"] for n in networks]
+
+
+def left_as_processes() -> list[str]:
+    """Every process of this user that belongs to a run."""
+    return [str(info) for info in process.find()]

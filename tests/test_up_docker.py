@@ -1,0 +1,191 @@
+"""`testbed up` with real containers, a real broker and the kernel's own limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from agents import events
+from tests.running import (
+    TOPOLOGIES,
+    Finished,
+    interrupt,
+    left_in_docker,
+    started,
+    testbed,
+    until_printed,
+    write_topology,
+)
+
+pytestmark = pytest.mark.docker
+
+RULES: dict[str, dict[str, Any]] = {
+    "fedbuff": {"name": "fedbuff", "buffer_size": 3},
+    "fedavg": {"name": "fedavg"},
+    "fedasync": {"name": "fedasync"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images(engine: docker.DockerClient) -> None:
+    """Built once, so that no test below measures the building."""
+    built = testbed("images", "build", timeout=600)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.fixture(scope="module")
+def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of a device at 0.1 core beside one at 0.25, and two on a slow link."""
+    folder = tmp_path_factory.mktemp("two-speeds")
+    topology = write_topology(
+        folder,
+        devices=[
+            {"name": "slow", "cpu": 0.1},
+            {"name": "fast", "cpu": 0.25},
+            {"name": "far", "cpu": 0.2, "link": {"up": "64kbit", "down": "128kbit"}},
+        ],
+        stop={"after": "20s"},
+    )
+    done = testbed("up", topology, "--runtime", "docker", "--runs", folder / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Finished.only_one_in(folder / "runs")
+
+
+def test_run_directory_tells_the_story(two_speeds: Finished) -> None:
+    names = {path.name for path in two_speeds.path.iterdir()}
+    assert names == {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "models", "logs"}
+    assert {"000000.safetensors", "final.safetensors"} <= {p.name for p in (two_speeds.path / "models").iterdir()}
+    first, last = two_speeds.records[0], two_speeds.records[-1]
+    assert isinstance(first, events.RunStarted)
+    assert first.clients == ("slow", "fast", "far")
+    assert isinstance(last, events.RunEnded)
+    assert last.reason == "after"
+    assert last.updates == len(two_speeds.updates) > 0
+
+
+def test_timestamps_are_in_order(two_speeds: Finished) -> None:
+    for u in two_speeds.updates:
+        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
+        assert times == sorted(times)
+        assert u.staleness == u.applied_version - 1 - u.base_version >= 0
+
+
+def test_cpu_quota_is_real(two_speeds: Finished) -> None:
+    """A device at 0.1 core takes 2 to 3 times the train time of one at 0.25."""
+    train = {
+        name: statistics.median(u.train_end - u.train_start for u in two_speeds.of_group(name))
+        for name in ("slow", "fast")
+    }
+    assert 2.0 < train["slow"] / train["fast"] < 3.0
+
+
+def test_link_is_real(two_speeds: Finished) -> None:
+    """A model of 2,600 bytes and headers takes its time at 64 kbit/s up and 128 kbit/s down."""
+    slowest_possible = 0.9  # the bucket holds some packets
+    for u in two_speeds.of_group("far")[1:]:
+        assert u.arrived - u.sent > slowest_possible * (u.bytes - 7570) * 8 / 64_000
+    fast = statistics.median(u.arrived - u.sent for u in two_speeds.of_group("fast"))
+    far = statistics.median(u.arrived - u.sent for u in two_speeds.of_group("far"))
+    assert far > fast
+
+
+def test_devices_keep_to_their_memory(two_speeds: Finished) -> None:
+    samples = [s for s in two_speeds.telemetry if s["device"] == "fast"]
+    assert len(samples) > 5
+    assert max(s["memory"] for s in samples) < 300e6
+
+
+def test_secrets_are_gone(two_speeds: Finished) -> None:
+    text = "".join(p.read_text() for p in two_speeds.path.rglob("*") if p.suffix in {".json", ".log", ".yaml"})
+    assert "password" not in text.replace("password_file", "")
+
+
+def test_nothing_is_left(two_speeds: Finished, engine: docker.DockerClient) -> None:
+    assert left_in_docker(engine) == []
+
+
+def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, devices=[{"name": "one", "cpu": 0.5}])
+    with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
+        until_printed(up, "the run clock starts")
+        containers = engine.containers.list(filters={"label": "testbed.run"})
+        by_part = {c.labels["testbed.part"]: c for c in containers}
+        assert by_part.keys() == {"broker", "aggregator", "one"}
+        for container in containers:
+            host = container.attrs["HostConfig"]
+            assert host["ReadonlyRootfs"]
+            assert host["CapDrop"] == ["ALL"]
+            assert not host["Privileged"]
+            assert host["PidsLimit"] > 0
+            for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
+                assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
+        device = by_part["one"]
+        assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
+        users = {row[0] for row in device.top(ps_args="-eo uid,args")["Processes"] if "client" in row[1]}
+        assert users == {"10001"}
+        interrupt(up)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_learns_mnist(rule: str, data_root: Path, tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, "mnist-fedbuff", rule=RULES[rule])
+    done = testbed("up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert run.best_accuracy > 0.8
+    if rule == "fedbuff":
+        stale = {
+            group: statistics.mean(u.staleness for u in run.of_group(group))
+            for group in {d["group"] for d in run.manifest["devices"].values()}
+        }
+        assert max(stale.values()) > 2 * min(stale.values())
+
+
+STAGES: dict[str, str] = {"start-up": "Starting broker", "mid-run": "the run clock starts"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_interrupt_leaves_nothing(stage: str, engine: docker.DockerClient, tmp_path: Path) -> None:
+    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "docker", "--runs", tmp_path) as up:
+        until_printed(up, STAGES[stage])
+        time.sleep(1)
+        took, output = interrupt(up)
+    assert up.returncode == 130, output
+    assert "Traceback" not in output
+    assert left_in_docker(engine) == []
+    assert took < 10
+    run = Finished.only_one_in(tmp_path) if stage == "mid-run" else None
+    if run is not None:
+        assert isinstance(run.records[-1], events.RunEnded)
+        assert run.manifest["outcome"] == "interrupted"
+
+
+def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
+    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "docker", "--runs", tmp_path) as up:
+        until_printed(up, "the run clock starts")
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    assert left_in_docker(engine) != []
+    assert testbed("down", "--all").returncode == 0
+    assert left_in_docker(engine) == []
+
+
+def test_twenty_devices(
+    engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """Started in parallel; the times are printed, not asserted."""
+    topology = write_topology(tmp_path, "twenty", stop={"updates": 40})
+    done = testbed("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert len(run.manifest["devices"]) == 20
+    assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
+    assert left_in_docker(engine) == []

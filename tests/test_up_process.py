@@ -1,0 +1,79 @@
+"""`testbed up --runtime process`: local processes, real broker, no Docker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agents import events
+from tests.running import (
+    TOPOLOGIES,
+    Finished,
+    interrupt,
+    left_as_processes,
+    started,
+    testbed,
+    until_printed,
+    write_topology,
+)
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fedasync", "fedbuff"])
+def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, rule={"name": rule}, stop={"updates": 60, "after": "60s"})
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert isinstance(run.records[-1], events.RunEnded)
+    assert len(run.updates) >= 60
+    for u in run.updates:
+        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
+        assert times == sorted(times)
+    assert left_as_processes() == []
+
+
+@pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
+def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
+    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path) as up:
+        until_printed(up, stage)
+        time.sleep(1)
+        took, output = interrupt(up)
+    assert up.returncode == 130, output
+    assert "Traceback" not in output
+    assert took < 10
+    assert left_as_processes() == []
+
+
+def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
+    up = testbed("up", "-d", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path)
+    assert up.returncode == 0, up.stdout + up.stderr
+    (path,) = tmp_path.iterdir()
+    assert path.name in testbed("ps").stdout
+    assert "ready" in testbed("logs", path.name, "controller").stdout.lower()
+    assert testbed("down", path.name).returncode == 0
+    assert left_as_processes() == []
+    assert Finished.only_one_in(tmp_path).manifest["outcome"] == "interrupted"
+
+
+def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
+    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path) as up:
+        until_printed(up, "the run clock starts")
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    deadline = time.monotonic() + 5
+    while left_as_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_as_processes() == []
+
+
+def test_a_link_is_refused(tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"up": "1mbit"}}])
+    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "link" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
