@@ -14,7 +14,7 @@ ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
 
-def connect(timeout: float = 120.0) -> docker.DockerClient:
+def connect(timeout: int = 120) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
     `timeout` is what one silent request may take, in seconds. Raises HostError, with the command that
@@ -29,17 +29,17 @@ def connect(timeout: float = 120.0) -> docker.DockerClient:
 def available() -> bool:
     """Whether an engine answers within 2 s."""
     try:
-        connect(timeout=2.0).close()
+        connect(timeout=2).close()
     except HostError:
         return False
     return True
 
 
-def registry_has(image: str, timeout: float = 5.0) -> bool:
+def registry_has(image: str, timeout: int = 5) -> bool:
     """Whether the engine reaches a registry that has `image`; False where none answers in time."""
     client = connect(timeout)
     try:
-        client.api.inspect_distribution(image)
+        client.images.get_registry_data(image)
     except ERRORS:
         return False
     finally:
@@ -50,9 +50,7 @@ def registry_has(image: str, timeout: float = 5.0) -> bool:
 def mend(error: BaseException) -> str:
     """What to do about an engine that does not answer, from the error that `connect` met."""
     if _caused_by(error, PermissionError):
-        return (
-            "This user may not speak to it: run 'sudo usermod -aG docker $USER', then log in again."
-        )
+        return "This user may not speak to it: run 'sudo usermod -aG docker $USER', then log in again."
     if shutil.which("dockerd") is None:
         return "Install it: 'sudo apt-get install docker.io'."
     return "Start it: 'sudo systemctl start docker'."

@@ -1,0 +1,76 @@
+"""Programs that we start and wait for. None outlives us, and none fails without its last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from testbed.errors import HostError
+
+_GRACE = 4.0
+"""Seconds that a program has for its own cleaning up before it is killed."""
+
+
+class StoppedError(Exception):
+    """The caller's `stop` was set: the program has been ended before its time."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    scratch: Path,
+    stop: threading.Event,
+    output: IO[bytes] | None = None,
+) -> None:
+    """Run `command` to its end; its standard output goes to `output`, its temporary files to `scratch`.
+
+    It runs in a session of its own, so that a Ctrl-C of the terminal reaches us alone and we end it,
+    with all its children. Raises HostError with its last lines where it fails, StoppedError where
+    `stop` was set (by another thread) in the meantime.
+    """
+    with tempfile.TemporaryFile(dir=scratch) as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output or log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )
+        try:
+            while process.poll() is None:
+                if stop.wait(0.05):
+                    raise StoppedError
+        finally:
+            end(process)
+        if process.returncode:
+            raise HostError(
+                f"'{' '.join(command[:4])} ...' failed with exit code {process.returncode}:\n"
+                f"{last_lines(log)}"
+            )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the session that `process` leads: politely, then for certain. Idempotent."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_lines(log: IO[bytes], count: int = 15) -> str:
+    """The last `count` lines of what a program said, indented."""
+    log.seek(0)
+    lines = log.read().decode(errors="replace").rstrip().splitlines()
+    return "\n".join(f"    {line}" for line in lines[-count:])

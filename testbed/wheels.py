@@ -1,0 +1,143 @@
+"""The agents' Python libraries: wheels fetched with the user's own pip configuration, then unpacked.
+
+They are for Python 3.11 on glibc, in the engine's architecture, whatever this host runs. Unpacking
+happens on the host: it overlaps with the making of the base image, and neither pip nor a wheel ever
+enters a layer.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import threading
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.errors import HostError
+from testbed.subprocesses import StoppedError, run
+
+_PYTHON = "3.11"
+_PIP = (sys.executable, "-m", "pip", "--quiet")
+_GLIBC = 36
+"""Minor version of bookworm's glibc 2.x."""
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `$XDG_CACHE_HOME/testbed`, by default under ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "testbed"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event) -> Path:
+    """The folder with the wheels for `requirements` on `machine` (as in `x86_64`), downloaded once.
+
+    Raises HostError where pip fails, or where torch would bring CUDA libraries.
+    """
+    torch = _installed_torch()
+    wanted = prefer_cpu(significant_lines(requirements.read_text(encoding="utf-8")), torch)
+    options = platform_options(machine)
+    digest = hashlib.sha256("\n".join([*options, *wanted]).encode()).hexdigest()[:12]
+    folder = cache_folder() / f"wheels-{digest}"
+    if folder.is_dir():
+        return folder
+    if f"torch=={torch}" not in wanted:
+        refuse_cuda(_resolve([*options, *wanted], scratch, stop))
+    partial = Path(tempfile.mkdtemp(dir=scratch))
+    run([*_PIP, "download", "--dest", str(partial), *options, *wanted], scratch=scratch, stop=stop)
+    partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
+    return folder
+
+
+def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
+    """The names of all packages that pip would take, asked before gigabytes of them are downloaded."""
+    report = scratch / "report.json"
+    options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
+    run([*_PIP, "install", *options, *arguments], scratch=scratch, stop=stop)
+    packages = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return [package["metadata"]["name"] for package in packages]
+
+
+def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.Event) -> None:
+    """Add the content of `wheels` to `archive` as `site/`, but for what the globs of `trim` name."""
+    unwanted = significant_lines(trim.read_text(encoding="utf-8"))
+    for wheel in sorted(wheels.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as source:
+            for entry in source.infolist():
+                if stop.is_set():
+                    raise StoppedError
+                path = installed_path(entry.filename)
+                if path and not any(fnmatch.fnmatchcase(path, glob) for glob in unwanted):
+                    _copy(source, entry, archive, f"site/{path}")
+
+
+def installed_path(name: str) -> str | None:
+    """Where a wheel's member goes under site-packages; None for folders, scripts and other data.
+
+    A wheel is the content of site-packages, but for its `*.data` folder, with a folder for each other
+    place (Python packaging's binary distribution format).
+    """
+    if name.endswith("/"):
+        return None
+    top, _, rest = name.partition("/")
+    if not top.endswith(".data"):
+        return name
+    place, _, path = rest.partition("/")
+    return path if place in ("purelib", "platlib") else None
+
+
+def _copy(source: zipfile.ZipFile, entry: zipfile.ZipInfo, to: tarfile.TarFile, path: str) -> None:
+    member = tarfile.TarInfo(path)
+    member.size = entry.file_size
+    member.mode = 0o755 if entry.external_attr >> 16 & 0o100 else 0o644
+    with source.open(entry) as content:
+        to.addfile(member, content)
+
+
+def significant_lines(text: str) -> list[str]:
+    """The lines of `text` that say something: comments and blank lines left out."""
+    return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
+
+
+def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
+    """`requirements` with the pinned torch as the CPU build `torch` (`2.13.0+cpu`), where this host has
+    it: so pip can find it, and from the bare pin it might take a build with CUDA."""
+    if torch is None or not torch.endswith("+cpu"):
+        return list(requirements)
+    pin = f"torch=={torch.removesuffix('+cpu')}"
+    return [f"torch=={torch}" if line == pin else line for line in requirements]
+
+
+def platform_options(machine: str) -> list[str]:
+    """pip's options for wheels that run in the image: pip does not derive older glibc tags itself."""
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
+    tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
+    options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]
+    return [*options, *(f"--platform={tag}" for tag in tags)]
+
+
+def refuse_cuda(packages: Sequence[str]) -> None:
+    """Raise HostError where one of the package names is a CUDA library."""
+    cuda = sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
+    if cuda:
+        raise HostError(
+            f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
+            "that devices without a GPU cannot use. Point pip at PyTorch's CPU wheels: set "
+            "PIP_EXTRA_INDEX_URL to the CPU wheel index that PyTorch's install page names, then run "
+            "'testbed images build' again."
+        )
+
+
+def _installed_torch() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
