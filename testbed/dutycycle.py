@@ -1,0 +1,208 @@
+"""CPU limit for ordinary processes: suspended and resumed so that each gets its share of one core.
+
+A closed loop on the CPU time that a process has really used: a budget grows by share × elapsed time
+and shrinks by what was used; without budget the process is suspended. What was overdrawn is carried
+over, so the long-run share is exact whatever the tick; what was not used is not saved up (as in the
+kernel's CFS quota), beyond the little that bridges a late tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import psutil
+
+TICK = 0.005
+"""Seconds between two decisions. A running process gets at least this much CPU at a time."""
+PERIOD = 0.05
+"""Seconds of share that an idle process may save up; bridges ticks that come late on a busy host."""
+SCAN = 1.0
+"""Seconds between two looks for new children."""
+
+
+def step(budget: float, share: float, elapsed: float, used: float) -> float:
+    """Return the new budget, in CPU seconds, after `elapsed` wall seconds in which `used` were consumed.
+
+    The process may run while it is positive.
+    """
+    return min(budget + share * elapsed - used, share * PERIOD)
+
+
+class DutyCycle:
+    """One thread that limits any number of processes, each with all of its process group.
+
+    The group is where the children are, if the process leads one (`start_new_session=True`).
+    Should the controller be killed, nobody is left to resume what is suspended: start the processes
+    through `testbed.tether`, which ends them with the controller.
+    """
+
+    def __init__(self) -> None:
+        self._limited: dict[str, _Limited] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="duty-cycle", daemon=True)
+        self._thread.start()
+
+    def limit(self, name: str, pid: int, share: float) -> None:
+        """Give process `pid` from now on `share` of one core (0.25 is a quarter; 2 is two cores).
+
+        What it used before does not count. A process that has ended already is left alone.
+        Raises ValueError for a share that is not positive, RuntimeError after close().
+        """
+        if share <= 0:
+            raise ValueError(f"a CPU share of {share} would stop {name} for ever")
+        with self._lock:
+            if self._closing.is_set():
+                raise RuntimeError("this DutyCycle is closed")
+            if earlier := self._limited.pop(name, None):
+                earlier.run()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._limited[name] = _Limited.of(pid, share)
+
+    def release(self, name: str) -> None:
+        """Lift the limit of `name`, resuming it if need be; no limit is no error."""
+        with self._lock:
+            if limited := self._limited.pop(name, None):
+                limited.run()
+
+    def close(self) -> None:
+        """Lift every limit and end the thread. Idempotent."""
+        self._closing.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        last = scanned = time.monotonic()
+        try:
+            while not self._closing.wait(TICK):
+                now = time.monotonic()
+                with self._lock:
+                    self._tick(now - last)
+                    if now - scanned >= SCAN:
+                        _adopt_children(self._limited.values())
+                        scanned = now
+                last = now
+        finally:  # whatever ends this thread, nobody stays suspended
+            with self._lock:
+                self._closing.set()
+                for limited in self._limited.values():
+                    limited.run()
+                self._limited.clear()
+
+    def _tick(self, elapsed: float) -> None:
+        for name, limited in list(self._limited.items()):
+            limited.budget = step(limited.budget, limited.share, elapsed, limited.used())
+            if not limited.members:
+                del self._limited[name]
+            elif limited.budget > 0:
+                limited.run()
+            else:
+                limited.suspend()
+
+
+@dataclass(slots=True)
+class _Member:
+    process: psutil.Process
+    clock: Callable[[], float]
+    seen: float
+    """CPU seconds that are already accounted for."""
+
+    @classmethod
+    def of(cls, pid: int) -> _Member:
+        """Raises psutil.NoSuchProcess."""
+        process = psutil.Process(pid)
+        return cls(process, cpu_clock(process), 0.0)
+
+
+@dataclass(slots=True)
+class _Limited:
+    pid: int
+    share: float
+    budget: float = 0.0
+    suspended: bool = False
+    members: dict[int, _Member] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pid: int, share: float) -> _Limited:
+        member = _Member.of(pid)
+        member.seen = member.clock()
+        return cls(pid, share, members={pid: member})
+
+    def used(self) -> float:
+        """CPU seconds since the last call; forgets members that have ended."""
+        total = 0.0
+        for pid, member in list(self.members.items()):
+            try:
+                now = member.clock()
+            except psutil.NoSuchProcess:
+                del self.members[pid]
+                continue
+            total += now - member.seen
+            member.seen = now
+        return total
+
+    def run(self) -> None:
+        if self.suspended:
+            self.suspended = False
+            self._each(psutil.Process.resume)
+
+    def suspend(self) -> None:
+        if not self.suspended:
+            self.suspended = True
+            self._each(psutil.Process.suspend)
+
+    def adopt(self, pid: int) -> None:
+        """Take in a child; all that it has used so far is charged."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.members.setdefault(pid, _Member.of(pid))
+
+    def _each(self, signal: Callable[[psutil.Process], None]) -> None:
+        # psutil, not os.kill: it checks that the pid still means the same process.
+        for member in self.members.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                signal(member.process)
+
+
+def _adopt_children(limited: Iterable[_Limited]) -> None:
+    """Find the processes that joined a limited process's group: one cheap system call for each."""
+    groups = {one.pid: one for one in limited if not one.suspended}
+    if not groups:
+        return
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError):
+            if (one := groups.get(os.getpgid(pid))) and pid not in one.members:
+                one.adopt(pid)
+
+
+def cpu_clock(process: psutil.Process) -> Callable[[], float]:
+    """A function that returns the CPU seconds of `process`; it raises psutil.NoSuchProcess.
+
+    POSIX has a clock per process: nanoseconds, where psutil's cpu_times() counts ticks of 10 ms, and
+    50 times cheaper to read. Where the C library lacks it (macOS), psutil is precise itself.
+    """
+    clock = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(None).clock_getcpuclockid(process.pid, ctypes.byref(clock))
+    except AttributeError:
+        return functools.partial(_cpu_times, process)
+    if failed:
+        raise psutil.NoSuchProcess(process.pid)
+    return functools.partial(_read_clock, clock.value, process.pid)
+
+
+def _read_clock(clock: int, pid: int) -> float:
+    try:
+        return time.clock_gettime(clock)
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+
+
+def _cpu_times(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system

@@ -1,0 +1,279 @@
+"""The `process` runtime: devices are ordinary processes of this machine, limited by a duty cycle.
+
+The embedded default where no Docker engine answers. It limits CPU; it neither shapes links nor limits
+memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agents.config import Broker
+from agents.topics import AGGREGATOR, CONTROLLER
+from testbed import broker, configs, tether
+from testbed.broker import Account
+from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
+from testbed.dutycycle import DutyCycle, cpu_clock
+from testbed.embedded_broker import write_embedded
+from testbed.errors import BadInputError, HostError
+from testbed.rundir import RunDirectory
+
+HOST = "127.0.0.1"
+BROKER = "broker"
+BROKER_TIMEOUT = 10.0
+"""Seconds until the broker must accept connections."""
+GRACE = 2.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+# The environment variables that mark a process as part of a run.
+RUN, PART, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
+
+
+def find_mosquitto() -> str | None:
+    """Path of the Mosquitto broker, or None. Debian keeps it where only root's PATH leads."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What each part is started with. The agents get the path of their configuration in addition."""
+
+    mosquitto: str | None = field(default_factory=find_mosquitto)
+    """None: the embedded broker."""
+    aggregator: tuple[str, ...] = (sys.executable, "-m", "agents.aggregator.main")
+    client: tuple[str, ...] = (sys.executable, "-m", "agents.client.main")
+
+
+class ProcessRuntime:
+    """Implements `testbed.runtimes.Runtime`. Use it from the main thread (see testbed.tether)."""
+
+    def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
+        """Raises BadInputError for a plan that asks for what this runtime cannot do."""
+        devices = spec.plan.devices
+        if shaped := [device.name for device in devices if device.link is not None]:
+            raise BadInputError(
+                f"devices {', '.join(shaped)}: the process runtime cannot shape a link; "
+                "take `link` out of the topology or use the docker runtime"
+            )
+        self._spec = spec
+        self._directory = spec.directory
+        self._devices = {device.name: device for device in devices}
+        self._programs = programs or Programs()
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._duty_cycle: DutyCycle | None = None
+
+    @property
+    def broker_kind(self) -> str:
+        """`mosquitto` or `amqtt (embedded)`."""
+        return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
+
+    def start(self) -> Broker:
+        """Start broker, aggregator and every device; return the controller's broker.
+
+        Raises HostError if the broker does not come up.
+        """
+        accounts = broker.accounts(self._directory.run, self._devices)
+        port = free_port()
+        self._spawn(BROKER, self._broker_command(accounts, port))
+        self._wait_for_broker(port)
+        configs.write(self._spec, accounts, OnHost((HOST, port)))
+        self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
+        for name, device in self._devices.items():
+            self._spawn(name, [*self._programs.client, self._config(name)], device.threads)
+        return accounts[CONTROLLER].at(HOST, port)
+
+    def limit(self, device: str) -> None:
+        """Put `device` under its duty cycle; one that has ended is left alone."""
+        if self._duty_cycle is None:
+            self._duty_cycle = DutyCycle()
+        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].cpu)
+
+    def ended(self) -> dict[str, int]:
+        """Exit code of each part that has ended: negative for the number of a signal."""
+        codes = {name: child.poll() for name, child in self._children.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        """A sample of each living device, named as the device init's: seconds and bytes."""
+        samples = []
+        for name in self._devices:
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+                process = psutil.Process(self._children[name].pid)
+                memory = process.memory_info().rss
+                cpu = cpu_clock(process)()
+                samples.append(
+                    {"device": name, "at": time.monotonic(), "cpu": cpu, "memory": memory}
+                )
+        return samples
+
+    def stop(self) -> None:
+        """End every process of the run: agents first, so that none mourns the broker. Idempotent."""
+        if self._duty_cycle is not None:
+            self._duty_cycle.close()
+        children = dict(self._children)
+        last = [children.pop(BROKER)] if BROKER in children else []
+        end(children.values())
+        end(last)
+        # What is not on our list: children's children, and one that an interrupt kept from it.
+        remove(self._directory.run)
+
+    def _config(self, name: str) -> str:
+        return str(self._directory.config(name))
+
+    def _broker_command(self, accounts: Mapping[str, Account], port: int) -> list[str]:
+        if self._programs.mosquitto is None:
+            config = write_embedded(self._directory.config(BROKER), accounts, HOST, port)
+            return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
+        folder = self._directory.work / BROKER
+        conf = broker.write_mosquitto(folder, accounts, HOST, port)
+        return [self._programs.mosquitto, "-c", str(conf)]
+
+    def _spawn(self, name: str, command: list[str], threads: int = 1) -> None:
+        """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
+        tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), "--", *command]
+        with self._log(name).open("ab") as log:
+            self._children[name] = subprocess.Popen(
+                tethered,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment(self._directory, name, threads)},
+                start_new_session=True,
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._directory.logs / f"{name}.log"
+
+    def _wait_for_broker(self, port: int) -> None:
+        deadline = time.monotonic() + BROKER_TIMEOUT
+        while time.monotonic() < deadline and self._children[BROKER].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+                return
+            time.sleep(0.02)
+        code = self._children[BROKER].poll()
+        what = "does not answer" if code is None else f"ended with exit code {code}"
+        raise HostError(
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}. "
+            f"The end of {self._log(BROKER)}:\n{tail(self._log(BROKER))}"
+        )
+
+
+def environment(directory: RunDirectory, part: str, threads: int) -> dict[str, str]:
+    """What marks a process as `part` of a run, and its number of threads."""
+    return {
+        RUN: directory.run,
+        PART: part,
+        DIRECTORY: str(directory.path),
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def end(children: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End and reap `children`, none of which may be suspended: SIGTERM, and SIGKILL after GRACE."""
+    children = list(children)
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + GRACE
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A living process that belongs to a run."""
+
+    pid: int
+    run: str
+    part: str
+    directory: Path
+    process: psutil.Process = field(repr=False)
+    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
+
+
+def find() -> list[ProcessInfo]:
+    """Every process of any run that belongs to this user, by the marks in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marks = process.environ() if process.uids().real == os.getuid() else {}
+        except psutil.Error:  # ended meanwhile, or not ours to look at
+            continue
+        if RUN in marks:
+            found.append(
+                ProcessInfo(
+                    process.pid, marks[RUN], marks.get(PART, ""), Path(marks.get(DIRECTORY, "")),
+                    process,
+                )
+            )
+    return found
+
+
+def remove(run: str | None = None) -> int:
+    """End every process of `run`, or of all runs, suspended ones too; return how many there were.
+
+    The caller's own process and its ancestors are spared.
+    """
+    me = psutil.Process()
+    spared = {me.pid, *(parent.pid for parent in me.parents())}
+    processes = [
+        info.process
+        for info in find()
+        if run in (None, info.run) and info.pid not in spared
+    ]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            process.resume()
+    for process in still_alive(processes, GRACE):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    still_alive(processes, GRACE)
+    return len(processes)
+
+
+def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
+    """Wait up to `timeout` seconds until all have ended, reaping none; return those that have not."""
+    deadline = time.monotonic() + timeout
+    alive = list(processes)
+    while alive := [process for process in alive if is_alive(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return alive
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs or is suspended: a zombie has ended, whoever has yet to take note of it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.create_server((HOST, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def tail(path: Path, lines: int = 10) -> str:
+    """The last lines of a log."""
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,310 @@
+"""Accounts and rights, and both brokers for real: what is allowed works, what is not does not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from agents.topics import Topics
+from testbed.broker import (
+    Account,
+    accounts,
+    covers,
+    hash_password,
+    is_password,
+    mosquitto_conf,
+    write_mosquitto,
+)
+from testbed.embedded_broker import read_embedded, write_embedded
+from testbed.runtimes.process import find_mosquitto
+
+TOPICS = Topics("r")
+MOSQUITTO = find_mosquitto()
+LARGE = os.urandom(2_000_000)
+
+
+def test_rights_of_a_run() -> None:
+    made = accounts("r", ["a", "b"])
+    assert list(made) == ["aggregator", "controller", "a", "init/a", "b", "init/b"]
+    a, init, aggregator = made["a"], made["init/a"], made["aggregator"]
+    assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
+    assert a.subscribe == ("testbed/r/model/a", "testbed/r/request/a")
+    assert (init.publish, init.subscribe) == (
+        ("testbed/r/telemetry/a",), ("testbed/r/control/a",),
+    )
+    assert not a.may_publish(TOPICS.update("b"))
+    assert not a.may_read(TOPICS.update("+"))
+    assert aggregator.may_read(TOPICS.update("+"))
+    assert not aggregator.may_read("testbed/other/update/a")
+
+
+def test_passwords_are_fresh_and_not_shown() -> None:
+    once, again = (accounts("r", ["a"])["a"] for _ in range(2))
+    assert once.password != again.password
+    assert once.password not in repr(once)
+
+
+@pytest.mark.parametrize("name", ["aggregator", "controller"])
+def test_a_device_cannot_take_an_account_of_the_infrastructure(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        accounts("r", [name])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "expected"),
+    [
+        ("a/b", "a/b", True),
+        ("a/+", "a/b", True),
+        ("a/+", "a/+", True),
+        ("a/b", "a/+", False),
+        ("a/+", "a/#", False),
+        ("a/+", "a", False),
+        ("a/+", "a/b/c", False),
+        ("a/+", "#", False),
+    ],
+)
+def test_covers(pattern: str, topic: str, expected: bool) -> None:
+    assert covers(pattern, topic) is expected
+
+
+def test_password_hashes_are_salted_and_checked() -> None:
+    hashed = hash_password("secret")
+    assert hashed != hash_password("secret")
+    assert is_password("secret", hashed)
+    assert not is_password("Secret", hashed)
+
+
+def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) -> None:
+    conf = write_mosquitto(tmp_path, accounts("r", ["a"]), "0.0.0.0", 1883, seen_at="/testbed")  # noqa: S104
+    assert conf.read_text() == mosquitto_conf("0.0.0.0", 1883, "/testbed")  # noqa: S104
+    assert str(tmp_path) not in conf.read_text()
+    assert (tmp_path / "acl").read_text().startswith("user aggregator\ntopic write ")
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedded: bool) -> None:
+    made = accounts("r", ["a"])
+    if embedded:
+        host, port, hashed = read_embedded(write_embedded(tmp_path / "b.json", made, "h", 1))
+        assert (host, port, list(hashed)) == ("h", 1, list(made))
+        assert is_password(made["a"].password, hashed["a"].password)
+    else:
+        write_mosquitto(tmp_path, made, "h", 1)
+    for file in tmp_path.iterdir():
+        assert file.stat().st_mode & 0o077 == 0
+        assert not any(account.password in file.read_text() for account in made.values())
+
+
+# --- the brokers themselves ---------------------------------------------------------------------
+
+
+class Peer:
+    """A bare paho client with one account, so that nothing but the broker says no."""
+
+    def __init__(
+        self, port: int, account: Account, *, password: str | None = None, will: str | None = None
+    ) -> None:
+        self.inbox: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self.refusal: str | None = None
+        self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.paho = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
+        self.paho.username_pw_set(account.username, password or account.password)
+        if will is not None:
+            self.paho.will_set(will, b"offline", qos=1, retain=True)
+        self.paho.on_connect = self._on_connect
+        self.paho.on_subscribe = lambda *_: self._answers.put(None)
+        self.paho.on_message = lambda _c, _d, m: self.inbox.put((m.topic, bytes(m.payload)))
+        self.paho.connect("127.0.0.1", port)
+        self.paho.loop_start()
+        self._answers.get(timeout=5)
+
+    def _on_connect(self, _c: object, _d: object, _f: object, reason: object, _p: object) -> None:
+        if getattr(reason, "is_failure", True):
+            self.refusal = str(reason)
+        self._answers.put(None)
+
+    def subscribe(self, *topics: str) -> None:
+        for topic in topics:
+            self.paho.subscribe(topic, 1)
+            self._answers.get(timeout=5)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.paho.publish(topic, payload, qos=1, retain=retain).wait_for_publish(10)
+
+    def take(self) -> tuple[str, bytes]:
+        return self.inbox.get(timeout=10)
+
+    def drop(self) -> None:
+        """End the connection like a crash: no DISCONNECT."""
+        sock = self.paho.socket()
+        assert isinstance(sock, socket.socket)
+        self.paho.on_disconnect = lambda *_: threading.Thread(target=self.paho.loop_stop).start()
+        sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.paho.disconnect()
+        self.paho.loop_stop()
+
+
+Connect = Callable[..., Peer]
+
+
+@pytest.fixture(params=["mosquitto", "embedded"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """A function that logs in at a running broker of run `r` with the devices `a` and `b`."""
+    made = accounts("r", ["a", "b"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = broker_command(request.param, tmp_path, made, port)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as broker:
+        peers = []
+        try:
+            wait_until_listening(port, broker)
+
+            def connect(user: str, **options: str) -> Peer:
+                peers.append(Peer(port, made[user], **options))
+                return peers[-1]
+
+            yield connect
+        finally:
+            for peer in peers:
+                peer.close()
+            broker.terminate()
+            log = broker.communicate(timeout=5)[0].decode()
+    assert not re.search("Traceback|Error", log), log
+    assert not any(account.password in log for account in made.values())
+
+
+def broker_command(
+    kind: str, folder: Path, made: Mapping[str, Account], port: int
+) -> list[str]:
+    if kind == "embedded":
+        config = write_embedded(folder / "broker.json", made, "127.0.0.1", port)
+        return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
+    if MOSQUITTO is None:
+        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
+    return [MOSQUITTO, "-c", str(write_mosquitto(folder, made, "127.0.0.1", port))]
+
+
+def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and broker.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.02)
+    raise AssertionError("the broker does not listen")
+
+
+def test_login(connect: Connect) -> None:
+    assert connect("a").refusal is None
+    assert connect("a", password="wrong").refusal == "Not authorized"
+
+
+def test_large_payloads_go_both_ways(connect: Connect) -> None:
+    aggregator, client = connect("aggregator"), connect("a")
+    aggregator.subscribe(TOPICS.update("+"))
+    client.subscribe(TOPICS.model("a"))
+    for _ in range(3):
+        aggregator.publish(TOPICS.model("a"), LARGE)
+        assert client.take() == (TOPICS.model("a"), LARGE)
+        client.publish(TOPICS.update("a"), LARGE)
+        assert aggregator.take() == (TOPICS.update("a"), LARGE)
+
+
+def test_a_client_cannot_write_under_another_name(connect: Connect) -> None:
+    aggregator, client = connect("aggregator"), connect("a")
+    aggregator.subscribe(TOPICS.update("+"), TOPICS.status("+"))
+    client.publish(TOPICS.update("b"), b"forged")
+    client.publish(TOPICS.status("b"), b"forged", retain=True)
+    client.publish(TOPICS.update("a"), b"own")
+    assert aggregator.take() == (TOPICS.update("a"), b"own")
+    late = connect("controller")
+    late.subscribe(TOPICS.status("+"))
+    client.publish(TOPICS.status("a"), b"ready", retain=True)
+    assert late.take() == (TOPICS.status("a"), b"ready")
+
+
+def test_a_client_cannot_leave_a_will_under_another_name(connect: Connect) -> None:
+    aggregator = connect("aggregator")
+    aggregator.subscribe(TOPICS.status("+"))
+    forger = connect("a", will=TOPICS.status("b"))
+    if forger.refusal is None:
+        forger.drop()
+    connect("a").publish(TOPICS.status("a"), b"ready")
+    assert aggregator.take() == (TOPICS.status("a"), b"ready")
+
+
+def test_a_client_reads_only_what_is_addressed_to_it(connect: Connect) -> None:
+    aggregator, client, other = connect("aggregator"), connect("a"), connect("b")
+    other.publish(TOPICS.status("b"), b"ready", retain=True)
+    client.subscribe(
+        TOPICS.update("+"), TOPICS.update("b"), TOPICS.model("b"), TOPICS.status("+"), "#",
+        TOPICS.model("a"),
+    )
+    other.publish(TOPICS.update("b"), b"private")
+    aggregator.publish(TOPICS.model("b"), b"not for a")
+    aggregator.publish(TOPICS.model("a"), b"for a")
+    assert client.take() == (TOPICS.model("a"), b"for a")
+
+
+def test_a_login_alone_brings_no_retained_message(connect: Connect) -> None:
+    watcher, client = connect("aggregator"), connect("a")
+    watcher.subscribe(TOPICS.status("+"))
+    client.publish(TOPICS.status("a"), b"ready", retain=True)
+    watcher.take()
+    stranger = connect("b")
+    stranger.subscribe(TOPICS.model("b"))
+    watcher.publish(TOPICS.model("b"), b"first")
+    assert stranger.take() == (TOPICS.model("b"), b"first")
+
+
+def test_last_will_is_retained_when_a_client_vanishes(connect: Connect) -> None:
+    aggregator = connect("aggregator")
+    aggregator.subscribe(TOPICS.status("+"))
+    client = connect("a", will=TOPICS.status("a"))
+    client.publish(TOPICS.status("a"), b"training", retain=True)
+    assert aggregator.take() == (TOPICS.status("a"), b"training")
+    client.drop()
+    assert aggregator.take() == (TOPICS.status("a"), b"offline")
+    late = connect("controller")
+    late.subscribe(TOPICS.status("+"))
+    assert late.take() == (TOPICS.status("a"), b"offline")
+
+
+def test_no_message_is_lost_while_others_come_and_go(connect: Connect) -> None:
+    aggregator, client = connect("aggregator"), connect("a")
+    aggregator.subscribe(TOPICS.update("+"))
+    coming = [
+        threading.Thread(target=come_and_go, args=(connect, *which))
+        for which in [("b", TOPICS.model("b")), ("init/b", TOPICS.control("b")),
+                      ("init/a", TOPICS.control("a")), ("controller", TOPICS.telemetry("+"))]
+    ]
+    for thread in coming:
+        thread.start()
+    sent = 0
+    while any(thread.is_alive() for thread in coming):
+        client.publish(TOPICS.update("a"), str(sent).encode())
+        sent += 1
+    received = [aggregator.take()[1] for _ in range(sent)]
+    assert received == [str(number).encode() for number in range(sent)]
+
+
+def come_and_go(connect: Connect, user: str, topic: str) -> None:
+    for _ in range(25):
+        peer = connect(user)
+        peer.subscribe(topic)
+        peer.paho.unsubscribe(topic)
+        peer.close()
