@@ -1,0 +1,281 @@
+"""Datasets, and their partition among the clients: done once, by the controller.
+
+A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
+the hub itself. Decoding 70,000 images takes seconds, so the arrays are kept in the user's cache. To add
+a dataset: a line in DATASETS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError
+
+from agents import shards as files
+from agents.shards import Shard
+from testbed.errors import BadInputError, HostError
+from testbed.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIN_SAMPLES = 10
+"""No client gets fewer samples than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    train: Shard
+    test: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a dataset lies."""
+
+    fingerprint: str
+    """Another one wherever `read` may give something else."""
+    read: Callable[[], Dataset]
+    """Decodes all of it: seconds. Raises BadInputError or HostError."""
+
+
+class Source(Protocol):
+    """Where a dataset comes from."""
+
+    def find(self, root: Path | None) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HubImages:
+    """Labelled images of one size, as a dataset of the Hugging Face hub."""
+
+    hub_id: str
+    image: str
+    """Column of the encoded images."""
+    label: str
+    """Column of the labels, 0 to classes − 1."""
+    test: str = "test"
+    """Split to evaluate on; clients train on `train`."""
+
+    def find(self, root: Path | None) -> Found:
+        local = None if root is None else self._files(root)
+        if local is None:
+            return Found("hub", self._fetch)
+        stats = ((path.name, path.stat()) for paths in local for path in paths)
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        train, test = local
+        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
+
+    def _files(self, root: Path) -> tuple[list[Path], list[Path]] | None:
+        """Parquet files of the training and the test split under `root`, or None."""
+        if not root.is_dir():
+            raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
+        folder = root / self.hub_id
+        train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", self.test))
+        return (train, test) if train and test else None
+
+    def _read(self, paths: Iterable[Path]) -> Shard:
+        parts = [self._read_file(path) for path in paths]
+        x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+        return Shard(x, y, parts[0].scale)
+
+    def _read_file(self, path: Path) -> Shard:
+        import pandas as pd
+
+        try:
+            return self._decode(pd.read_parquet(path, columns=[self.image, self.label]))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise BadInputError(
+                f"{path}: not readable as {self.hub_id} with the columns {self.image} and {self.label} "
+                f"({_first_line(error)}). Get it anew from huggingface.co/datasets/{self.hub_id}."
+            ) from error
+
+    def _fetch(self) -> Dataset:
+        # Read when these libraries are imported: no usage statistics from a user's experiment.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        import datasets
+        import huggingface_hub
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            # load_dataset alone would try again and again for half a minute where there is no network.
+            with contextlib.suppress(OfflineModeIsEnabled):
+                huggingface_hub.HfApi().dataset_info(self.hub_id, timeout=10)
+            with _without_progress_bars():
+                splits = datasets.load_dataset(self.hub_id)
+            train, test = (splits[s].with_format("arrow")[:].to_pandas() for s in ("train", self.test))
+            return Dataset(self._decode(train), self._decode(test))
+        except Exception as error:  # httpx's, requests', OSError or its own: they share no class
+            raise HostError(
+                f"{self.hub_id} cannot be fetched from the Hugging Face hub ({_first_line(error)}). "
+                f"Get a network, or the dataset's parquet files: --data FOLDER (or TESTBED_DATA) with "
+                f"{self.hub_id}/train-*.parquet and {self.hub_id}/{self.test}-*.parquet in it."
+            ) from error
+
+    def _decode(self, frame: pd.DataFrame) -> Shard:
+        from PIL import Image
+
+        images = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in frame[self.image]]
+        return Shard(np.stack(images), frame[self.label].to_numpy(np.int64), scale=1 / 255)
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """scikit-learn's bundled digits: 1,797 images of 8×8, values 0 to 16.
+
+    Every fifth image of a class is for the test.
+    """
+
+    def find(self, root: Path | None) -> Found:
+        return Found(_digest(metadata.version("scikit-learn")), self._read)
+
+    @staticmethod
+    def _read() -> Dataset:
+        from sklearn.datasets import load_digits
+
+        bundle = load_digits()
+        x, y = bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+        by_class = np.argsort(y, kind="stable")
+        is_test = np.zeros(len(y), dtype=bool)
+        is_test[by_class[::5]] = True
+        return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Digits(),
+    "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
+}
+
+
+def load(dataset: str, root: Path | None) -> Dataset:
+    """The dataset of that name in DATASETS, from the cache where it has been decoded before.
+
+    `root` is the folder of local datasets. Raises BadInputError for files that cannot be used, HostError
+    where there are none and the hub cannot be reached.
+    """
+    found = DATASETS[dataset].find(root)
+    folder = _cache() / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    paths = folder / "train.safetensors", folder / "test.safetensors"
+    try:
+        return Dataset(*map(files.load, paths))
+    except (OSError, SafetensorError, KeyError):  # not there, or not whole
+        decoded = found.read()
+    with contextlib.suppress(OSError):  # a cache is worth no failed run
+        folder.mkdir(parents=True, exist_ok=True)
+        for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
+            _save_whole(shard, path)
+    return decoded
+
+
+def partition(
+    train: Shard, scheme: str, params: Mapping[str, float], clients: Sequence[str], seed: int
+) -> dict[str, Shard]:
+    """Deal `train` out among `clients`: every sample to one of them, MIN_SAMPLES or more to each.
+
+    The same for the same arguments. Raises BadInputError, naming the knob, where it cannot be done.
+    """
+    from datasets import Dataset as Table
+
+    if len(train) < MIN_SAMPLES * len(clients):
+        raise BadInputError(
+            f"{len(clients)} devices for {len(train)} training samples: each needs at least "
+            f"{MIN_SAMPLES}. Use at most {len(train) // MIN_SAMPLES} devices, or a larger dataset."
+        )
+    # Permuted, as the iid partitioner deals out contiguous pieces. Labels alone, and in arrow's format:
+    # in any other they are handed over one by one, which takes seconds.
+    order = np.random.default_rng(seed).permutation(len(train))
+    partitioner = _partitioner(scheme, params, len(clients), seed)
+    partitioner.dataset = Table.from_dict({"index": order, "label": train.y[order]}).with_format("arrow")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
+            parts = [np.asarray(partitioner.load_partition(k)["index"]) for k in range(len(clients))]
+    except ValueError as error:  # so was every draw
+        raise _too_skewed(scheme, params, len(clients)) from error
+    return {
+        client: Shard(train.x[part], train.y[part], train.scale)
+        for client, part in zip(clients, parts, strict=True)
+    }
+
+
+def label_counts(shards: Mapping[str, Shard]) -> dict[str, list[int]]:
+    """Of each client: how many samples it has of class 0, 1, ..."""
+    classes = 1 + max(int(shard.y.max()) for shard in shards.values())
+    return {client: np.bincount(shard.y, minlength=classes).tolist() for client, shard in shards.items()}
+
+
+def write(dataset: Dataset, shards: Mapping[str, Shard], directory: RunDirectory) -> None:
+    """Save every client's shard and the test set where the run's processes expect them."""
+    paths = {directory.shard(client): shard for client, shard in shards.items()}
+    for path, shard in {**paths, directory.test_set: dataset.test}.items():
+        files.save(shard, path)
+        path.chmod(0o644)  # a container reads it as another user
+
+
+def _partitioner(scheme: str, params: Mapping[str, float], count: int, seed: int) -> Any:
+    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
+
+    match scheme:
+        case "iid":
+            return IidPartitioner(count)
+        case "dirichlet":
+            return DirichletPartitioner(
+                count, "label", float(params["alpha"]), min_partition_size=MIN_SAMPLES, seed=seed
+            )
+    raise BadInputError(f"task.partition.scheme is {scheme!r}, expected iid or dirichlet")
+
+
+def _too_skewed(scheme: str, params: Mapping[str, float], count: int) -> BadInputError:
+    given = ", ".join(f"{name} {value:g}" for name, value in params.items())
+    return BadInputError(
+        f"task.partition: {scheme} with {given} leaves some of the {count} devices fewer than "
+        f"{MIN_SAMPLES} samples, in every draw. Raise task.partition.alpha, or use fewer devices."
+    )
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "testbed" / "datasets"
+
+
+def _save_whole(shard: Shard, path: Path) -> None:
+    """Save so that a reader sees all of it or nothing, also when two runs do this at once."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    os.close(handle)
+    try:
+        files.save(shard, Path(partial))
+        Path(partial).replace(path)
+    finally:
+        Path(partial).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    import datasets
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
