@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from analysis import summary
+from analysis.load import load
+
+
+def test_headline(directory: Path) -> None:
+    assert summary.headline(load(directory)) == summary.Headline(
+        rule="fedbuff",
+        versions=3,
+        updates=3,
+        duration=10.0,
+        accuracy=0.8,
+        loss=1.1,
+        best_accuracy=0.85,
+        ended="after",
+    )
+
+
+def test_devices(directory: Path) -> None:
+    table = summary.devices(load(directory))
+    assert table.index.tolist() == ["fast", "slow", "mute"]
+    assert table["group"].tolist() == ["pi", "pi", "nano"]
+    assert table["profile"].tolist() == ["0.5 cpu, 512 MiB", "0.1 cpu, 512 MiB", "0.1 cpu, 256 MiB"]
+    assert table["updates"].tolist() == [2, 1, 0]
+    assert table["staleness"].tolist() == pytest.approx([0.0, 2.0, nan], nan_ok=True)
+    assert table["share"].tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
+    # fast: 0 to 2.5 without a break (the second download overlaps the first upload), 3 to 4, 4.5 to 5
+    assert table["busy"].tolist() == pytest.approx([0.4, 0.8, 0.0])
+    assert table["idle"].tolist() == pytest.approx([0.6, 0.2, 1.0])
+
+
+def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:
+    (directory / "events.jsonl").write_text("")
+    run = load(directory)
+    table = summary.devices(run)
+    assert table["updates"].tolist() == [0, 0, 0]
+    assert table[["staleness", "share", "busy", "idle"]].isna().all(axis=None)
+    line = summary.headline(run)
+    assert (line.versions, line.updates, line.ended) == (0, 0, None)
+    assert line.accuracy != line.accuracy  # NaN
+
+
+@pytest.mark.parametrize(
+    ("intervals", "length"),
+    [
+        ([], 0.0),
+        ([(1, 2), (3, 5)], 3.0),
+        ([(3, 5), (1, 4)], 4.0),
+        ([(1, 6), (2, 3), (4, 7)], 6.0),
+        ([(-1, 1), (9, 12)], 2.0),
+        ([(11, 12)], 0.0),
+        ([(nan, 2), (1, nan), (4, 5)], 1.0),
+    ],
+)
+def test_covered_counts_overlaps_once_and_only_inside(
+    intervals: list[tuple[float, float]], length: float
+) -> None:
+    assert summary.covered(intervals, end=10.0) == length
