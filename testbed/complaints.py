@@ -31,8 +31,6 @@ _EXPECTED = {
     "float_type": "a number",
     "int_from_float": "a whole number",
     "int_type": "a whole number",
-    "model_attributes_type": "keys and values",
-    "model_type": "keys and values",
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
@@ -40,17 +38,22 @@ _EXPECTED = {
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
-    "cpu": "cpu: 0.25, a share of one host core",
+    "cpu": "cpu: 0.25 (a share of one host core)",
     "devices": "devices: [{name: nano, count: 4, cpu: 0.25}]",
     "distribution": "distribution: exponential",
+    "evaluate": "evaluate: {every: 2s}",
+    "link": "link: {up: 5mbit, down: 20mbit}",
     "local": "local: {steps: 20, batch_size: 32, lr: 0.1}",
     "name": "name: quickstart",
+    "partition": "partition: {scheme: dirichlet, alpha: 0.3}",
     "rule": "rule: {name: fedbuff, buffer_size: 3}",
+    "runtime": "runtime: {name: docker}",
     "scheme": "scheme: dirichlet",
+    "start": "start: {timeout: 5min, quorum: 90%}",
     "stop": "stop: {after: 60s}",
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
 }
-"""For keys that are missing."""
+"""For keys that are missing, and for those that have a value where they should have keys."""
 
 _TAGS = ("name", "distribution", "scheme")
 """Keys that name a variant."""
@@ -96,6 +99,8 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
             return misfit(document, where, context["error"])
         case "value_error":
             found, expected = details["input"], str(context["error"])
+        case "model_type" | "model_attributes_type":
+            found, expected = details["input"], _keys_expected(where)
         case kind:
             found = details["input"]
             expected = f"expected {_EXPECTED[kind]}" if kind in _EXPECTED else details["msg"]
@@ -162,7 +167,12 @@ def _unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def _missing(key: str) -> str:
-    return f"{key} is missing; expected something like {_EXAMPLES.get(key, key)}"
+    return f"{key} is missing; add it, such as {_EXAMPLES.get(key, key)}"
+
+
+def _keys_expected(where: Where) -> str:
+    example = _EXAMPLES.get(str(where[-1])) if where else None
+    return "expected keys and values" + (f" such as {example}" if example else "")
 
 
 def _among(found: Any, choices: list[str]) -> str:

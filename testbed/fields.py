@@ -33,12 +33,17 @@ class Model(BaseModel):
 
 
 def expecting(text: str) -> WrapValidator:
-    """Whatever is wrong with the field, say that `text` was expected."""
+    """Where a value has the wrong type or is out of bounds, say that `text` was expected.
+
+    What a quantity's reader says of its unit stands.
+    """
 
     def validate(value: Any, handler: Any) -> Any:
         try:
             return handler(value)
-        except ValidationError:
+        except ValidationError as error:
+            if any(details["type"] == "value_error" for details in error.errors()):
+                raise
             raise ValueError(f"expected {text}") from None
 
     return WrapValidator(validate)
@@ -56,6 +61,7 @@ Rate = Annotated[
     PlainSerializer(units.format_rate),
     WithJsonSchema(_text(_NUMBER + "[kKmMgG]?([bB]it(/s)?|bps|b/s)$", "5mbit", "200kbit")),
 ]
+_LEAST_MEMORY = 256 * 2**20  # bytes; importing torch alone takes about 240 MB
 SECONDS_SCHEMA = _text(_NUMBER + "(us|µs|ms|s|min|h)$", "80ms", "30s", "2min")
 Seconds = Annotated[
     float,
@@ -63,9 +69,11 @@ Seconds = Annotated[
     PlainSerializer(units.format_duration),
     WithJsonSchema(SECONDS_SCHEMA),
 ]
-Bytes = Annotated[
+Memory = Annotated[
     int,
     BeforeValidator(units.size),
+    Field(ge=_LEAST_MEMORY),
+    expecting("a size of at least 256MiB (PyTorch alone takes about 240MB) such as 512MiB"),
     PlainSerializer(units.format_size),
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
 ]
@@ -134,7 +142,7 @@ class OneOf:
 
 
 def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
-    tag: Any = Literal[name]  # type: ignore[valid-type]  # known at run time only
+    tag: Any = Literal[name]  # known at run time only
     fields: dict[str, Any] = {base.tag: tag, **dataclass_fields(cls)}
     model = create_model(cls.__name__, __base__=base, __doc__=cls.__doc__, **fields)
     model.parameters = cls

@@ -188,8 +188,8 @@ def _too_much_memory(topology: Topology, host: Host) -> Iterator[Problem]:
         yield topology.source.problem(
             ("devices",),
             f"ask for {_gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
-            f"{_gib(max(0, host.memory - _RESERVED_MEMORY))}: this host has {_gib(host.memory)} free, of "
-            f"which broker and aggregator keep {_gib(_RESERVED_MEMORY)}. Lower memory or count, use a "
+            f"{_gib(max(0, host.memory - _RESERVED_MEMORY))}: this host has {_gib(host.memory)} free; "
+            f"broker and aggregator need {_gib(_RESERVED_MEMORY)}. Lower memory or count, use a "
             "larger host, or risk that devices are killed with --oversubscribe",
             at_key=True,
         )

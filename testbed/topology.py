@@ -28,8 +28,8 @@ from agents.topics import AGGREGATOR, CONTROLLER
 from testbed import complaints, yamlfile
 from testbed.fields import (
     SECONDS_SCHEMA,
-    Bytes,
     Count,
+    Memory,
     Model,
     Name,
     NotNegative,
@@ -46,7 +46,6 @@ from testbed.yamlfile import Document, Problem, Source
 RESERVED = (AGGREGATOR, CONTROLLER, "broker")
 """Names of the run's other processes."""
 
-_LEAST_MEMORY = 256 * 2**20  # bytes; importing torch alone takes about 240 MB
 _MOST_DEVICES = 10_000  # of one group
 
 
@@ -202,14 +201,10 @@ class DeviceGroup(Model):
         Field(gt=0, description="Share of one host core; above 1 is more than one core"),
         expecting("a positive share of one host core such as 0.25"),
     ]
-    memory: Annotated[
-        Bytes,
-        Field(ge=_LEAST_MEMORY),
-        expecting("a size of at least 256MiB (PyTorch alone takes about 240MB) such as 512MiB"),
-    ] = 512 * 2**20
+    memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
     link: Link | None = None
     think: Annotated[Think, OneOf(DISTRIBUTIONS), _OrConstant()] | None = None
-    local: Local = Field(default=Local(), description="What differs from task.local on these devices")
+    local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -227,7 +222,7 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
 class Evaluate(Model):
     """How often the global model is put to the test set."""
 
-    every: PositiveSeconds = 2.0
+    every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
 
 
 class Stop(Model):
@@ -252,7 +247,7 @@ class Stop(Model):
 class Start(Model):
     """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
 
-    timeout: PositiveSeconds = 300.0
+    timeout: PositiveSeconds = Field(default=300.0, json_schema_extra={"default": "5min"})
     quorum: PositiveShare = Field(default=1.0, description="Share of the clients")
 
 

@@ -200,8 +200,7 @@ class _Reading:
         for key_node, value_node in node.value:
             key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
-                shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "this"
-                raise _error_at(key_node, f"{shown} is no key, expected a text")
+                raise _error_at(key_node, "keys are texts; put this one in quotes")
             at = (*where, key)
             place = _place(key_node.start_mark)
             if key in lines:
