@@ -1,4 +1,4 @@
-"""The broker of a run: who may log in, what each may publish and read, and Mosquitto's files for it.
+"""The broker of a run: who may log in, what each may publish and read, and the files that say so.
 
 Accounts live as long as their run. The broker decides from the login, never from a payload, who a
 message comes from: a client can write under its own name only and read what is addressed to it.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agents.config import Broker
@@ -169,6 +170,29 @@ def write_mosquitto(
     write_secret(directory / "passwd", password_file(accounts))
     write_secret(directory / "acl", acl_file(accounts))
     return conf
+
+
+def write_embedded(path: Path, accounts: Mapping[str, Account], host: str, port: int) -> Path:
+    """Write the configuration of `testbed.embedded_broker`; return `path`."""
+    hashed = [
+        asdict(replace(account, password=hash_password(account.password)))
+        for account in accounts.values()
+    ]
+    write_secret(path, json.dumps({"host": host, "port": port, "accounts": hashed}))
+    return path
+
+
+def read_embedded(path: Path) -> tuple[str, int, dict[str, Account]]:
+    """What `write_embedded` wrote: host, port, and accounts with hashes in place of passwords."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    accounts = {
+        entry["username"]: Account(
+            entry["username"], entry["password"],
+            tuple(entry["publish"]), tuple(entry["subscribe"]),
+        )
+        for entry in config["accounts"]
+    }
+    return config["host"], config["port"], accounts
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -2,8 +2,8 @@
 
 A closed loop on the CPU time that a process has really used: a budget grows by share × elapsed time
 and shrinks by what was used; without budget the process is suspended. What was overdrawn is carried
-over, so the long-run share is exact whatever the tick; what was not used is not saved up (as in the
-kernel's CFS quota), beyond the little that bridges a late tick.
+over, so in the long run nobody gets more than its share; what was not used is not saved up (as in the
+kernel's CFS quota), beyond the little that makes up for ticks that come late.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 import psutil
 
 TICK = 0.005
-"""Seconds between two decisions. A running process gets at least this much CPU at a time."""
+"""Seconds between two decisions. A resumed process runs for at least as long."""
 PERIOD = 0.05
-"""Seconds of share that an idle process may save up; bridges ticks that come late on a busy host."""
+"""Seconds of share that an idle process may save up. Ticks no farther apart than this cost no share."""
 SCAN = 1.0
 """Seconds between two looks for new children."""
 

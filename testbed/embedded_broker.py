@@ -7,18 +7,16 @@ rights as Mosquitto, at a fraction of its throughput.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 
-from testbed.broker import Account, hash_password, is_password, write_secret
+from testbed.broker import Account, is_password, read_embedded
 
 
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
@@ -55,31 +53,6 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         subscribers = self._subscriptions.get(subscription[0], [])
         if any(subscriber is session for subscriber, _ in subscribers):
             await super()._publish_retained_messages_for_subscription(subscription, session)
-
-
-def write_embedded(
-    path: Path, accounts: Mapping[str, Account], host: str, port: int
-) -> Path:
-    """Write the configuration that `python -m testbed.embedded_broker` reads; return `path`."""
-    hashed = [
-        asdict(replace(account, password=hash_password(account.password)))
-        for account in accounts.values()
-    ]
-    write_secret(path, json.dumps({"host": host, "port": port, "accounts": hashed}))
-    return path
-
-
-def read_embedded(path: Path) -> tuple[str, int, dict[str, Account]]:
-    """What `write_embedded` wrote: host, port, accounts with password hashes."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    accounts = [
-        Account(
-            entry["username"], entry["password"],
-            tuple(entry["publish"]), tuple(entry["subscribe"]),
-        )
-        for entry in config["accounts"]
-    ]
-    return config["host"], config["port"], {account.username: account for account in accounts}
 
 
 async def serve(host: str, port: int, accounts: Mapping[str, Account]) -> None:

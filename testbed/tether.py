@@ -1,8 +1,8 @@
-"""Start a program that ends with its parent, however that ends.
+"""Start a program on its CPUs, to end with its parent, however that ends.
 
-`python -I -S tether.py PARENT_PID -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at the parent's
-death and becomes the program. Only Linux can do that; elsewhere the program just runs, and
-`testbed down` has to end what a killed controller leaves behind.
+`python -I -S tether.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at the
+parent's death, takes the CPUs (a cpuset such as `0-2,5`) and becomes the program. Only Linux can do
+either; elsewhere the program just runs, and `testbed down` has to end what a killed controller leaves.
 
 The request belongs to the *thread* that started us: start programs from one that lives as long as the
 run. It outlives exec, except of set-user-ID programs.
@@ -17,19 +17,30 @@ _PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 
 
-def main(parent: int, command: list[str]) -> None:
-    """Become `command`; on failure exit with the shell's codes for that."""
+def cpu_numbers(cpuset: str) -> set[int]:
+    """The CPUs of a cpuset: `0-2,5` is {0, 1, 2, 5}."""
+    numbers: set[int] = set()
+    for part in cpuset.split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def main(parent: int, cpuset: str, command: list[str]) -> None:
+    """Become `command`, or exit with 1 and the reason."""
     if sys.platform == "linux":
         import ctypes  # slow to import, so only where it is used
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
-            sys.exit(1)
+        if os.getppid() != parent:
+            sys.exit("the controller ended before we began")
     try:
+        if sys.platform == "linux":
+            os.sched_setaffinity(0, cpu_numbers(cpuset))
         os.execvp(command[0], command)  # noqa: S606  # no shell is the point
     except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
+        sys.exit(f"cannot start {command[0]} on cpu {cpuset}: {error.strerror}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[4:])

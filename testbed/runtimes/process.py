@@ -1,7 +1,7 @@
 """The `process` runtime: devices are ordinary processes of this machine, limited by a duty cycle.
 
-The embedded default where no Docker engine answers. It limits CPU; it neither shapes links nor limits
-memory.
+The embedded default where no Docker engine answers. It limits CPU; memory it only reports, and a
+topology that shapes links is refused when the run is planned.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from testbed import broker, configs, tether
 from testbed.broker import Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.dutycycle import DutyCycle, cpu_clock
-from testbed.embedded_broker import write_embedded
-from testbed.errors import BadInputError, HostError
+from testbed.errors import HostError
 from testbed.rundir import RunDirectory
 
 HOST = "127.0.0.1"
@@ -61,16 +60,9 @@ class ProcessRuntime:
     """Implements `testbed.runtimes.Runtime`. Use it from the main thread (see testbed.tether)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
-        """Raises BadInputError for a plan that asks for what this runtime cannot do."""
-        devices = spec.plan.devices
-        if shaped := [device.name for device in devices if device.link is not None]:
-            raise BadInputError(
-                f"devices {', '.join(shaped)}: the process runtime cannot shape a link; "
-                "take `link` out of the topology or use the docker runtime"
-            )
         self._spec = spec
         self._directory = spec.directory
-        self._devices = {device.name: device for device in devices}
+        self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._duty_cycle: DutyCycle | None = None
@@ -96,7 +88,10 @@ class ProcessRuntime:
         return accounts[CONTROLLER].at(HOST, port)
 
     def limit(self, device: str) -> None:
-        """Put `device` under its duty cycle; one that has ended is left alone."""
+        """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
+
+        Not before: suspended before the tether is tied, it would outlive a killed controller.
+        """
         if self._duty_cycle is None:
             self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].cpu)
@@ -135,7 +130,7 @@ class ProcessRuntime:
 
     def _broker_command(self, accounts: Mapping[str, Account], port: int) -> list[str]:
         if self._programs.mosquitto is None:
-            config = write_embedded(self._directory.config(BROKER), accounts, HOST, port)
+            config = broker.write_embedded(self._directory.config(BROKER), accounts, HOST, port)
             return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
         folder = self._directory.work / BROKER
         conf = broker.write_mosquitto(folder, accounts, HOST, port)
@@ -143,10 +138,13 @@ class ProcessRuntime:
 
     def _spawn(self, name: str, command: list[str], threads: int = 1) -> None:
         """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
-        tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), "--", *command]
+        plan = self._spec.plan
+        cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
+        # Isolated and without site-packages: the tether costs each start as little as can be.
+        leash = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), cpus, "--"]
         with self._log(name).open("ab") as log:
             self._children[name] = subprocess.Popen(
-                tethered,
+                [*leash, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

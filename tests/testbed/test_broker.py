@@ -26,9 +26,10 @@ from testbed.broker import (
     hash_password,
     is_password,
     mosquitto_conf,
+    read_embedded,
+    write_embedded,
     write_mosquitto,
 )
-from testbed.embedded_broker import read_embedded, write_embedded
 from testbed.runtimes.process import find_mosquitto
 
 TOPICS = Topics("r")

@@ -1,0 +1,235 @@
+"""The process runtime with a real broker and stand-ins for the agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+
+from agents import config
+from agents.config import Broker, ClientConfig
+from agents.transport import Connection
+from testbed import tether
+from testbed.configs import RunSpec
+from testbed.errors import HostError
+from testbed.plan import plan, this_host
+from testbed.rundir import RunDirectory
+from testbed.runtimes import process
+from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
+from testbed.topology import parse
+
+T = TypeVar("T")
+SLEEP = "import time; time.sleep(600)"
+BUSY = "print('busy', flush=True)\nwhile True: pass"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY
+BROKERS = [None, *filter(None, [process.find_mosquitto()])]
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def spec(path: Path, devices: int = 2, cpu: float = 0.1) -> RunSpec:
+    """A run in the folder `path`."""
+    topology = parse(f"""
+name: t
+task: {{name: digits-logreg, local: {{steps: 1}}}}
+rule: {{name: fedavg}}
+devices: [{{name: d, count: {devices}, cpu: {cpu}}}]
+stop: {{after: 10s}}
+""")
+    planned = plan(topology, "process", this_host(), oversubscribe=True)
+    directory = RunDirectory.create(path, f"t-{path.name}")
+    return RunSpec(directory, topology, planned, {d.name: 1 for d in planned.devices})
+
+
+Make = Callable[..., ProcessRuntime]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """A function that makes the runtime of a run; what it starts is gone after the test."""
+    made: list[ProcessRuntime] = []
+
+    def make(
+        run: RunSpec, client: str = SLEEP, mosquitto: str | None = BROKERS[-1]
+    ) -> ProcessRuntime:
+        made.append(ProcessRuntime(run, Programs(mosquitto, python(SLEEP), python(client))))
+        return made[-1]
+
+    yield make
+    for runtime in made:
+        runtime.stop()
+
+
+@pytest.mark.parametrize("mosquitto", BROKERS, ids=lambda path: "mosquitto" if path else "embedded")
+def test_a_run_from_start_to_stop(make: Make, mosquitto: str | None, tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    directory = run.directory
+    runtime = make(run, f"import os; print(dict(os.environ), flush=True); {SLEEP}", mosquitto)
+    log_in(runtime.start())
+    log_in(config.load(ClientConfig, directory.config("d-2")).broker)
+
+    environment = log_of(run, "d-1")
+    assert f"'TESTBED_RUN': '{directory.run}'" in environment
+    assert "'OMP_NUM_THREADS': '1'" in environment
+    assert {info.part for info in of(run)} == {"broker", "aggregator", "d-1", "d-2"}
+    assert {info.directory for info in of(run)} == {directory.path}
+    sample = runtime.telemetry()[0]
+    assert sample["device"] == "d-1"
+    assert sample["memory"] > 1_000_000
+    assert runtime.ended() == {}
+
+    runtime.stop()
+    runtime.stop()
+    assert of(run) == []
+    assert runtime.ended().keys() == {"broker", "aggregator", "d-1", "d-2"}
+
+
+def log_in(broker: Broker) -> None:
+    connection = Connection(broker, [], lambda _: None)
+    connection.open()
+    connection.close()
+
+
+def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, devices=1, cpu=0.01)
+    runtime = make(run, BUSY)
+    runtime.start()
+    log_of(run, "d-1")
+    (device,) = (info.process for info in of(run) if info.part == "d-1")
+    runtime.limit("d-1")
+    eventually(lambda: device.status() == psutil.STATUS_STOPPED)
+    assert set(device.cpu_affinity() or []) == tether.cpu_numbers(run.plan.device_cpus)
+
+
+def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, devices=20, cpu=0.01)
+    runtime = make(run, STUBBORN)
+    runtime.start()
+    names = [device.name for device in run.plan.devices]
+    for name in names:
+        log_of(run, name)
+        runtime.limit(name)
+    begin = time.monotonic()
+    runtime.stop()
+    assert time.monotonic() - begin < GRACE + 3
+    assert of(run) == []
+    assert {runtime.ended()[name] for name in names} == {-signal.SIGKILL}
+
+
+def test_a_device_that_ends_is_told(make: Make, tmp_path: Path) -> None:
+    runtime = make(spec(tmp_path), "raise SystemExit(3)")
+    runtime.start()
+    eventually(lambda: len(runtime.ended()) == 2)
+    assert runtime.ended() == {"d-1": 3, "d-2": 3}
+    runtime.limit("d-1")
+
+
+def test_a_broker_that_fails_is_an_error_with_its_last_words(make: Make, tmp_path: Path) -> None:
+    runtime = make(spec(tmp_path), mosquitto=sys.executable)  # which takes `-c CONF` for code
+    with pytest.raises(HostError, match=r"(?s)exit code 1\..*broker\.log:\n.*SyntaxError"):
+        runtime.start()
+
+
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from tests.testbed.test_process_runtime import *
+run = spec(Path(sys.argv[1]), cpu=0.01)
+runtime = ProcessRuntime(run, Programs(aggregator=python(SLEEP), client=python(BUSY)))
+runtime.start()
+log_of(run, "d-1")
+runtime.limit("d-1")
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
+    command, run = [*python(CONTROLLER), str(tmp_path)], f"t-{tmp_path.name}"
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as controller:
+        assert controller.stdout is not None
+        assert controller.stdout.readline() == b"started\n"
+        left = found(run)
+        controller.kill()
+    assert {info.part for info in left} == {"broker", "aggregator", "d-1", "d-2"}
+    try:
+        eventually(lambda: found(run) == [])
+    finally:
+        process.remove(run)
+
+
+def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
+    ours, other = (
+        subprocess.Popen(python(SLEEP), env={**os.environ, process.RUN: f"{name}-{tmp_path.name}"})
+        for name in ("ours", "other")
+    )
+    with ours, other:
+        psutil.Process(ours.pid).suspend()
+        try:
+            assert [info.pid for info in found(f"ours-{tmp_path.name}")] == [ours.pid]
+            assert process.remove(f"ours-{tmp_path.name}") == 1
+            assert ours.wait(5) == -signal.SIGTERM
+            assert other.poll() is None
+        finally:
+            ours.kill()
+            other.kill()
+
+
+def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> None:
+    run = f"ours-{tmp_path.name}"
+    remover = f"from testbed.runtimes.process import remove; print(remove({run!r}))"
+    parent = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {remover!r}]))"
+    done = subprocess.run(
+        python(parent), env={**os.environ, process.RUN: run}, capture_output=True, check=True
+    )
+    assert done.stdout == b"0\n"
+
+
+def test_a_tethered_program_does_not_begin_without_its_parent() -> None:
+    command = [sys.executable, tether.__file__, "1", "0", "--", "echo", "alive"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "controller ended" in done.stderr
+
+
+def test_a_program_that_is_missing_is_named() -> None:
+    command = [sys.executable, tether.__file__, str(os.getpid()), "0", "--", "no-such-program"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "cannot start no-such-program on cpu 0: No such file or directory\n"
+
+
+def test_cpu_numbers() -> None:
+    assert tether.cpu_numbers("0-2,5") == {0, 1, 2, 5}
+
+
+def log_of(run: RunSpec, part: str) -> str:
+    """The log of `part`, as soon as there is something in it."""
+    return eventually((run.directory.logs / f"{part}.log").read_text)
+
+
+def found(run: str) -> list[process.ProcessInfo]:
+    return [info for info in process.find() if info.run == run]
+
+
+def of(run: RunSpec) -> list[process.ProcessInfo]:
+    return found(run.directory.run)
+
+
+def eventually(condition: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + 20
+    while not (outcome := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return outcome
