@@ -32,10 +32,10 @@ _ROOT = Path(__file__).parent.parent
 FOLDER = _ROOT / "images"
 AGENTS = _ROOT / "agents"
 LABEL = "testbed.image"
-"""On every image of ours; its value is the kind: `base`, `libraries`, `agent` or `broker`."""
+"""On every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
 
 _BUILD_LABEL = "testbed.build"
-"""One value for each building of an image: finds what an interrupted one left, and nothing else."""
+"""One value for each building of an image: finds the containers that an interrupted one left."""
 
 _PULLED_BASE = f"debian:{debian.SUITE}-slim"
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -252,29 +252,43 @@ def _docker_build(
 
 
 def _discard(client: docker.DockerClient, token: str, patience: float = 5.0) -> None:
-    """Remove the containers and untagged layers of an unfinished build.
+    """Remove the containers and layers of an unfinished build, looking until there are none.
 
     The engine ends a build whose connection is closed, but within a second or so rather than at once,
     and it keeps the layers made so far.
     """
-    label = f"{_BUILD_LABEL}={token}"
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        containers = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
-        images = client.images.list(filters={"label": label, "dangling": True})
-        for container in containers:
-            with contextlib.suppress(APIError):  # the engine was faster
-                container.remove(force=True, v=True)
-        for image in images:
-            with contextlib.suppress(APIError):
-                client.images.remove(str(image.id))
-        time.sleep(0.5)
+    with contextlib.suppress(*engine.ERRORS):  # whatever ended the build is the error to tell of
+        while time.monotonic() < deadline:
+            containers = client.containers.list(
+                all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True
+            )
+            for container in containers:
+                with contextlib.suppress(APIError):  # the engine was faster
+                    container.remove(force=True, v=True)
+            if not containers and not _remove_untagged(client):
+                return
+            time.sleep(0.3)
 
 
 def _remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
     """Remove our images of other versions, but for those that a container still uses."""
     for image in client.images.list(filters={"label": LABEL}):
-        for name in image.tags or [str(image.id)]:
-            if name not in tags.values():
+        for name in set(image.tags) - set(tags.values()):
+            if name.startswith("testbed-"):
                 with contextlib.suppress(APIError):  # in use
                     client.images.remove(name)
+    _remove_untagged(client)
+
+
+def _remove_untagged(client: docker.DockerClient) -> int:
+    """Remove our layers that no tag leads to and no container uses; how many.
+
+    They are left-overs: `_one_at_a_time` lets nobody else build meanwhile.
+    """
+    removed = 0
+    for image in client.images.list(filters={"label": LABEL, "dangling": True}):
+        with contextlib.suppress(APIError):  # in use
+            client.images.remove(str(image.id))
+            removed += 1
+    return removed
