@@ -178,7 +178,7 @@ class _Reading:
 
     def value(self, node: yaml.Node, where: Where) -> Any:
         if node in self._around:
-            raise _error_at(node, "this alias contains itself")
+            raise _error_at(node, "this value contains itself")
         if len(self.values) >= _MOST_VALUES:
             raise _error_at(node, "too many values")
         self.values[where] = _place(node.start_mark)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.config import Duration
+from agents.durations import draw
+
+N = 20_000
+
+
+def draws(distribution: str, **params: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    rng = np.random.default_rng(1)
+    duration = Duration(distribution, params)
+    return np.array([draw(duration, rng) for _ in range(N)])
+
+
+@pytest.mark.parametrize(
+    ("distribution", "params", "median"),
+    [
+        ("constant", {"value": 0.2}, 0.2),
+        ("uniform", {"low": 1, "high": 3}, 2),
+        ("normal", {"mean": 2, "std": 0.1}, 2),
+        ("lognormal", {"median": 0.5, "sigma": 1}, 0.5),
+        ("exponential", {"mean": 2}, 2 * math.log(2)),
+        ("exponential", {"rate": 4}, math.log(2) / 4),
+        ("pareto", {"scale": 3, "shape": 2}, 3 * math.sqrt(2)),
+        ("trace", {"values": [1, 2, 7]}, 2),
+    ],
+)
+def test_medians_are_those_of_the_distributions(
+    distribution: str, params: dict[str, Any], median: float
+) -> None:
+    drawn = draws(distribution, **params)
+    assert np.median(drawn) == pytest.approx(median, rel=0.05)
+    assert drawn.min() >= 0
+
+
+def test_a_normal_is_cut_at_zero_and_not_piled_up_there() -> None:
+    drawn = draws("normal", mean=0, std=1)
+    assert drawn.min() > 0
+    assert drawn.mean() == pytest.approx(math.sqrt(2 / math.pi), rel=0.03)  # of the half-normal
+
+
+def test_bounds_hold() -> None:
+    assert draws("pareto", scale=3, shape=2).min() >= 3
+    assert set(draws("trace", values=(1.0, 0.02))) == {1.0, 0.02}
+
+
+def test_the_same_generator_draws_the_same() -> None:
+    assert np.array_equal(draws("exponential", mean=1), draws("exponential", mean=1))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "params"),
+    [
+        ("constant", {"value": -1}),
+        ("uniform", {"low": 2, "high": 1}),
+        ("normal", {"mean": -1, "std": 1}),
+        ("lognormal", {"median": 0, "sigma": 1}),
+        ("exponential", {}),
+        ("exponential", {"mean": 1, "rate": 1}),
+        ("exponential", {"rate": 0}),
+        ("pareto", {"scale": 1, "shape": 0}),
+        ("trace", {"values": ()}),
+        ("weibull", {}),
+    ],
+)
+def test_unfit_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"expected|give one of"):
+        draw(Duration(distribution, params), np.random.default_rng())

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from agents.config import Link
+from testbed import topology
+from testbed.errors import BadInputError
+from testbed.plan import Host, describe, plan, this_host
+
+GIB = 2**30
+FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
+
+
+def fleet(devices: str) -> topology.Topology:
+    return topology.parse(
+        "name: fleet\n"
+        "task: {name: digits-logreg, local: {steps: 20}}\n"
+        "rule: {name: fedasync}\n"
+        f"devices: [{devices}]\n"
+        "stop: {updates: 10}\n"
+    )
+
+
+def test_broker_and_aggregator_have_the_first_core_to_themselves() -> None:
+    planned = plan(fleet("{name: pi, count: 2, cpu: 1.5}"), "docker", FOUR_CORES)
+    assert (planned.infrastructure_cpus, planned.device_cpus) == ("0", "2-3,5")
+    assert planned.device_capacity == 3
+    assert [device.name for device in planned.devices] == ["pi-1", "pi-2"]
+
+
+def test_on_one_core_the_devices_have_half_of_it() -> None:
+    planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", Host((3,), 16 * GIB))
+    assert (planned.infrastructure_cpus, planned.device_cpus) == ("3", "3")
+    assert planned.device_capacity == 0.5
+
+
+def test_ten_times_a_tenth_is_one_core() -> None:
+    assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", Host((0, 1), 16 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [
+        (
+            "{name: pi, count: 4, cpu: 0.8}",
+            "4:1: devices: ask for 3.2 cores (4 x 0.8 pi), expected at most 3",
+        ),
+        (
+            "{name: pi, cpu: 4}",
+            "4:27: devices[0].cpu: found 4, expected at most 3: this host has 4 cores",
+        ),
+        ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
+    ],
+)
+def test_more_than_the_host_has_is_refused_unless_oversubscribed(devices: str, told: str) -> None:
+    wanted = fleet(devices)
+    with pytest.raises(BadInputError) as refused:
+        plan(wanted, "docker", FOUR_CORES)
+    assert told in str(refused.value)
+    assert "--oversubscribe" in str(refused.value)
+    assert plan(wanted, "docker", FOUR_CORES, oversubscribe=True).devices
+
+
+def test_links_are_refused_where_nothing_shapes_them() -> None:
+    wanted = fleet("{name: pi, cpu: 1, link: {up: 5Mbps}}")
+    with pytest.raises(BadInputError, match=r"4:30: devices\[0\]\.link: the process runtime does not"):
+        plan(wanted, "process", FOUR_CORES, oversubscribe=True)
+    assert plan(wanted, "docker", FOUR_CORES).devices[0].link == Link(up=5_000_000)
+
+
+def test_an_unknown_runtime_is_refused() -> None:
+    with pytest.raises(BadInputError, match="expected docker or process"):
+        plan(fleet("{name: pi, cpu: 1}"), "swarm", FOUR_CORES)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "quota", "period", "threads"),
+    [
+        (0.25, 2_500, 10_000, 1),
+        (0.1, 1_000, 10_000, 1),
+        (0.04, 1_000, 25_000, 1),  # the kernel takes no quota under 1 ms
+        (2.5, 25_000, 10_000, 3),
+    ],
+)
+def test_quota_and_period(cpu: float, quota: int, period: int, threads: int) -> None:
+    (device,) = plan(fleet(f"{{name: pi, cpu: {cpu}}}"), "docker", FOUR_CORES).devices
+    assert (device.quota, device.period, device.threads) == (quota, period, threads)
+
+
+def test_a_plan_has_a_row_for_each_device() -> None:
+    planned = plan(fleet("{name: pi, cpu: 0.04, link: {up: 5mbit}, think: 200ms}"), "docker", FOUR_CORES)
+    assert describe(planned) == [
+        {
+            "device": "pi",
+            "cpu": 0.04,
+            "quota / period": "1000 / 25000 us",
+            "memory": "512MiB",
+            "up": "5mbit",
+            "down": None,
+            "think": "200ms",
+            "local": "20 steps of 32",
+        }
+    ]
+
+
+def test_this_host_has_something() -> None:
+    host = this_host()
+    assert len(host.cores) >= 1
+    assert host.memory > 0

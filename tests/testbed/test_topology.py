@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.config import Duration, Local, Named
+from testbed import topology
+from testbed.errors import BadInputError
+from testbed.plan import Host, plan
+
+ROOT = Path(__file__).parents[2]
+BROKEN = Path(__file__).parent / "broken"
+TWO_CORES = Host(cores=(0, 1), memory=16 * 2**30)
+
+MINIMAL = """
+name: minimal
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff, buffer_size: 3}
+devices: [{name: nano, count: 4, cpu: 0.1}]
+stop: {after: 60s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "told"),
+    [
+        ("unknown-key", "9:5: devices[0].memroy", "unknown key; did you mean memory?"),
+        (
+            "wrong-unit",
+            "6:37: devices[0].memory",
+            "found '512mbit', expected a size above zero with its unit",
+        ),
+        (
+            "megabytes",
+            "9:11: devices[0].link.up",
+            "write 40mbit if you mean bytes, 5mbit if you mean bits",
+        ),
+        (
+            "negative-cpu",
+            "8:10: devices[1].cpu",
+            "found -0.5, expected a positive share of one host core",
+        ),
+        (
+            "unknown-rule",
+            "3:14: rule.name",
+            "found 'fedbuf', expected fedasync, fedavg or fedbuff; did you",
+        ),
+        (
+            "duplicate-device",
+            "7:12: devices[1].name",
+            "named 'pi-1' is there already, from line 6; rename",
+        ),
+        ("tab", "6:1", "found a tab, expected spaces"),
+        ("empty", "1:1", "the file is empty, expected a topology; topologies/quickstart.yaml is one"),
+        (
+            "too-much-cpu",
+            "5:1: devices",
+            "ask for 1.75 cores (3 x 0.5 big, 1 x 0.25 small), expected at most 1",
+        ),
+    ],
+)
+def test_a_broken_topology_is_refused_with_the_place_and_the_mend(
+    file: str, place: str, told: str
+) -> None:
+    path = BROKEN / f"{file}.yaml"
+    with pytest.raises(BadInputError) as refused:
+        plan(topology.load(path), "docker", TWO_CORES)
+    message, *_, count = str(refused.value).splitlines()
+    assert message.startswith(f"{path}:{place}: ")
+    assert told in message
+    assert count == f"{path}: 1 error"
+    assert refused.value.exit_code == 2
+
+
+def test_a_missing_file_is_named_with_one_that_it_may_be() -> None:
+    path = BROKEN / "emty.yaml"
+    with pytest.raises(BadInputError, match=r"emty\.yaml: there is no such file \(did you mean .*empty"):
+        topology.load(path)
+
+
+def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
+    with pytest.raises(BadInputError) as refused:
+        topology.load(BROKEN / "many.yaml")
+    lines = [line.split(".yaml:")[1] for line in str(refused.value).splitlines() if ".yaml:" in line]
+    assert [line.split(": ")[:2] for line in lines[:-1]] == [
+        ["2:7", "seed"],
+        ["5:3", "task.l3"],
+        ["6:10", "task.local"],
+        ["7:37", "rule.round_timeout"],
+        ["9:36", "devices[0].link.rtt"],
+        ["10:12", "devices[1].name"],
+        ["11:5", "devices[2]"],
+        ["13:5", "devices[2].memory"],
+        ["14:7", "stop"],
+        ["15:1", "scenario"],
+    ]
+    assert lines[-1] == " 10 errors"
+
+
+def test_an_error_shows_its_line() -> None:
+    with pytest.raises(BadInputError, match=r"\n    8 \|     cpu: -0\.5\n      \|          \^\n"):
+        topology.load(BROKEN / "negative-cpu.yaml")
+
+
+@pytest.mark.parametrize(
+    ("instead", "told"),
+    [
+        (
+            "rule: {name: fedasync, mixing: 2}",
+            "4:32: rule.mixing: found 2, expected above 0 and at most 1",
+        ),
+        ("rule: {name: fedavg, sample: 9}", "4:30: rule.sample: found 9, but there are only 4 clients"),
+        ("rule: {}", "4:7: rule: name is missing"),
+        ("rule: fedbuff", "4:7: rule: found 'fedbuff', expected keys and values such as rule: {name:"),
+        ("rule: {name: fedbuff, server_lr: '1'}", "4:34: rule.server_lr: found '1', expected a number"),
+        ("rule: *fedbuff", "4:7: not YAML: found undefined alias"),
+        ("rule: &r {name: *r}", "4:7: not YAML: this value contains itself"),
+        ("rule: !!python/object/apply:os.getcwd []", "4:7: not YAML: could not determine a constructor"),
+        ("1: 2", "4:1: not YAML: keys are texts"),
+        ("rule: " + "[" * 5000, "nested too deeply"),
+    ],
+)
+def test_what_else_can_be_wrong(instead: str, told: str) -> None:
+    lines = MINIMAL.splitlines()
+    lines[3] = instead
+    with pytest.raises(BadInputError) as refused:
+        topology.parse("\n".join(lines))
+    assert told in str(refused.value)
+
+
+def test_aliases_cannot_make_a_small_file_large() -> None:
+    text = "a: &a [1,2,3,4,5,6,7,8,9]\n"
+    for name, inner in ("ba", "cb", "dc", "ed", "fe", "gf", "hg"):
+        text += f"{name}: &{name} [{','.join([f'*{inner}'] * 9)}]\n"
+    with pytest.raises(BadInputError, match="too many values"):
+        topology.parse(text)
+
+
+def test_numbers_are_read_as_yaml_1_2_has_them() -> None:
+    task = "task: {name: digits-logreg, l2: 1e-3, local: {steps: 20}}"
+    lines = [*MINIMAL.splitlines()[:2], task, *MINIMAL.splitlines()[3:]]
+    assert topology.parse("\n".join(lines)).task.named == Named(
+        "digits-logreg", {"l2": 1e-3, "bias": True}
+    )
+
+
+def test_defaults_and_groups_are_spelled_out() -> None:
+    groups = """
+  - {name: pi, count: 2, cpu: 0.25, think: 200ms}
+  - {name: nano, cpu: 0.1, think: {distribution: trace, values: [1s, 20ms]}, local: {epochs: 2, lr: 0.5}}
+"""
+    parsed = topology.parse(MINIMAL.replace(" [{name: nano, count: 4, cpu: 0.1}]", groups))
+    pi, nano = parsed.devices
+    assert parsed.device_names == ("pi-1", "pi-2", "nano")
+    assert parsed.rule.named.params["server_lr"] == 1.0
+    assert pi.memory == 512 * 2**20
+    assert pi.local.plain() == Local(steps=20)
+    assert nano.local.plain() == Local(epochs=2, lr=0.5)
+    assert pi.think is not None
+    assert pi.think.plain() == Duration("constant", {"value": 0.2})
+    assert nano.think is not None
+    assert nano.think.plain() == Duration("trace", {"values": (1.0, 0.02)})
+    assert topology.parse(parsed.to_yaml()) == parsed
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "topologies").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_our_topologies_fit_on_two_cores_and_resolve(path: Path) -> None:
+    parsed = topology.load(path)
+    plan(parsed, "docker", TWO_CORES)
+    assert parsed.name == path.stem
+    assert topology.parse(parsed.to_yaml()) == parsed
+
+
+def test_the_schema_knows_the_parameters_of_every_rule_and_task() -> None:
+    schema = topology.json_schema()
+    rules = schema["properties"]["rule"]["discriminator"]["mapping"]
+    assert sorted(rules) == ["fedasync", "fedavg", "fedbuff"]
+    assert "buffer_size" in schema["$defs"]["FedBuff"]["properties"]
+    assert schema["$defs"]["Evaluate"]["properties"]["every"]["default"] == "2s"
+    json.dumps(schema)
+
+
+def test_reading_a_topology_loads_nothing_heavy() -> None:
+    program = "import sys, testbed.topology, testbed.plan; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    assert not {"torch", "docker", "datasets", "pandas", "sklearn"} & set(loaded.stdout.split())

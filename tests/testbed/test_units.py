@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import units
+
+
+@given(st.integers(1, 10**15))
+def test_a_rate_that_is_written_is_read_back(bits: int) -> None:
+    assert units.rate(units.format_rate(bits)) == bits
+
+
+@given(st.floats(0, 1e9).filter(lambda seconds: seconds == 0 or seconds > 1e-9))
+def test_a_duration_that_is_written_is_read_back_to_the_last_bit(seconds: float) -> None:
+    assert units.duration(units.format_duration(seconds)) == seconds
+
+
+@given(st.integers(1, 10**15))
+def test_a_size_that_is_written_is_read_back(count: int) -> None:
+    assert units.size(units.format_size(count)) == count
+
+
+@pytest.mark.parametrize("text", ["5mbit", "5Mbit", "5Mbit/s", "5Mbps", "5mbps", "5 Mb/s", "5000kbit"])
+def test_rates_are_in_bits(text: str) -> None:
+    assert units.rate(text) == 5_000_000
+
+
+@pytest.mark.parametrize("text", ["5MBps", "5MB/s", "5MB", "5Mbyte/s", "5MBPS"])
+def test_a_rate_that_may_be_meant_in_bytes_is_refused_with_both_ways_to_write_it(text: str) -> None:
+    with pytest.raises(ValueError, match="write 40mbit if you mean bytes, 5mbit if you mean bits"):
+        units.rate(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (units.duration, "80ms", 0.08),
+        (units.duration, "1.5h", 5400),
+        (units.duration, "500µs", 0.0005),
+        (units.size, "512MiB", 536_870_912),
+        (units.size, "0.5GB", 500_000_000),
+        (units.share, "1%", 0.01),
+        (units.share, 0.9, 0.9),
+    ],
+)
+def test_what_quantities_mean(read: object, text: object, value: float) -> None:
+    assert callable(read)
+    assert read(text) == value
+
+
+@pytest.mark.parametrize("read", [units.rate, units.duration, units.size])
+@pytest.mark.parametrize("value", [5, 5.0, "5", "-5s", "-5mbit", "5 parsecs", "", "5e3s", None, True])
+def test_what_is_no_quantity_is_refused(read: object, value: object) -> None:
+    assert callable(read)
+    with pytest.raises(ValueError, match=r"^expected a .* such as"):
+        read(value)
+
+
+@pytest.mark.parametrize("value", [1.01, -0.1, "101%", "0.5", True, float("nan")])
+def test_what_is_no_share_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a share from 0 to 1"):
+        units.share(value)
