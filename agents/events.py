@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 FORMAT = 1
 """Version of the run directory's format; a reader refuses a larger one."""
 
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
@@ -165,7 +167,7 @@ def to_line(record: Record) -> str:
     fields: dict[str, Any] = {"event": record.event}
     for field in dataclasses.fields(record):
         fields[field.name] = _to_json(getattr(record, field.name))
-    return json.dumps(fields, separators=(",", ":"), allow_nan=False) + "\n"
+    return _JSON.encode(fields) + "\n"
 
 
 def _to_json(value: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from agents.vectors import Vector
 PROTOCOL = 1
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 class WireError(Exception):
@@ -62,12 +63,20 @@ class UpdateMessage:
     vector: Vector
 
 
+def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
+    """What makes each field of `cls` that the header carries from its text."""
+    types = {"int": int, "float": float, "str": str}
+    return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name != "vector"}
+
+
+_READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
+
+
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
     """The payload of `message`."""
     metadata = {"protocol": str(PROTOCOL)}
-    for field in dataclasses.fields(message):
-        if field.name != "vector":
-            metadata[field.name] = str(getattr(message, field.name))
+    for name in _READERS[type(message)]:
+        metadata[name] = str(getattr(message, name))
     vector = np.ascontiguousarray(message.vector, dtype="<f4")
     return pack(vector, metadata)
 
@@ -90,7 +99,7 @@ def pack(vector: Vector, metadata: Mapping[str, str]) -> bytes:
         "__metadata__": dict(metadata),
         "w": {"dtype": "F32", "shape": [vector.size], "data_offsets": [0, vector.nbytes]},
     }
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _JSON.encode(header).encode()
     text += b" " * (-len(text) % 8)  # aligned data, as the format asks
     return b"".join((_LENGTH.pack(len(text)), text, vector.data))
 
@@ -124,13 +133,10 @@ def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:
     protocol = metadata.get("protocol")
     if protocol != str(PROTOCOL):
         raise WireError(f"protocol {protocol!r}, expected {PROTOCOL}")
-    types = {"int": int, "float": float, "str": str}
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):
-        if field.name == "vector":
-            continue
+    for name, read in _READERS[cls].items():
         try:
-            fields[field.name] = types[str(field.type)](metadata[field.name])
+            fields[name] = read(metadata[name])
         except (KeyError, ValueError) as error:
-            raise WireError(f"field {field.name}: {error!r}") from error
+            raise WireError(f"field {name}: {error!r}") from error
     return fields

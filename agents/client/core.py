@@ -69,12 +69,16 @@ class ClientCore:
         self._identity = identity
         self._think = think
         self._sequence = 0
+        self._newest = 0
         self._received: tuple[ModelMessage, float] | None = None
         self._working_on: tuple[ModelMessage, float] | None = None
         self._trained: Trained | None = None
 
     def model(self, message: ModelMessage, at: float) -> Actions:
-        """A dispatch arrived, complete at time `at`."""
+        """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
+        if message.dispatch <= self._newest:
+            return []
+        self._newest = message.dispatch
         self._received = (message, at)
         return [] if self._working_on else self._begin()
 
