@@ -1,0 +1,165 @@
+"""The aggregator's hot path without network: payload → decode → check → rule → records → dispatch.
+
+    python -m benchmarks.aggregator
+
+Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
+the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
+place and encodes with the library. Absolute numbers are this machine's; the ratios are to be compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import safetensors.numpy
+
+from agents import events, wire
+from agents.aggregator import core
+from agents.config import Stop
+from agents.rules.fedasync import FedAsync
+from agents.rules.fedavg import FedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule, Server
+from agents.vectors import Vector
+
+CLIENTS = [f"client-{i}" for i in range(8)]
+SIZES = {"10k": 10_000, "550k": 550_000, "5M": 5_000_000}
+RULES: dict[str, Rule] = {
+    "fedavg": FedAvg(),
+    "fedasync": FedAsync(),
+    "fedbuff": FedBuff(buffer_size=4),
+    "fedbuff, discounted": FedBuff(buffer_size=4, staleness="inverse_sqrt"),
+}
+_SECONDS = 1.0
+"""Time spent on each row."""
+
+
+class Aggregator:
+    """The core and the wire format, as the aggregator process drives them; the network is a dict."""
+
+    def __init__(self, rule: Rule, size: int) -> None:
+        importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
+        settings = core.Settings("bench", "schema", rule.kind, importance, Stop(after=1e9), 1e9, 1e9)
+        self._kind = rule.kind
+        self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
+        self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
+        self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
+        self._outbox: dict[str, tuple[core.Dispatch, bytes]] = {}
+        self._sequence = 0
+        for client in CLIENTS:
+            self._core.status(client, "ready", 0.0)
+        self._execute(self._core.start(0.0, 0.0))
+        self._execute(self._core.end_of_instant(0.0))
+
+    def payloads(self) -> list[tuple[str, bytes]]:
+        """An update of every client, answering what it was sent last."""
+        self._sequence += 1
+        return [(client, self._payload(client)) for client in CLIENTS]
+
+    def _payload(self, client: str) -> bytes:
+        dispatch, _ = self._outbox[client]
+        update = wire.UpdateMessage(
+            run="bench",
+            client=client,
+            sequence=self._sequence,
+            dispatch=dispatch.number,
+            base_version=dispatch.version,
+            schema="schema",
+            kind=self._kind,
+            samples=100,
+            steps=20,
+            loss=0.5,
+            downloaded=1.0,
+            train_start=1.0,
+            train_end=2.0,
+            sent=2.0,
+            vector=self._vector,
+        )
+        return wire.encode(update)
+
+    def handle(self, payloads: list[tuple[str, bytes]]) -> None:
+        """What is measured."""
+        for client, payload in payloads:
+            message = wire.decode_update(payload)
+            self._execute(self._core.update(client, message, len(payload), 3.0))
+            self._execute(self._core.end_of_instant(3.0))
+
+    def _execute(self, actions: core.Actions) -> None:
+        for action in actions:
+            if isinstance(action, core.Dispatch):
+                message = wire.ModelMessage(
+                    "bench", action.version, action.number, "schema", self._server.w
+                )
+                self._outbox[action.client] = action, wire.encode(message)
+            elif isinstance(action, core.Log):
+                events.to_line(action.record)
+
+
+def naive(w: Vector, payloads: list[tuple[str, bytes]]) -> Vector:
+    """A server that is written without care for copies."""
+    for _, payload in payloads:
+        delta = safetensors.numpy.load(payload)["w"]
+        if not np.isfinite(delta).all():
+            raise ValueError("not finite")
+        w = w + 0.25 * delta
+        safetensors.numpy.save({"w": w}, {"version": "1"})
+    return w
+
+
+def per_update(round_of_updates: Callable[[], float]) -> float:
+    """Seconds per update, in the best of many rounds of one update per client: a busy host only adds."""
+    round_of_updates()  # caches and memory are warm from here on
+    times: list[float] = []
+    until = time.perf_counter() + _SECONDS
+    while len(times) < 3 or time.perf_counter() < until:
+        times.append(round_of_updates())
+    return min(times) / len(CLIENTS)
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def measure(size: int) -> tuple[float, float, dict[str, float]]:
+    """Seconds per update of a bare copy, of the naive server, and of each rule."""
+    aggregator = Aggregator(RULES["fedbuff"], size)
+    payloads = aggregator.payloads()
+    target = np.empty(len(payloads[0][1]), np.uint8)
+    sources = [np.frombuffer(payload, np.uint8) for _, payload in payloads]
+
+    def copies() -> None:
+        for source in sources:
+            np.copyto(target, source)
+
+    copy = per_update(lambda: timed(copies))
+    w = np.zeros(size, np.float32)
+    reference = per_update(lambda: timed(lambda: naive(w, payloads)))
+    rules = {}
+    for name, rule in RULES.items():
+        aggregator = Aggregator(rule, size)
+        rules[name] = per_update(lambda a=aggregator: _round(a))  # type: ignore[misc]
+    return copy, reference, rules
+
+
+def _round(aggregator: Aggregator) -> float:
+    payloads = aggregator.payloads()
+    return timed(lambda: aggregator.handle(payloads))
+
+
+def main() -> None:
+    print(f"{'parameters':>10}  {'':<20}{'updates/s':>10}{'ms/update':>11}{'÷ copy':>8}{'÷ naive':>9}")
+    for label, size in SIZES.items():
+        copy, reference, rules = measure(size)
+        for name, seconds in {"copy": copy, "naive": reference, **rules}.items():
+            print(
+                f"{label:>10}  {name:<20}{1 / seconds:>10.0f}{1e3 * seconds:>11.3f}"
+                f"{seconds / copy:>8.1f}{seconds / reference:>9.2f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""FedAsync: w ← (1 − β_t) w + β_t w_i with β_t = β·s(τ). Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.rules.fedasync import FedAsync
+from tests.agents.helpers import make_server, sent, update, weights
+
+
+def test_every_update_is_mixed_in_and_answered_with_the_new_model() -> None:
+    server = make_server(0.5, 0.5, w=(1.0, 2.0))
+    state = FedAsync(mixing=0.25).begin(server)
+    assert sent(state.start()) == ["a", "b"]
+    done = state.update(update("b", 5.0, -2.0))
+    assert server.w.tolist() == [0.75 * 1 + 0.25 * 5, 0.75 * 2 + 0.25 * -2] == [2.0, 1.0]
+    assert weights(done) == [("b", 0.25)]  # whatever its importance
+    assert sent(done) == ["b"]
+    assert server.version == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_staleness"),
+    [
+        (FedAsync(staleness="constant"), {0: 1.0, 7: 1.0}),
+        (FedAsync(), {0: 1.0, 3: 0.5, 8: 1 / 3}),  # (τ+1)^(−1/2)
+        (FedAsync(a=2), {0: 1.0, 1: 0.25, 9: 0.01}),
+        (FedAsync(staleness="hinge"), {0: 1.0, 4: 1.0, 5: 1 / 11, 6: 1 / 21}),
+        (FedAsync(staleness="hinge", a=0.5, b=0), {0: 1.0, 2: 0.5, 6: 0.25}),
+    ],
+)
+def test_discount(rule: FedAsync, by_staleness: dict[int, float]) -> None:
+    found = {staleness: rule.discount(staleness) for staleness in by_staleness}
+    assert found == pytest.approx(by_staleness, rel=1e-12)
+
+
+def test_a_stale_model_counts_less() -> None:
+    server = make_server(1.0, w=(0.0,))
+    server.version = 3
+    state = FedAsync().begin(server)  # 0.6 · (3+1)^(−1/2) = 0.3
+    assert weights(state.update(update("a", 10.0, base=0))) == [("a", pytest.approx(0.3))]
+    assert server.w.tolist() == pytest.approx([3.0])
+
+
+def test_the_share_does_not_compound() -> None:
+    server = make_server(1.0)
+    state = FedAsync().begin(server)
+    for version in range(4):
+        done = state.update(update("a", 1.0, base=version))
+        assert weights(done) == [("a", 0.6)]
+    assert server.w.tolist() == pytest.approx([1 - 0.4**4])
+
+
+def test_server_lr_multiplies_the_share() -> None:
+    server = make_server(1.0)
+    FedAsync(server_lr=0.5).begin(server).update(update("a", 10.0))
+    assert server.w.tolist() == pytest.approx([3.0])
+
+
+def test_a_share_of_one_takes_the_model_over() -> None:
+    server = make_server(1.0, w=(0.1,))
+    FedAsync(mixing=1.0).begin(server).update(update("a", 0.3))
+    assert server.w.tolist() == [0.3]
+
+
+def test_who_joins_gets_the_model_at_once() -> None:
+    state = FedAsync().begin(make_server(1.0))
+    assert sent(state.join("a")) == ["a"]
+    assert state.leave("a") == []
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"mixing": 0.0}, {"mixing": 1.1}, {"a": 0.0}, {"b": -1}, {"server_lr": -1.0}]
+)
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        FedAsync(**parameters)

@@ -1,0 +1,165 @@
+"""FedBuff: at K deltas, w ← w + (η_g/K) Σ s(τ_i) Δ_i. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.config import Stop
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Send
+from tests.agents.helpers import Simulation, make_server, sent, update, weights
+
+
+def test_k_deltas_make_a_version() -> None:
+    server = make_server(0.5, 0.5, w=(1.0, 1.0))
+    state = FedBuff(buffer_size=2, server_lr=0.5).begin(server)
+    assert sent(state.start()) == ["a", "b"]
+    first = state.update(update("b", 4.0, 0.0))
+    assert first == [Send("b")]  # the current model, at once
+    assert (server.w.tolist(), server.version) == ([1.0, 1.0], 0)
+    second = state.update(update("b", 4.0, 8.0))  # one client may fill several places
+    assert (server.w.tolist(), server.version) == ([1 + 0.25 * 8, 1 + 0.25 * 8], 1)
+    assert weights(second) == [("b", 0.25), ("b", 0.25)]
+    assert sent(second) == ["b"]
+    state.update(update("a", 4.0, 0.0))
+    state.update(update("a", 4.0, 0.0))
+    assert server.w.tolist() == [5.0, 3.0]  # the buffer began anew
+
+
+def test_a_buffer_of_one_is_vanilla_asynchronous_fl() -> None:
+    server = make_server(0.5, 0.5)
+    state = FedBuff(buffer_size=1).begin(server)
+    assert weights(state.update(update("a", 2.0))) == [("a", 1.0)]
+    assert weights(state.update(update("b", 3.0))) == [("b", 1.0)]
+    assert server.w.tolist() == [5.0]
+
+
+def test_inverse_sqrt_discounts_by_the_staleness_at_arrival() -> None:
+    server = make_server(0.5, 0.5)
+    server.version = 3
+    state = FedBuff(buffer_size=2, staleness="inverse_sqrt").begin(server)
+    state.update(update("a", 8.0, base=0))  # 1/√(1+3) = 1/2
+    done = state.update(update("b", 2.0, base=3))
+    assert server.w.tolist() == [(0.5 * 8 + 2) / 2] == [3.0]
+    assert weights(done) == [("a", 0.25), ("b", 0.5)]
+    assert FedBuff(staleness="inverse_sqrt").discount(1) == pytest.approx(0.70710678)
+    assert FedBuff().discount(100) == 1.0
+
+
+def test_after_aggregation_the_contributors_wait_for_the_new_model() -> None:
+    server = make_server(0.4, 0.3, 0.3)
+    state = FedBuff(buffer_size=2, reply="after_aggregation").begin(server)
+    state.start()
+    assert state.update(update("c", 2.0)) == []
+    done = state.update(update("a", 2.0))
+    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True)]  # b trains on
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        # The synchronous sequence: w ← w + φ(3 − w).
+        ("after_aggregation", [0, 1.2, 1.92, 2.352]),
+        # All but the K-th train from the model before: w_2 = 1.2 + 0.4 (3 − (0+0+0+1.2)/4), …
+        ("immediate", [0, 1.2, 2.28, 2.892]),
+    ],
+)
+@pytest.mark.parametrize("centers", [(3, 3, 3, 3), (0, 1, 5, 6)])
+def test_four_equal_clients_and_a_buffer_of_four(
+    reply: Any, expected: list[float], centers: tuple[float, ...]
+) -> None:
+    rule = FedBuff(buffer_size=4, reply=reply)
+    models = Simulation(rule, centers, [1.0] * 4, 0.4, Stop(updates=400)).run()
+    assert models[:4] == pytest.approx(expected, abs=1e-6)
+    assert models[-1] == pytest.approx(3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit"),
+    [
+        (FedBuff(buffer_size=6), (5 * 1 + 2 * 3 + 1 * 8) / 28),  # weighted by the rates
+        (FedBuff(buffer_size=6, staleness="inverse_sqrt"), 0.43),  # further off
+        (FedBuff(buffer_size=6, concurrency=1), 3.0),  # the plain mean
+    ],
+)
+def test_where_unequal_rates_lead(rule: FedBuff, limit: float) -> None:
+    """Rates 20, 5, 2, 1; centers 0, 1, 3, 8, whose plain mean is 3."""
+    periods = [1 / 20, 1 / 5, 1 / 2, 1.0]
+    models = Simulation(rule, (0, 1, 3, 8), periods, 0.1, Stop(updates=2000)).run()
+    settled = models[len(models) // 4 :]
+    assert sum(settled) / len(settled) == pytest.approx(limit, rel=0.03)
+
+
+def test_each_uploader_is_replaced_by_one_of_the_idle() -> None:
+    server = make_server(0.25, 0.25, 0.25, 0.25, seed=1)
+    state = FedBuff(buffer_size=100, concurrency=2).begin(server)
+    training = sent(state.start())
+    assert len(training) == 2
+    drawn = dict.fromkeys("abcd", 0)
+    for _ in range(3000):
+        uploader = training.pop(0)
+        (replacement,) = sent(state.update(update(uploader, 0.0)))
+        assert replacement not in training
+        training.append(replacement)
+        drawn[replacement] += 1
+    assert list(drawn.values()) == pytest.approx([750] * 4, rel=0.1)
+
+
+def test_block_replaces_k_at_a_time_after_the_aggregation() -> None:
+    server = make_server(0.25, 0.25, 0.25, 0.25)
+    state = FedBuff(buffer_size=2, concurrency=3, replace="block").begin(server)
+    first, second, third = sent(state.start())
+    assert state.update(update(first, 1.0)) == []
+    done = state.update(update(second, 1.0))
+    assert len(sent(done)) == 2
+    assert third not in sent(done)
+    assert all(action.deferred for action in done if isinstance(action, Send))
+
+
+def test_a_departed_client_frees_its_place() -> None:
+    server = make_server(0.5, 0.5)
+    state = FedBuff(concurrency=1).begin(server)
+    (training,) = sent(state.start())
+    del server.clients[training]
+    assert sent(state.leave(training)) == list(server.clients)
+
+
+def test_what_is_in_the_buffer_is_aggregated_when_too_few_are_left_to_fill_it() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = FedBuff(buffer_size=3, reply="after_aggregation").begin(server)
+    state.start()
+    state.update(update("a", 3.0))
+    state.update(update("b", 3.0))
+    del server.clients["c"]
+    done = state.leave("c")
+    assert weights(done) == [("a", 1 / 3), ("b", 1 / 3)]
+    assert server.w.tolist() == [2.0]
+    assert sent(done) == ["a", "b"]
+    state.update(update("b", 3.0, base=1))
+    done = state.update(update("a", 3.0, base=1))  # and ever after
+    assert server.version == 2
+    assert sent(done) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"buffer_size": 0}, {"concurrency": 0}, {"replace": "block"}, {"server_lr": 0.0}]
+)
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        FedBuff(**parameters)
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        (FedBuff(concurrency=5), "only 4 clients"),
+        (FedBuff(buffer_size=5, reply="after_aggregation"), "never fill"),
+        (FedBuff(buffer_size=4, concurrency=3, replace="block"), "never fill"),
+    ],
+)
+def test_a_buffer_that_cannot_fill_is_refused(rule: FedBuff, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        rule.check(4)
+    FedBuff(buffer_size=5).check(4)

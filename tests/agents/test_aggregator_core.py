@@ -1,0 +1,427 @@
+"""The aggregator's state machine: what is valid, who is present, when to evaluate and when to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import events
+from agents.aggregator.core import (
+    Action,
+    Actions,
+    AggregatorCore,
+    Dispatch,
+    Evaluate,
+    Finish,
+    Log,
+    Save,
+    StopClients,
+)
+from agents.config import Stop
+from agents.rules.fedasync import FedAsync
+from agents.rules.fedavg import FedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule, Server
+from tests.agents.helpers import Simulation, make_core, message, records
+
+VANILLA = FedBuff(buffer_size=1)
+"""Adds every update at once and answers with the new model."""
+
+
+def _started(
+    rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any
+) -> tuple[AggregatorCore, Server]:
+    """A run of the clients a and b, which hold the dispatches 1 and 2 of version 0; version 0 is
+    evaluated."""
+    core, server = make_core(rule, stop, **settings)
+    core.status("b", "ready", 0.0)
+    core.status("a", "ready", 0.0)
+    core.start(wall_clock=1e9, epoch=100.0)
+    core.end_of_instant(0.0)
+    core.evaluated(0, 2.3, 0.1, 0.0)
+    return core, server
+
+
+def _of(kind: type[Action], actions: Actions) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+# Start
+
+
+def test_the_run_starts_with_those_who_are_ready() -> None:
+    core, server = make_core(VANILLA, importance={"a": 0.2, "b": 0.3, "c": 0.5})
+    assert core.status("c", "ready", 0.0) == []
+    assert core.status("a", "ready", 0.0) == []
+    assert core.status("stranger", "ready", 0.0) == []
+    assert core.ready == ["a", "c"]  # device order
+    assert core.start(wall_clock=1e9, epoch=100.0) == [
+        Log(events.RunStarted(0.0, 1e9, ("a", "c"), ("b",))),
+        Save(0),
+        Evaluate(0),
+        Dispatch("a", 0, 1),
+        Dispatch("c", 0, 2),
+    ]
+    assert server.clients == {"a": 0.2, "c": 0.5}
+
+
+def test_nothing_happens_before_the_start() -> None:
+    core, _ = make_core(VANILLA)
+    assert core.next_timer is None
+    assert core.update("a", message("a", 1), 4, 0.0) == []
+    assert core.reject("a", "garbage", 0.0) == []
+    assert core.end("interrupted", 0.0) == []
+
+
+# Updates
+
+
+def test_an_update_is_applied_recorded_and_answered() -> None:
+    core, server = _started()
+    core.update("b", message("b", 2), 4, at=1.0)
+    actions = core.update("a", message("a", 1, 0.5), size=2600, at=1.5)
+    assert server.w.tolist() == [1.5]
+    assert actions == [
+        Log(
+            events.UpdateApplied(
+                client="a",
+                sequence=1,
+                kind="delta",
+                base_version=0,
+                applied_version=2,
+                staleness=1,
+                weight=1.0,
+                samples=10,
+                steps=2,
+                loss=0.5,
+                bytes=2600,
+                dispatched=0.0,
+                downloaded=0.125,
+                train_start=0.25,
+                train_end=0.375,
+                sent=0.5,
+                arrived=1.5,
+                applied=1.5,
+            )
+        ),
+        Log(events.VersionMade(1.5, 2, 1)),
+        Dispatch("a", 2, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sender", "stray", "reason"),
+    [
+        ("stranger", message("stranger", 1), "not present"),
+        ("a", message("b", 1), "says it is from b"),
+        ("a", message("a", 1, run="other"), "in run other"),
+        ("a", message("a", 1, sequence=0), "duplicate: sequence 0"),
+        ("a", message("a", 2), "answers dispatch 2, which is not open"),
+    ],
+)
+def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
+    core, server = _started()
+    (record,) = records(core.update(sender, stray, 4, 1.0))
+    assert isinstance(record, events.UpdateRejected)
+    assert reason in record.reason
+    assert (server.w.tolist(), server.version) == ([0.0], 0)
+    assert server.clients.keys() == {"a", "b"}
+    assert _of(Dispatch, core.update("a", message("a", 1), 4, 2.0))  # a's own is as welcome as before
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"kind": "model"}, "kind model, the rule takes delta"),
+        ({"schema": "t"}, "another model: schema t"),
+        ({"vector": np.zeros(2, np.float32)}, "2 parameters"),
+        ({"base_version": 1}, "base version 1, it was sent 0"),
+        ({"base_version": -1}, "base version -1"),
+        ({"vector": np.array([np.nan], np.float32)}, "not finite"),
+        ({"vector": np.array([-np.inf], np.float32)}, "not finite"),
+    ],
+)
+def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
+    fields: dict[str, Any], reason: str
+) -> None:
+    core, server = _started()
+    log, *then = core.update("a", message("a", 1, **fields), 4, 1.0)
+    (record,) = records([log])
+    assert isinstance(record, events.UpdateRejected)
+    assert reason in record.reason
+    assert then == [Dispatch("a", 0, 3)]
+    assert (server.w.tolist(), server.version) == ([0.0], 0)
+    assert list(server.clients) == ["a", "b"]
+
+
+def test_a_round_goes_on_without_an_update_that_diverged() -> None:
+    core, server = _started(FedAvg())
+    core.update("b", message("b", 2, 3.0), 4, 1.0)
+    core.update("a", message("a", 1, float("nan")), 4, 1.5)
+    assert (server.w.tolist(), server.version) == ([3.0], 1)
+    assert core.end_of_instant(1.5) == [Dispatch("b", 1, 3)]  # a takes part from the next round on
+    core.update("b", message("b", 3, 1.0, sequence=2, base_version=1), 4, 2.0)
+    assert core.end_of_instant(2.0) == [Dispatch("a", 2, 4), Dispatch("b", 2, 5)]
+
+
+def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> None:
+    core, _ = _started(FedAvg(round_timeout=5.0))
+    core.due(5.0)
+    assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
+    assert len(core.update("a", message("a", 1, float("nan")), 4, 6.0)) == 1
+    assert core.end_of_instant(6.0) == []
+    assert core.update("a", message("a", 3, sequence=2), 4, 7.0) == []  # the round takes it
+
+
+def test_a_duplicate_is_dropped() -> None:
+    core, server = _started()
+    core.update("a", message("a", 1), 4, 1.0)
+    (record,) = records(core.update("a", message("a", 1), 4, 1.1))
+    assert isinstance(record, events.UpdateRejected)
+    assert "duplicate" in record.reason
+    assert server.w.tolist() == [1.0]
+
+
+def test_what_the_rule_ignores_is_recorded() -> None:
+    core, server = _started(FedAvg(round_timeout=5.0))
+    core.update("b", message("b", 2, 3.0), 4, 1.0)
+    core.due(5.0)
+    assert server.w.tolist() == [3.0]
+    (record,) = records(core.update("a", message("a", 1, 9.0), 4, 6.0))
+    assert record == events.UpdateRejected(6.0, "a", "late: its round is over")
+    assert server.w.tolist() == [3.0]
+
+
+def test_garbage_is_counted() -> None:
+    core, _ = _started()
+    garbage = events.UpdateRejected(1.0, "a", "shorter than a header")
+    assert core.reject("a", "shorter than a header", 1.0) == [Log(garbage)]
+
+
+# Who is present
+
+
+def test_a_client_joins_late() -> None:
+    core, server = make_core(VANILLA)
+    core.status("b", "ready", 0.0)
+    core.start(1e9, 100.0)
+    status = Log(events.ClientStatus(2.0, "a", "ready"))
+    assert core.status("a", "ready", 2.0) == [status, Dispatch("a", 0, 2)]
+    assert list(server.clients) == ["a", "b"]
+
+
+def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
+    core, server = _started()
+    assert core.status("a", "offline", 1.0) == [Log(events.ClientStatus(1.0, "a", "offline"))]
+    assert list(server.clients) == ["b"]
+    (record,) = records(core.update("a", message("a", 1), 4, 1.1))
+    assert isinstance(record, events.UpdateRejected)
+    assert server.w.tolist() == [0.0]
+
+
+def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
+    core, server = _started()
+    core.status("a", "offline", 1.0)
+    assert _of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
+    core.update("a", message("a", 1), 4, 2.1)
+    assert server.w.tolist() == [0.0]
+    core.update("a", message("a", 3, sequence=2), 4, 2.2)
+    assert server.w.tolist() == [1.0]
+
+
+def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> None:
+    core, server = _started(FedBuff(buffer_size=2))
+    core.update("a", message("a", 1, 2.0), 4, 1.0)
+    core.status("a", "joining", 2.0)
+    assert _of(Dispatch, core.status("a", "ready", 3.0)) == [Dispatch("a", 0, 4)]
+    first, second, _ = records(core.update("a", message("a", 4, 4.0), 4, 4.0))
+    assert isinstance(first, events.UpdateApplied)
+    assert isinstance(second, events.UpdateApplied)
+    assert (first.sequence, first.arrived) == (1, 1.0)
+    assert (second.sequence, second.arrived) == (1, 4.0)
+    assert server.w.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("state", ["ready", "training", "waiting"])
+def test_a_present_client_stays_present(state: str) -> None:
+    core, server = _started()
+    assert core.status("a", state, 1.0) == [Log(events.ClientStatus(1.0, "a", state))]
+    assert list(server.clients) == ["a", "b"]
+
+
+def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
+    core, _ = _started(FedAvg())
+    core.update("a", message("a", 1), 4, 1.0)
+    core.update("b", message("b", 2), 4, 1.0)
+    core.status("a", "offline", 1.0)
+    core.status("a", "ready", 1.0)
+    assert core.end_of_instant(1.0) == [Dispatch("b", 1, 3)]
+
+
+def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
+    core, server = _started(FedAvg())
+    core.update("b", message("b", 2, 1.0), 4, 1.0)
+    assert _of(Dispatch, core.update("a", message("a", 1, 3.0), 4, 1.0)) == []
+    assert server.w.tolist() == [2.0]
+    assert core.end_of_instant(1.0) == [Dispatch("a", 1, 3), Dispatch("b", 1, 4)]
+    assert core.end_of_instant(1.0) == []
+
+
+# Timers
+
+
+def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
+    core, _ = _started(evaluate_every=2.0)
+    assert core.next_timer == 2.0
+    assert core.due(1.9) == []
+    assert core.due(2.0) == []  # still version 0
+    core.update("a", message("a", 1), 4, 3.0)
+    assert core.due(4.1) == [Evaluate(1)]
+    assert core.next_timer == 6.0  # of the plan, not of the delay
+    core.update("b", message("b", 2), 4, 5.0)
+    assert core.due(6.0) == []  # the evaluation of version 1 still goes on
+    assert records(core.evaluated(1, 0.5, 0.8, 6.5)) == [events.Evaluated(4.1, 1, 0.5, 0.8)]
+    assert core.due(13.0) == [Evaluate(2)]  # those missed are not made up for
+    assert core.next_timer == 14.0
+
+
+def test_checkpoints() -> None:
+    core, _ = make_core(VANILLA)
+    core.status("a", "ready", 0.0)
+    core.start(1e9, 100.0)
+    assert Save(0) in core.due(1e6)
+
+
+def test_timers_of_one_instant_fire_in_a_fixed_order() -> None:
+    """The rule's tick still counts for the evaluation, and the end comes last."""
+    core, _ = _started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=2.0)
+    core.due(2.0)
+    core.update("a", message("a", 1), 4, 3.0)
+    actions = core.due(4.0)
+    assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
+
+
+# The end
+
+
+def _end_after(core: AggregatorCore, version: int, actions: Actions) -> Actions:
+    """The final evaluation that `actions` ask for is done."""
+    assert actions[-1] == Evaluate(version)
+    return core.evaluated(version, 0.5, 0.8, 11.0)
+
+
+def test_stop_after() -> None:
+    core, _ = _started(stop=Stop(after=10.0))
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.due(9.9) == []
+    actions = core.due(10.0)
+    assert actions == [StopClients(), Evaluate(1)]
+    assert _end_after(core, 1, actions) == [
+        Log(events.Evaluated(10.0, 1, 0.5, 0.8)),
+        Save(1, final=True),
+        Log(events.RunEnded(10.0, "after", 1, 1)),
+        Finish("after"),
+    ]
+    assert core.next_timer is None
+
+
+def test_stop_after_without_any_update_needs_no_second_evaluation() -> None:
+    core, _ = _started(stop=Stop(after=10.0))
+    assert core.due(10.0)[-1] == Finish("after")
+
+
+def test_stop_updates() -> None:
+    core, _ = _started(FedBuff(buffer_size=2), Stop(updates=2))
+    core.update("a", message("a", 1), 4, 1.0)
+    actions = core.update("b", message("b", 2), 4, 2.0)
+    assert actions[-2:] == [StopClients(), Evaluate(1)]
+    assert _of(Dispatch, actions) == []
+    assert _end_after(core, 1, actions)[-1] == Finish("updates")
+
+
+def test_stop_target_accuracy() -> None:
+    core, _ = _started(stop=Stop(target_accuracy=0.8), evaluate_every=2.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(2.0)
+    assert core.evaluated(1, 0.5, 0.79, 2.1)[-1] != Finish("target_accuracy")
+    core.update("b", message("b", 2), 4, 3.0)
+    core.due(4.0)
+    assert [type(action) for action in core.evaluated(2, 0.5, 0.8, 4.1)] == [
+        Log,
+        StopClients,
+        Save,
+        Log,
+        Finish,
+    ]
+
+
+def test_an_evaluation_under_way_is_waited_for_then_the_final_model_evaluated() -> None:
+    core, _ = _started(stop=Stop(after=10.0), evaluate_every=9.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(9.0)
+    core.update("b", message("b", 2), 4, 9.5)
+    assert core.due(10.0) == [StopClients()]
+    actions = core.evaluated(1, 0.5, 0.7, 10.5)
+    assert actions == [Log(events.Evaluated(9.0, 1, 0.5, 0.7)), Evaluate(2)]
+    assert _end_after(core, 2, actions)[-1] == Finish("after")
+
+
+def test_no_clients_left() -> None:
+    core, _ = _started()
+    core.status("a", "offline", 1.0)
+    actions = core.status("b", "offline", 2.0)
+    assert actions[-1] == Finish("no clients left")
+    assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
+
+
+@pytest.mark.parametrize(
+    "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
+)
+def test_nothing_moves_after_the_end(rule: Rule) -> None:
+    core, server = _started(rule, Stop(after=4.0, updates=100))
+    core.update("a", message("a", 1, kind=rule.kind), 4, 1.0)
+    core.due(4.0)
+    w, version = server.w.copy(), server.version
+    assert core.update("b", message("b", 2, kind=rule.kind), 4, 4.1) == []
+    assert core.reject("b", "garbage", 4.1) == []
+    assert core.status("a", "offline", 4.2) == []
+    assert core.status("b", "offline", 4.2) == []
+    assert core.end("interrupted", 4.3) == []
+    assert core.next_timer is None
+    assert core.end_of_instant(4.3) == []
+    assert (server.w.tolist(), server.version) == (w.tolist(), version)
+
+
+def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> None:
+    core, _ = _started(FedAvg(round_timeout=5.0), Stop(updates=2))
+    core.update("a", message("a", 1), 4, 1.0)
+    core.update("b", message("b", 2), 4, 1.0)
+    assert core.end_of_instant(1.0) == []
+    assert core.next_timer is None
+
+
+# All together
+
+
+@pytest.mark.parametrize(
+    "rule", [FedAvg(), FedAvg(sample=2), FedAsync(), FedBuff(buffer_size=3, concurrency=2)], ids=repr
+)
+def test_real_clients_and_a_real_aggregator(rule: Rule) -> None:
+    simulation = Simulation(rule, [1, 2, 4, 5], [1.0, 0.5, 0.25, 3.0], 0.4, Stop(after=20.0, updates=60))
+    models = simulation.run()
+    updates = [r for r in simulation.records if isinstance(r, events.UpdateApplied)]
+    (end,) = [r for r in simulation.records if isinstance(r, events.RunEnded)]
+    assert end is simulation.records[-1]
+    assert (end.updates, end.version) == (len(updates), len(models) - 1)
+    assert end.reason == simulation.finished == ("updates" if len(updates) >= 60 else "after")
+    assert not [r for r in simulation.records if isinstance(r, events.UpdateRejected)]
+    assert len({(u.client, u.sequence) for u in updates}) == len(updates)
+    for u in updates:
+        assert 0 <= u.dispatched <= u.downloaded <= u.train_start <= u.train_end
+        assert u.train_end <= u.sent <= u.arrived <= u.applied <= end.at
+        assert u.staleness == u.applied_version - 1 - u.base_version >= 0
+    made = [r.at for r in simulation.records if isinstance(r, events.VersionMade)]
+    assert made == sorted(made)
+    assert abs(models[-1] - 3) < 1.5

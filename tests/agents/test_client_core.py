@@ -1,0 +1,88 @@
+"""The client's state machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.client.core import ClientCore, Identity, SendUpdate, Think, Train, Trained
+from agents.wire import ModelMessage, UpdateMessage
+
+VECTOR = np.array([0.25], np.float32)
+
+
+def _client(think: float = 0.0) -> ClientCore:
+    return ClientCore(Identity("run", "a", "delta", samples=10), lambda: think)
+
+
+def _model(dispatch: int, version: int = 0) -> ModelMessage:
+    return ModelMessage("run", version, dispatch, "s", np.zeros(1, np.float32))
+
+
+def _trained(at: float) -> Trained:
+    return Trained(VECTOR, steps=20, loss=0.5, started=at - 2, ended=at)
+
+
+def test_a_model_is_trained_thought_over_and_answered() -> None:
+    client = _client(think=1.5)
+    assert client.model(_model(17, version=4), at=100.0) == [Train(_model(17, version=4), sequence=1)]
+    assert client.trained(_trained(at=103.0)) == [Think(1.5)]
+    assert client.thought(at=104.5) == [
+        SendUpdate(
+            UpdateMessage(
+                run="run",
+                client="a",
+                sequence=1,
+                dispatch=17,
+                base_version=4,
+                schema="s",
+                kind="delta",
+                samples=10,
+                steps=20,
+                loss=0.5,
+                downloaded=100.0,
+                train_start=101.0,
+                train_end=103.0,
+                sent=104.5,
+                vector=VECTOR,
+            )
+        )
+    ]
+
+
+def test_every_training_has_the_next_sequence_number() -> None:
+    client = _client()
+    for sequence in (1, 2, 3):
+        assert client.model(_model(sequence), at=0.0) == [Train(_model(sequence), sequence)]
+        client.trained(_trained(at=3.0))
+        client.thought(at=3.0)
+
+
+def test_the_newest_model_that_came_meanwhile_is_next() -> None:
+    client = _client()
+    client.model(_model(1), at=0.0)
+    assert client.model(_model(2, version=1), at=1.0) == []
+    client.trained(_trained(at=3.0))
+    assert client.model(_model(3, version=2), at=3.5) == []  # overwrites the one in the receive buffer
+    send, train = client.thought(at=4.0)
+    assert isinstance(send, SendUpdate)
+    assert send.update.dispatch == 1
+    assert train == Train(_model(3, version=2), sequence=2)
+    client.trained(_trained(at=7.0))
+    (send,) = client.thought(at=7.0)  # nothing waits any more
+    assert isinstance(send, SendUpdate)
+    assert (send.update.dispatch, send.update.downloaded) == (3, 3.5)
+
+
+def test_a_redelivered_model_is_not_trained_twice() -> None:
+    client = _client()
+    client.model(_model(1), at=0.0)
+    assert client.model(_model(1), at=0.5) == []
+    client.trained(_trained(at=3.0))
+    assert len(client.thought(at=3.0)) == 1
+    assert client.model(_model(1), at=3.5) == []
+
+
+def test_thoughts_before_training_are_a_mistake_of_ours() -> None:
+    with pytest.raises(RuntimeError, match="without a trained update"):
+        _client().thought(at=0.0)

@@ -1,0 +1,81 @@
+"""Configuration files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import config
+
+BROKER = config.Broker("127.0.0.1", 1883, "a", "s3cret")
+TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
+EXAMPLES: list[Any] = [
+    config.ClientConfig(
+        run="r",
+        client="a",
+        broker=BROKER,
+        task=TASK,
+        local=config.Local(steps=5, clip=1.0),
+        think=config.Duration("uniform", {"low": 0.1, "high": 0.2}),
+        seed=7,
+        shard="/data/a",
+        threads=1,
+        kind="delta",
+    ),
+    config.ClientConfig("r", "a", BROKER, TASK, config.Local(epochs=1), None, 7, "/data/a", 1, "model"),
+    config.AggregatorConfig(
+        run="r",
+        broker=BROKER,
+        task=TASK,
+        rule=config.Named("fedbuff", {"buffer_size": 3}),
+        clients={"a": 0.25, "b": 0.75},
+        evaluate_every=2.0,
+        stop=config.Stop(after=10.0, target_accuracy=0.9),
+        seed=7,
+        test_set="/data/test",
+        run_directory="/run",
+        threads=2,
+    ),
+    config.DeviceConfig("r", "a", BROKER, "broker", config.Link(up=5_000_000), "/config", 1000),
+    config.DeviceConfig("r", "a", BROKER, "broker", None, "/config", 1000, telemetry_every=0.5),
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_round_trip(example: Any, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config.dump(example, path)
+    assert config.load(type(example), path) == example
+
+
+def test_the_password_is_in_no_repr() -> None:
+    assert "s3cret" not in repr(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"up": 1, "sideways": 2}, "Link has no field sideways"),
+        ([], "Link: expected a map"),
+        (3, "Link: expected a map"),
+    ],
+)
+def test_what_does_not_fit(values: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        config.from_dict(config.Link, values)
+
+
+def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
+    with pytest.raises(ValueError, match="Stop has no field never"):
+        config.from_dict(config.AggregatorConfig, {"stop": {"never": 1}})
+    with pytest.raises(ValueError, match=r"Broker: .*username"):
+        config.from_dict(config.AggregatorConfig, {"broker": {"host": "h", "port": 1, "password": ""}})
+
+
+def test_a_file_that_is_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match="line 1"):
+        config.load(config.Link, path)

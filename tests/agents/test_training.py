@@ -1,0 +1,185 @@
+"""Local training against torch.optim and against arithmetic by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agents.client.training import Trainer, batches
+from agents.config import Local
+from agents.flat import FlatModule, initial, schema_hash
+from agents.shards import Shard
+from agents.tasks.interface import Task
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """4 inputs, 3 hidden units, 2 classes: 23 parameters."""
+
+    dataset: ClassVar[str] = "none"
+    l2: float = 0.0
+
+    def model(self) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+START = initial(Tiny().model())
+_RNG = np.random.default_rng(5)
+SHARD = Shard(_RNG.normal(size=(10, 4)).astype(np.float32), _RNG.integers(0, 2, 10), scale=0.5)
+
+
+def _train(local: Local, task: Task | None = None, kind: str = "delta", seed: int = 1) -> np.ndarray:
+    trainer = Trainer(task or Tiny(), SHARD, local)
+    result = trainer.train(START, kind, np.random.default_rng(seed))
+    assert result is not None
+    return result.vector.copy()
+
+
+def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray:
+    """The same with a plain module, autograd of the whole loss, and torch.optim.SGD."""
+    module = Tiny().model()
+    start = [p.detach().clone() for p in module.parameters()]
+    optimizer = torch.optim.SGD(module.parameters(), local.lr, momentum=local.momentum)
+    order = batches(10, local.batch_size, np.random.default_rng(seed))
+    x, y = torch.from_numpy(SHARD.x) * 0.5, torch.from_numpy(SHARD.y)
+    for _ in range(steps):
+        batch = next(order)
+        loss = nn.functional.cross_entropy(module(x[batch]), y[batch])
+        for p, p0 in zip(module.parameters(), start, strict=True):
+            loss = loss + l2 / 2 * p.square().sum() + local.proximal / 2 * (p - p0).square().sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return initial(module) - START
+
+
+@pytest.mark.parametrize(
+    ("local", "l2"),
+    [
+        (Local(steps=7, batch_size=4, lr=0.3), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.9), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.3, proximal=0.7), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.3), 0.2),
+        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, proximal=0.7), 0.2),
+    ],
+)
+def test_training_equals_torchs_sgd(local: Local, l2: float) -> None:
+    np.testing.assert_allclose(_train(local, Tiny(l2)), _reference(local, l2, 7), atol=1e-6)
+
+
+def test_a_step_by_hand() -> None:
+    """Zero weights, one sample x = (1, 2) of class 0: p = ½, so g = −½ x for class 0 and ½ x for 1."""
+
+    @dataclass(frozen=True)
+    class Linear:
+        dataset: ClassVar[str] = "none"
+        l2: float = 0.0
+
+        def model(self) -> nn.Module:
+            return nn.Linear(2, 2, bias=False)
+
+    shard = Shard(np.array([[10, 20]], np.uint8), np.array([0]), scale=0.1)
+    trainer = Trainer(Linear(), shard, Local(steps=1, lr=0.5))
+    result = trainer.train(np.zeros(4, np.float32), "delta", np.random.default_rng(0))
+    assert result is not None
+    assert result.vector.tolist() == pytest.approx([0.25, 0.5, -0.25, -0.5])
+    assert result.loss == pytest.approx(np.log(2))
+    assert result.steps == 1
+
+
+def test_the_loss_is_the_mean_over_the_steps_with_the_l2_term() -> None:
+    standing_still = Trainer(Tiny(l2=0.2), SHARD, Local(steps=3, batch_size=10, lr=0.0))
+    result = standing_still.train(START, "delta", np.random.default_rng(1))
+    assert result is not None
+    logits = Tiny().model()(torch.from_numpy(SHARD.x) * 0.5)
+    loss = nn.functional.cross_entropy(logits, torch.from_numpy(SHARD.y)).item()
+    assert result.loss == pytest.approx(loss + 0.1 * float(START @ START))
+
+
+def test_model_is_start_plus_delta() -> None:
+    local = Local(steps=5, batch_size=4)
+    np.testing.assert_allclose(_train(local, kind="model"), START + _train(local), atol=1e-6)
+
+
+def test_training_depends_on_start_and_seed_alone() -> None:
+    local = Local(steps=5, batch_size=4, momentum=0.9)
+    trainer = Trainer(Tiny(), SHARD, local)
+    trainer.warm_up()
+    for _ in range(2):
+        result = trainer.train(START, "delta", np.random.default_rng(1))
+        assert result is not None
+        np.testing.assert_array_equal(result.vector, _train(local))
+    assert not np.array_equal(_train(local, seed=2), _train(local))
+
+
+def test_two_trainers_leave_their_shard_as_it_is() -> None:
+    before = SHARD.x.copy()
+    Trainer(Tiny(), SHARD, Local(steps=1))
+    np.testing.assert_array_equal(SHARD.x, before)
+
+
+@pytest.mark.parametrize("kind", ["delta", "model"])
+def test_clip_bounds_the_update_and_keeps_its_direction(kind: str) -> None:
+    free = _train(Local(steps=5, lr=1.0))
+    length = float(np.linalg.norm(free))
+    clipped = _train(Local(steps=5, lr=1.0, clip=length / 2), kind=kind)
+    delta = clipped if kind == "delta" else clipped - START
+    np.testing.assert_allclose(delta, free / 2, atol=1e-5)
+    np.testing.assert_allclose(_train(Local(steps=5, lr=1.0, clip=length * 2)), free, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("local", "steps"),
+    [
+        (Local(steps=7), 7),
+        (Local(epochs=1, batch_size=10), 1),
+        (Local(epochs=1, batch_size=100), 1),
+        (Local(epochs=2, batch_size=4), 6),  # 4 + 4 + 2 samples, twice
+    ],
+)
+def test_steps(local: Local, steps: int) -> None:
+    trainer = Trainer(Tiny(), SHARD, local)
+    assert trainer.steps == steps
+    result = trainer.train(START, "delta", np.random.default_rng(0))
+    assert result is not None
+    assert result.steps == steps
+
+
+def test_an_epoch_sees_every_sample_once() -> None:
+    order = batches(10, 4, np.random.default_rng(0))
+    for _ in range(2):
+        epoch = [next(order) for _ in range(3)]
+        assert [len(batch) for batch in epoch] == [4, 4, 2]
+        assert sorted(torch.cat(epoch).tolist()) == list(range(10))
+
+
+def test_training_stops_between_two_steps() -> None:
+    trainer = Trainer(Tiny(), SHARD, Local(steps=1000))
+    asked = iter([False, False, True])
+    assert trainer.train(START, "delta", np.random.default_rng(0), lambda: next(asked)) is None
+
+
+def test_the_module_is_a_view_of_the_flat_vector() -> None:
+    flat = FlatModule(Tiny().model())
+    vector = np.arange(23, dtype=np.float32)
+    flat.load(vector)
+    parameters = dict(flat.module.named_parameters())
+    assert parameters["0.weight"].flatten().tolist() == list(range(12))
+    assert parameters["2.bias"].tolist() == [21, 22]
+    flat.w.zero_()
+    assert not parameters["0.weight"].any()
+    with pytest.raises(ValueError, match="broadcast"):
+        flat.load(np.zeros(22, np.float32))
+
+
+def test_the_schema_hash_tells_models_apart() -> None:
+    assert schema_hash(nn.Linear(2, 3)) == schema_hash(nn.Linear(2, 3))
+    different = [nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(4, 2)]
+    assert len({schema_hash(module) for module in different}) == 4

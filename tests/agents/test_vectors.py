@@ -1,0 +1,71 @@
+"""Arithmetic on flat vectors."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.vectors import add_scaled, is_finite, mix
+
+LONG = 100_003
+"""Longer than the blocks that the arithmetic works in, and no multiple of them."""
+
+
+def test_add_scaled() -> None:
+    target = np.array([1.0, 2.0], np.float32)
+    add_scaled(target, np.array([4.0, -8.0], np.float32), 0.25)
+    assert target.tolist() == [2.0, 0.0]
+    add_scaled(target, np.array([4.0, -8.0], np.float32), 1.0)
+    assert target.tolist() == [6.0, -8.0]
+
+
+def test_mix() -> None:
+    target = np.array([1.0, 2.0], np.float32)
+    mix(target, np.array([5.0, -2.0], np.float32), 0.25)
+    assert target.tolist() == [2.0, 1.0]
+    mix(target, np.array([7.0, 9.0], np.float32), 1.0)
+    assert target.tolist() == [7.0, 9.0]
+
+
+def test_long_vectors_are_done_to_the_end() -> None:
+    target, vector = np.ones(LONG, np.float32), np.arange(LONG, dtype=np.float32)
+    add_scaled(target, vector, 0.5)
+    np.testing.assert_array_equal(target, 1 + 0.5 * vector)
+    mix(target, vector, 0.5)
+    np.testing.assert_array_equal(target, 0.5 + 0.75 * vector)
+
+
+@given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1))
+def test_mixing_equal_models_changes_no_bit(value: float, share: float) -> None:
+    target = np.full(3, value, np.float32)
+    mix(target, target.copy(), share)
+    assert target.tolist() == [np.float32(value)] * 3
+
+
+@pytest.mark.parametrize("operation", [add_scaled, mix])
+def test_works_in_place_with_scratch_far_smaller_than_the_model(operation: object) -> None:
+    target, vector = np.zeros(1_000_000, np.float32), np.ones(1_000_000, np.float32)
+    tracemalloc.start()
+    operation(target, vector, 0.5)  # type: ignore[operator]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.1 * target.nbytes
+    assert target.dtype == np.float32
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("index", [0, LONG // 2, LONG - 1])
+def test_one_bad_element_is_found(bad: float, index: int) -> None:
+    vector = np.ones(LONG, np.float32)
+    vector[index] = bad
+    assert not is_finite(vector)
+
+
+def test_a_sum_that_overflows_is_no_bad_element() -> None:
+    assert is_finite(np.full(4, 3e38, np.float32))
+    assert not is_finite(np.array([np.inf, -np.inf], np.float32))
+    assert is_finite(np.zeros(0, np.float32))

@@ -1,0 +1,167 @@
+"""The wire format against the safetensors library, and against whatever a peer may send."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import wire
+from agents.wire import ModelMessage, WireError
+from tests.agents.helpers import message
+
+VECTOR = np.array([1.5, -2.0, 0.1], np.float32)
+MODEL = ModelMessage("run", 3, 17, "abc", VECTOR)
+UPDATE = message("nano-1", 17, base_version=3, loss=float("nan"), vector=VECTOR)
+
+
+def test_round_trip() -> None:
+    model = wire.decode_model(wire.encode(MODEL))
+    assert (model.run, model.version, model.dispatch, model.schema) == ("run", 3, 17, "abc")
+    np.testing.assert_array_equal(model.vector, VECTOR)
+    update = wire.decode_update(wire.encode(UPDATE))
+    for field in dataclasses.fields(update):
+        np.testing.assert_array_equal(getattr(update, field.name), getattr(UPDATE, field.name))
+
+
+def test_the_library_reads_what_we_write() -> None:
+    payload = wire.encode(UPDATE)
+    tensors = safetensors.numpy.load(payload)
+    assert list(tensors) == ["w"]
+    np.testing.assert_array_equal(tensors["w"], VECTOR)
+    assert tensors["w"].dtype == np.float32
+
+
+def test_we_read_what_the_library_writes() -> None:
+    payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "1", "name": "läufer"})
+    vector, metadata = wire.unpack(payload)
+    np.testing.assert_array_equal(vector, VECTOR)
+    assert metadata == {"protocol": "1", "name": "läufer"}
+
+
+def test_the_data_is_aligned_and_not_copied() -> None:
+    payload = wire.encode(UPDATE)
+    vector = wire.decode_update(payload).vector
+    assert np.shares_memory(vector, np.frombuffer(payload, np.uint8))
+    assert not vector.flags.writeable
+    assert vector.flags.aligned
+
+
+def test_a_vector_of_another_layout_is_sent_as_it_reads() -> None:
+    strided = np.arange(6, dtype=np.float64)[::2]
+    payload = wire.encode(dataclasses.replace(MODEL, vector=strided))
+    assert wire.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
+
+
+def test_an_empty_vector() -> None:
+    payload = wire.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
+    assert wire.decode_model(payload).vector.shape == (0,)
+
+
+def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def _header(**changes: Any) -> dict[str, Any]:
+    tensor = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+    return {"__metadata__": {"protocol": "1"}, "w": tensor | changes}
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [
+        (b"", "shorter"),
+        (b"\x00" * 7, "shorter"),
+        (struct.pack("<Q", 2**63) + b"{}", "header of 9223372036854775808 bytes"),
+        (struct.pack("<Q", 100_000) + b" " * 100_000, "header of 100000 bytes"),
+        (struct.pack("<Q", 2) + b"\xff\xfe", "unreadable"),
+        (struct.pack("<Q", 60_000) + b"[" * 60_000, "unreadable"),
+        (_payload([]), "unreadable"),
+        (_payload({"w": {}}), "unreadable"),
+        (_payload(_header(dtype="F64")), "float32"),
+        (_payload(_header(dtype="I32")), "float32"),
+        (_payload(_header(shape=[3, 1])), "float32"),
+        (_payload(_header(shape=[4])), "float32"),
+        (_payload(_header(data_offsets=[4, 12])), "float32"),
+        (_payload(_header(), b"\x00" * 11), "float32"),
+        (_payload(_header(), b"\x00" * 16), "float32"),
+        (_payload(_header() | {"extra": {}}), "float32"),
+        (_payload(_header() | {"__metadata__": ["protocol"]}), "map of strings"),
+        (_payload(_header() | {"__metadata__": {"protocol": 1}}), "map of strings"),
+        (_payload(_header() | {"__metadata__": {}}), "protocol None"),
+        (_payload(_header() | {"__metadata__": {"protocol": "2"}}), "protocol '2', expected 1"),
+        (_payload(_header()), "field run"),
+        (wire.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
+    ],
+)
+def test_what_is_wrong_is_said(payload: bytes, complaint: str) -> None:
+    with pytest.raises(WireError, match=complaint):
+        wire.decode_model(payload)
+
+
+def test_a_number_too_big_for_a_field() -> None:
+    """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
+    header = {"__metadata__": {"protocol": "1", "run": "r", "version": 1e999}, "w": _header()["w"]}
+    with pytest.raises(WireError, match="map of strings"):
+        wire.decode_model(_payload(header))
+
+
+@given(length=st.integers(0, len(wire.encode(UPDATE)) - 1))
+def test_truncated(length: int) -> None:
+    with pytest.raises(WireError):
+        wire.decode_update(wire.encode(UPDATE)[:length])
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+headers = st.fixed_dictionaries(
+    {},
+    optional={
+        "__metadata__": anything | st.dictionaries(st.sampled_from(["protocol", "run"]), anything),
+        "w": anything | st.fixed_dictionaries({"dtype": anything, "shape": anything}),
+        "x": anything,
+    },
+)
+
+
+@given(payload=st.binary() | st.builds(_payload, anything | headers, st.binary()))
+def test_whatever_comes_is_a_message_or_a_wire_error(payload: bytes) -> None:
+    for decode in (wire.decode_model, wire.decode_update):
+        try:
+            decode(payload)
+        except WireError as error:
+            assert str(error)  # noqa: PT017
+
+
+@given(
+    position=st.integers(0, len(wire.encode(UPDATE)) - 1),
+    put=st.binary(min_size=1, max_size=4),
+    field=st.sampled_from(["sequence", "dispatch", "loss", "samples", "sent"]),
+    value=anything,
+)
+def test_a_damaged_message_is_a_message_or_a_wire_error(
+    position: int, put: bytes, field: str, value: Any
+) -> None:
+    payload = wire.encode(UPDATE)
+    length = struct.unpack_from("<Q", payload)[0]
+    header = json.loads(payload[8 : 8 + length])
+    header["__metadata__"][field] = value
+    for damaged in (
+        payload[:position] + put + payload[position + len(put) :],
+        _payload(header, payload[8 + length :]),
+    ):
+        try:
+            wire.decode_update(damaged)
+        except WireError as error:
+            assert str(error)  # noqa: PT017
