@@ -11,6 +11,8 @@ from testbed.errors import HostError
 from testbed.subprocesses import run
 
 SUITE = "bookworm"
+IMAGE = f"debian:{SUITE}-slim"
+"""The official image, for where a registry answers."""
 
 OPTIONS = (
     # Essential packages and ours, no apt: nothing is installed into it later.
@@ -29,7 +31,7 @@ def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: t
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(
-            f"No registry answers that has debian:{SUITE}-slim, and there is no mmdebstrap to make the "
+            f"No registry answers that has {IMAGE}, and there is no mmdebstrap to make the "
             "base image from Debian's packages: run 'sudo apt-get install mmdebstrap', or give the "
             "Docker engine a registry."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import docker
@@ -23,7 +24,8 @@ def connect(timeout: int = 120) -> docker.DockerClient:
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
     except ERRORS as error:
-        raise HostError(f"No Docker engine answers. {mend(error)}") from error
+        where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
+        raise HostError(f"No Docker engine answers{where}. To mend it: {mend(error)}") from error
 
 
 def available() -> bool:
@@ -48,12 +50,12 @@ def registry_has(image: str, timeout: int = 5) -> bool:
 
 
 def mend(error: BaseException) -> str:
-    """What to do about an engine that does not answer, from the error that `connect` met."""
+    """The command that mends an engine that does not answer, from what `connect` met."""
     if _caused_by(error, PermissionError):
-        return "This user may not speak to it: run 'sudo usermod -aG docker $USER', then log in again."
-    if shutil.which("dockerd") is None:
-        return "Install it: 'sudo apt-get install docker.io'."
-    return "Start it: 'sudo systemctl start docker'."
+        return "sudo usermod -aG docker $USER && newgrp docker"
+    if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:
+        return "sudo apt-get install docker.io"
+    return "sudo systemctl start docker"
 
 
 def _caused_by(error: BaseException, kind: type[BaseException]) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import secrets
+import shutil
 import tarfile
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from docker.errors import APIError, ImageNotFound
 
 from testbed import debian, engine, wheels
 from testbed.errors import HostError
+from testbed.signals import uninterrupted
 
 _ROOT = Path(__file__).parent.parent
 FOLDER = _ROOT / "images"
@@ -37,7 +39,6 @@ LABEL = "testbed.image"
 _BUILD_LABEL = "testbed.build"
 """One value for each building of an image: finds the containers that an interrupted one left."""
 
-_PULLED_BASE = f"debian:{debian.SUITE}-slim"
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architectures that torch has wheels for, in Docker's (and Debian's) words and in pip's."""
 
@@ -74,6 +75,11 @@ def build(client: docker.DockerClient, progress: Progress, *, force: bool = Fals
         except engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     return Images(tags["agent"], tags["broker"])
+
+
+def are_built(client: docker.DockerClient) -> bool:
+    """Whether the images for this version of the code are there."""
+    return not _missing(client, current_tags(FOLDER, AGENTS))
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
@@ -131,9 +137,13 @@ def _one_at_a_time() -> Iterator[None]:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """A folder for all temporary files: beside the cache, since /tmp may be memory."""
-    with tempfile.TemporaryDirectory(prefix="build-", dir=wheels.cache_folder()) as folder:
-        Path(folder).chmod(0o755)  # apt downloads as a user of its own
-        yield Path(folder)
+    folder = Path(tempfile.mkdtemp(prefix="build-", dir=wheels.cache_folder()))
+    folder.chmod(0o755)  # apt downloads as a user of its own
+    try:
+        yield folder
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +199,7 @@ class _Builder:
     def _base(self, architecture: str, stop: threading.Event) -> None:
         """Pull and extend Debian's image; bootstrap it where no registry answers."""
         packages = FOLDER / "base" / "packages.txt"
-        if _exists(self.client, _PULLED_BASE) or engine.registry_has(_PULLED_BASE):
+        if _exists(self.client, debian.IMAGE) or engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
@@ -247,7 +257,8 @@ def _docker_build(
                 lines = "\n".join(f"    {line}" for line in said)
                 raise HostError(f"Building {tag} failed: {entry['error'].strip()}\n{lines}")
     except BaseException:
-        _discard(client, token)
+        with uninterrupted():
+            _discard(client, token)
         raise
 
 

@@ -1,0 +1,64 @@
+"""Whether this kernel has the traffic control that links are shaped with, found by trying it.
+
+Each trial runs in a network namespace of its own, as in a device's container, that is gone with it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+TRY_MEND = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' as root"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One kernel module and the command that succeeds only with it."""
+
+    module: str
+    trial: str
+    purpose: str
+    needed: bool = True
+    """Whether a link with just a rate needs it."""
+
+
+_ROOT = "tc qdisc add dev lo root"
+_INGRESS = (
+    "tc qdisc add dev lo ingress && tc filter add dev lo parent ffff: protocol all u32 match u32 0 0"
+)
+
+FEATURES = (
+    Feature("sch_tbf", f"{_ROOT} tbf rate 1mbit burst 2kb latency 50ms", "link rates"),
+    Feature("ifb", "ip link add ifb9 type ifb", "downlink rates"),
+    Feature("cls_u32", f"{_INGRESS} flowid 1:1", "downlink rates"),
+    Feature("act_mirred", f"{_INGRESS} action mirred egress redirect dev lo", "downlink rates"),
+    Feature("sch_netem", f"{_ROOT} netem delay 1ms", "delay, jitter and loss", needed=False),
+)
+
+
+def supports(feature: Feature) -> tuple[bool | None, str]:
+    """Whether the kernel has `feature` (None where it cannot be tried), and what it answered."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not on a plain user's PATH
+    for program in ("unshare", "tc", "ip"):
+        if shutil.which(program, path=path) is None:
+            return None, f"there is no '{program}' here"
+    namespace = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--net"]
+    if (refusal := _try([*namespace, "true"], path)) is not None:
+        return None, refusal
+    answer = _try([*namespace, "sh", "-c", feature.trial], path)
+    return answer is None, answer or ""
+
+
+def _try(command: list[str], path: str) -> str | None:
+    """None where `command` succeeds, else the last line of what it said."""
+    environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return "no answer in 10 s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return lines[-1].removeprefix("Error: ").rstrip(".")
