@@ -123,7 +123,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
         {
             "device": device.name,
             "cpu": device.cpu,
-            "quota / period": f"{device.quota} / {device.period} us",
+            "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms",
             "memory": format_size(device.memory),
             "up": None if device.link is None else _rate(device.link.up),
             "down": None if device.link is None else _rate(device.link.down),
@@ -229,7 +229,7 @@ def _think(think: Duration | None) -> str | None:
 
 def _local(local: Local) -> str:
     amount = _count(local.steps, "step") if local.steps else _count(local.epochs or 0, "epoch")
-    return f"{amount} of {local.batch_size}"
+    return f"{amount} x {local.batch_size}"
 
 
 def _count(number: int, what: str) -> str:

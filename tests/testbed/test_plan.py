@@ -93,12 +93,12 @@ def test_a_plan_has_a_row_for_each_device() -> None:
         {
             "device": "pi",
             "cpu": 0.04,
-            "quota / period": "1000 / 25000 us",
+            "quota": "1/25 ms",
             "memory": "512MiB",
             "up": "5mbit",
             "down": None,
             "think": "200ms",
-            "local": "20 steps of 32",
+            "local": "20 steps x 32",
         }
     ]
 
