@@ -100,6 +100,8 @@ class AggregatorConfig:
     test_set: str
     run_directory: str
     threads: int
+    resume: bool = False
+    """Carry on from the run directory's newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,7 @@ def is_password(password: str, hashed: str) -> bool:
 def password_file(accounts: Mapping[str, Account]) -> str:
     """Mosquitto's password file, salted anew; it holds no password that could be used."""
     return "".join(
-        f"{account.username}:{hash_password(account.password)}\n"
-        for account in accounts.values()
+        f"{account.username}:{hash_password(account.password)}\n" for account in accounts.values()
     )
 
 
@@ -187,8 +186,10 @@ def read_embedded(path: Path) -> tuple[str, int, dict[str, Account]]:
     config = json.loads(path.read_text(encoding="utf-8"))
     accounts = {
         entry["username"]: Account(
-            entry["username"], entry["password"],
-            tuple(entry["publish"]), tuple(entry["subscribe"]),
+            entry["username"],
+            entry["password"],
+            tuple(entry["publish"]),
+            tuple(entry["subscribe"]),
         )
         for entry in config["accounts"]
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,10 @@ from rich.table import Table
 from testbed import detach, fleet, rundir, up
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from testbed.plan import Plan
+    from testbed.topology import Topology
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,7 +34,7 @@ app.add_typer(images_app, name="images")
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
-Topology = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
+TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 RuntimeName = Annotated[
@@ -42,7 +46,9 @@ Oversubscribe = Annotated[
 ]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder with datasets as parquet files, else TESTBED_DATA, else the hub."),
+    typer.Option(
+        "--data", help="Folder with datasets as parquet files, else TESTBED_DATA, else the hub."
+    ),
 ]
 DEFAULT_RUNS = Path("runs")
 
@@ -61,28 +67,39 @@ def main() -> None:
 
 @app.command("up")
 def up_command(
-    topology: Topology,
+    topology: Annotated[
+        Path | None, typer.Argument(help="The topology file.", metavar="TOPOLOGY", show_default=False)
+    ] = None,
     runtime: RuntimeName = None,
-    detached: Annotated[bool, typer.Option("--detach", "-d", help="Return once the run is going.")] = False,
+    detached: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the run is going.")
+    ] = False,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="Carry on an ended run from its last checkpoint.")
+    ] = None,
     runs: Runs = DEFAULT_RUNS,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a topology, watch it to its end, and take everything down."""
-    options = up.Options(runtime, oversubscribe, data)
+    options = up.Options(runtime, oversubscribe, data, resume is not None)
+    chosen = RunDirectory(directory) if directory else None
+    if resume is not None and topology is None:
+        chosen = fleet.resumable(runs, resume)
+        topology = chosen.topology
+    elif resume is not None or topology is None:
+        raise BadInputError("Name one topology file, or say --resume RUN (testbed runs shows them).")
     parsed, plan = up.planned(topology, options)
-    if detached:
+    if chosen is None:
         chosen = RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+    if detached:
         detach.start(chosen, topology, options, out.print)
         out.print(
             f"{chosen.run} is running. Next: testbed ps · testbed logs {chosen.run} · "
             f"testbed down {chosen.run}"
         )
         return
-    chosen = (
-        RunDirectory(directory) if directory else RunDirectory.create(runs, rundir.new_run_id(parsed.name))
-    )
     _up(parsed, plan, chosen, options)
 
 
@@ -127,7 +144,9 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 @app.command()
 def logs(
     run: Annotated[str, typer.Argument(help="Run id, or a run directory.")],
-    part: Annotated[str | None, typer.Argument(help="aggregator, broker, or a device; else all.")] = None,
+    part: Annotated[
+        str | None, typer.Argument(help="aggregator, broker, or a device; else all.")
+    ] = None,
     tail: Annotated[int, typer.Option("--tail", help="Lines of each.")] = 50,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -140,17 +159,19 @@ def logs(
 
 
 @app.command()
-def validate(topology: Topology) -> None:
+def validate(topology: TopologyFile) -> None:
     """Check a topology; all its errors at once."""
     from testbed.topology import load
 
     parsed = load(topology)
-    out.print(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
+    out.print(
+        f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
+    )
 
 
 @app.command("plan")
 def plan_command(
-    topology: Topology,
+    topology: TopologyFile,
     runtime: RuntimeName = None,
     oversubscribe: Oversubscribe = False,
     as_json: AsJson = False,
@@ -158,13 +179,13 @@ def plan_command(
     """Show what would be launched on this host."""
     from testbed.plan import describe
 
-    parsed, plan = up.planned(topology, up.Options(runtime, oversubscribe))
+    _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
     _show(describe(plan), as_json, "")
     if not as_json:
         asked = sum(device.cpu for device in plan.devices)
         out.print(
-            f"{len(plan.devices)} devices in {plan.runtime}: {asked:g} of {plan.device_capacity:g} cores "
-            f"(devices on cpu {plan.device_cpus}, broker and aggregator on cpu {plan.infrastructure_cpus}). "
+            f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
+            f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             f"Next: testbed up {topology}"
         )
 
@@ -189,7 +210,9 @@ def doctor(as_json: AsJson = False) -> None:
     marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
     table = _table(["", "what", "found", "mend"])
     for finding in findings:
-        table.add_row(marks[finding.status], finding.name, _escaped(finding.detail), _escaped(finding.mend or ""))
+        table.add_row(
+            marks[finding.status], finding.name, _escaped(finding.detail), _escaped(finding.mend or "")
+        )
     out.print(table)
 
 
@@ -203,6 +226,32 @@ def build(
     client = engine.connect()
     built = images.build(client, out.print, force=force)
     out.print(f"{built.agent}\n{built.broker}")
+
+
+def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
+    """Run in the foreground, and say at the end what came of it and what to try next."""
+    from analysis.load import load
+    from testbed import live
+
+    shown = _relative(directory.path)
+    if plan.runtime == "process":
+        out.print("Devices are local processes: CPU shares by stopping and continuing, no link shaping.")
+    try:
+        with live.view(
+            out, live.Overview(topology.rule.name, topology.stop.after, plan.devices)
+        ) as view:
+            up.run(topology, plan, directory, options, view)
+    finally:
+        out.print(f"Run directory: {shown}", soft_wrap=True)
+    out.print(live.render_summary(load(directory.path)))
+    out.print(
+        f"Next: testbed runs · testbed logs {directory.run} · change the topology and run it again",
+        soft_wrap=True,
+    )
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def vars_of(finding: Any) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class RunSpec:
     plan: Plan
     samples: Mapping[str, int]
     """Training samples of each client."""
+    resume: bool = False
+    """Whether the run carries on in a directory that has a past."""
 
 
 class Places(Protocol):
@@ -137,12 +139,11 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         test_set=places.test_set(spec.directory),
         run_directory=places.run_directory(spec.directory),
         threads=_cores(spec.plan.infrastructure_cpus),
+        resume=spec.resume,
     )
 
 
-def _client(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places
-) -> ClientConfig:
+def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
@@ -157,9 +158,7 @@ def _client(
     )
 
 
-def _device(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places
-) -> DeviceConfig:
+def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> DeviceConfig:
     return DeviceConfig(
         run=spec.directory.run,
         device=device.name,

@@ -63,6 +63,7 @@ class Controller:
         self._status: dict[str, str] = {}
         self._gone: set[str] = set()
         self._follower = Follower(spec.directory.events)
+        self._follower.read()  # what a resumed run has behind it is no news
         self._ended: events.RunEnded | None = None
         self.timings = Timings()
 
@@ -80,7 +81,9 @@ class Controller:
 
     def _run(self) -> events.RunEnded:
         count = len(self._devices)
-        self._view.progress(f"Starting broker, aggregator and {count} devices ({self._spec.plan.runtime})")
+        self._view.progress(
+            f"Starting broker, aggregator and {count} devices ({self._spec.plan.runtime})"
+        )
         begin = time.monotonic()
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
@@ -147,9 +150,7 @@ class Controller:
                 break
         self._read_records()
         if self._ended is None:
-            raise RunFailedError(
-                f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}"
-            )
+            raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
@@ -189,9 +190,7 @@ class Controller:
                 continue
             self._gone.add(name)
             if name == "broker" or (name == AGGREGATOR and code != 0):
-                raise RunFailedError(
-                    f"the {name} ended with exit code {code}.{self._log_tail(name)}"
-                )
+                raise RunFailedError(f"the {name} ended with exit code {code}.{self._log_tail(name)}")
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log")
 

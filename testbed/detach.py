@@ -16,21 +16,20 @@ from testbed.rundir import RunDirectory
 from testbed.up import Options
 
 
-def start(
-    directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]
-) -> None:
+def start(directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]) -> None:
     """Start the controller, and return when its run clock goes. Raises RunFailedError."""
+    follower = Follower(directory.events)
+    follower.read()  # a resumed run has a past
     log = directory.logs / "controller.log"
     with log.open("wb") as output:
         controller = subprocess.Popen(
-            [sys.executable, "-m", "testbed", "up", str(topology.resolve()), *_arguments(directory, options)],
+            [sys.executable, "-m", "testbed", "up", *_arguments(directory, topology, options)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **_labels(directory)},
             start_new_session=True,
         )
-    follower = Follower(directory.events)
     with log.open(encoding="utf-8") as lines:
         try:
             while not any(isinstance(r, events.RunStarted) for r in follower.read()):
@@ -54,8 +53,10 @@ def _labels(directory: RunDirectory) -> dict[str, str]:
     }
 
 
-def _arguments(directory: RunDirectory, options: Options) -> list[str]:
-    arguments = ["--directory", str(directory.path)]
+def _arguments(directory: RunDirectory, topology: Path, options: Options) -> list[str]:
+    arguments = [str(topology.resolve()), "--directory", str(directory.path)]
+    if options.resume:
+        arguments = ["--resume", str(directory.path)]
     if options.runtime:
         arguments += ["--runtime", options.runtime]
     if options.oversubscribe:

@@ -1,6 +1,6 @@
 """Every error that the testbed raises for its user, in one tree.
 
-    TestbedError            shown as one message without a traceback; `exit_code` says how the CLI ends
+    TestbedError            shown as a message without traceback; gives the CLI its exit code
     ├── BadInputError       2: what the user wrote cannot be done: the message names the place and the mend
     ├── HostError           1: this machine lacks something: the message names the command that mends it
     └── RunFailedError      1: a run began and did not end well

@@ -6,6 +6,7 @@ crash left behind is found without the topology, the run directory or the contro
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 import psutil
 
 from testbed import engine
+from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 
+_COMPLETE = ("after", "updates", "target_accuracy")
 _GOODBYE = 8.0
 """Seconds that a controller has to end its run."""
 
@@ -35,6 +38,26 @@ def find() -> list[LiveRun]:
     """All runs that have something running or left over here, by name."""
     runs = {live.run: live for live in [*_as_processes(), *_in_docker()]}
     return [runs[name] for name in sorted(runs)]
+
+
+def resumable(runs: Path, name: str) -> RunDirectory:
+    """The directory of the ended run `name` (its id in `runs`, or its path), made ready to go on.
+
+    Raises BadInputError where there is none, or nothing to carry on.
+    """
+    path = next((p for p in (runs / name, Path(name)) if (p / "manifest.json").is_file()), None)
+    if path is None:
+        raise BadInputError(f"no run {name} in {runs}; `testbed runs` shows what there is")
+    directory = RunDirectory(path.resolve())
+    outcome = directory.read_manifest().get("outcome")
+    if outcome in _COMPLETE:
+        raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
+    if not directory.events.exists() or not list(directory.models.glob("*.safetensors")):
+        raise BadInputError(f"{directory.run} never got as far as a first model; start a new run")
+    if os.environ.get("TESTBED_RUN") != directory.run and directory.run in {r.run for r in find()}:
+        raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
+    directory.open()
+    return directory
 
 
 def take_down(live: LiveRun) -> int:
@@ -77,8 +100,7 @@ def _as_processes() -> list[LiveRun]:
     for info in process.find():
         runs.setdefault(info.run, []).append(info)
     return [
-        LiveRun(run, "process", len(infos), _path(infos[0].directory))
-        for run, infos in runs.items()
+        LiveRun(run, "process", len(infos), _path(infos[0].directory)) for run, infos in runs.items()
     ]
 
 

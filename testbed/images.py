@@ -71,7 +71,7 @@ def build(client: docker.DockerClient, progress: Progress, *, force: bool = Fals
             with _one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
                 _Builder(client, tags, scratch, progress).build(todo)
-                _remove_superseded(client, tags)
+                remove_superseded(client, tags)
         except engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     return Images(tags["agent"], tags["broker"])
@@ -215,7 +215,7 @@ class _Builder:
         """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
         arguments = {parent.upper(): self.tags[parent]} if parent else {}
         with self._step(kind, "built"), context.open("rb") as file:
-            _docker_build(self.client, self.tags[kind], file, arguments)
+            engine_build(self.client, self.tags[kind], file, arguments)
         context.unlink()
 
     @contextlib.contextmanager
@@ -235,7 +235,7 @@ def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _docker_build(
+def engine_build(
     client: docker.DockerClient, tag: str, context: IO[bytes], arguments: Mapping[str, str]
 ) -> None:
     """Let the engine build `context`; whatever ends it early leaves no container and no layer."""
@@ -282,7 +282,7 @@ def _discard(client: docker.DockerClient, token: str, patience: float = 5.0) -> 
             time.sleep(0.3)
 
 
-def _remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
+def remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
     """Remove our images of other versions, but for those that a container still uses."""
     for image in client.images.list(filters={"label": LABEL}):
         for name in set(image.tags) - set(tags.values()):

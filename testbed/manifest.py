@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,6 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
     weights = importance(spec.topology, spec.samples)
     return {
         "format": events.FORMAT,
-        "run": spec.directory.run,
-        "created": time.time(),
-        "controller": controller(),
         "runtime": spec.plan.runtime,
         "rule": spec.topology.rule.name,
         "task": spec.topology.task.name,

@@ -1,9 +1,8 @@
-"""The run directory: where a run keeps everything that outlives it (ARCHITECTURE.md, "Run directory")."""
+"""The run directory: what outlives a run (ARCHITECTURE.md, "Run directory")."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import time
@@ -27,10 +26,14 @@ class RunDirectory:
     def create(cls, runs: Path, run: str) -> RunDirectory:
         """Make `runs/run` and its folders. `work/` is closed to other users: it holds the secrets."""
         directory = cls((runs / run).resolve())
-        for folder in (directory.models, directory.logs):
-            folder.mkdir(parents=True)
-        directory.work.mkdir(mode=0o700)
+        directory.open()
         return directory
+
+    def open(self) -> None:
+        """Make what a living run needs; what is there already stays."""
+        for folder in (self.models, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(mode=0o700, exist_ok=True)
 
     @property
     def run(self) -> str:
@@ -83,7 +86,7 @@ class RunDirectory:
         merged = {**self.read_manifest(), **entries}
         partial = self.manifest.with_suffix(".json.partial")
         partial.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, self.manifest)
+        partial.replace(self.manifest)
 
     def read_manifest(self) -> dict[str, Any]:
         try:

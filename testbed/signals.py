@@ -1,4 +1,4 @@
-"""Signals of the controller: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not cut short."""
+"""Signals: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not cut short."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from agents import events
@@ -24,6 +25,8 @@ class Options:
     """Overrides the topology's runtime."""
     oversubscribe: bool = False
     data_root: Path | None = None
+    resume: bool = False
+    """Carry on in a run directory that has a past."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -66,8 +69,10 @@ def _prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> RunSpec:
     """Partition the data and write what the run directory holds from the start."""
-    directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
-    directory.write_manifest(run=directory.run, controller=manifest.controller())
+    if not options.resume:
+        directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
+        directory.write_manifest(run=directory.run, created=time.time())
+    directory.write_manifest(controller=manifest.controller(), outcome=None)
     dataset_name = topology.task.dataset
     scheme = topology.task.partition
     view.progress(f"Preparing the data: {dataset_name}, {scheme.scheme} partition")
@@ -76,7 +81,8 @@ def _prepare(
     clients = [device.name for device in plan.devices]
     shards = data.partition(dataset.train, scheme.scheme, scheme.params, clients, topology.seed)
     data.write(dataset, shards, directory)
-    spec = RunSpec(directory, topology, plan, {name: len(shard) for name, shard in shards.items()})
+    samples = {name: len(shard) for name, shard in shards.items()}
+    spec = RunSpec(directory, topology, plan, samples, options.resume)
     directory.write_manifest(**manifest.describe(spec, data.label_counts(shards)))
     return spec
 

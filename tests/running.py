@@ -25,13 +25,10 @@ TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]
 
 
-def testbed(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """`testbed ARGUMENTS` to its end."""
     command = [*TESTBED, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-testbed.__test__ = False  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from agents import events
 from tests.running import (
     TOPOLOGIES,
     Finished,
+    cli,
     interrupt,
     left_as_processes,
     started,
-    testbed,
     until_printed,
     write_topology,
 )
@@ -25,7 +25,7 @@ from tests.running import (
 @pytest.mark.parametrize("rule", ["fedavg", "fedasync", "fedbuff"])
 def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
     topology = write_topology(tmp_path, rule={"name": rule}, stop={"updates": 60, "after": "60s"})
-    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
@@ -49,12 +49,12 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
 
 
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
-    up = testbed("up", "-d", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path)
+    up = cli("up", "-d", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path)
     assert up.returncode == 0, up.stdout + up.stderr
     (path,) = tmp_path.iterdir()
-    assert path.name in testbed("ps").stdout
-    assert "ready" in testbed("logs", path.name, "controller").stdout.lower()
-    assert testbed("down", path.name).returncode == 0
+    assert path.name in cli("ps").stdout
+    assert "ready" in cli("logs", path.name, "controller").stdout.lower()
+    assert cli("down", path.name).returncode == 0
     assert left_as_processes() == []
     assert Finished.only_one_in(tmp_path).manifest["outcome"] == "interrupted"
 
@@ -72,7 +72,7 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
 
 def test_a_link_is_refused(tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"up": "1mbit"}}])
-    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 2
     assert "link" in done.stderr
     assert "Traceback" not in done.stderr

@@ -98,6 +98,18 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What has been of a run when its aggregator starts; nothing, for a new one."""
+
+    at: float = 0.0
+    """Device time of the last record, in seconds."""
+    updates: int = 0
+    """Updates applied."""
+    version: int = 0
+    """The last version that was made. The count goes on from here, so that no number comes twice."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Arrival:
     """What the record of an update needs, kept until the update is applied."""
 
@@ -113,6 +125,9 @@ class _Open:
 
     version: int
     at: float
+
+
+_NOTHING = Past()
 
 
 class AggregatorCore:
@@ -144,25 +159,27 @@ class AggregatorCore:
         """When `due` is to be called next."""
         return min(self._timers.values(), default=None)
 
-    def start(self, wall_clock: float, epoch: float) -> Actions:
-        """The run clock starts with the clients that are ready now.
+    def start(self, wall_clock: float, epoch: float, past: Past = _NOTHING) -> Actions:
+        """The run clock starts, or goes on after `past`, with the clients that are ready now.
 
-        `wall_clock` is Unix time; `epoch` is what the clients' own clocks show at this moment.
+        `wall_clock` is Unix time; `epoch` is what the clients' own clocks showed at time 0.
         """
+        at = past.at
         self._epoch = epoch
+        self._applied = past.updates
         self._running = True
         self._set_present()
         clients = tuple(self._server.clients)
         missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
-        self._timers[_EVALUATE] = self._settings.evaluate_every
-        self._timers[_CHECKPOINT] = self._settings.checkpoint_every
+        self._timers[_EVALUATE] = at + self._settings.evaluate_every
+        self._timers[_CHECKPOINT] = at + self._settings.checkpoint_every
         if self._settings.stop.after is not None:
             self._timers[_AFTER] = self._settings.stop.after
         return [
-            Log(events.RunStarted(0.0, wall_clock, clients, missing)),
+            Log(events.RunStarted(at, wall_clock, clients, missing)),
             Save(self._server.version),
-            *self._evaluate(0.0),
-            *self._obey(self._rule.start(), 0.0),
+            *self._evaluate(at),
+            *self._obey(self._rule.start(), at),
         ]
 
     def status(self, client: str, state: str, at: float) -> Actions:

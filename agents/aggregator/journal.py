@@ -12,6 +12,7 @@ class Journal:
     """Appends records; `sync` makes them outlive a crash."""
 
     def __init__(self, path: Path) -> None:
+        _cut_torn_line(path)
         self._file = path.open("a", encoding="utf-8")
         self._new_version = False
 
@@ -29,3 +30,10 @@ class Journal:
     def close(self) -> None:
         self.sync()
         self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Take away what a crash in mid-write left at the end, so that the next record has its own line."""
+    if path.exists():
+        whole = path.read_bytes().rpartition(b"\n")
+        os.truncate(path, len(whole[0]) + len(whole[1]))

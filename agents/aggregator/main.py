@@ -22,7 +22,7 @@ import torch
 from numpy.random import SeedSequence
 
 from agents import config, shards, topics, wire
-from agents.aggregator import core
+from agents.aggregator import core, resume
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
 from agents.config import AggregatorConfig
@@ -56,9 +56,14 @@ class Aggregator:
         with torch.random.fork_rng():
             torch.manual_seed(cfg.seed)
             module = task.model()
-        rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0,)))
+        self._directory = Path(cfg.run_directory)
+        self._past, w = core.Past(), initial(module)
+        if cfg.resume:
+            self._past = resume.past(self._directory)
+            w = resume.newest_checkpoint(self._directory).w.copy()
+        rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0, self._past.version)))
         self._schema = schema_hash(module)
-        self._server = Server(initial(module), {}, rng)
+        self._server = Server(w, {}, rng, self._past.version)
         settings = core.Settings(
             cfg.run,
             self._schema,
@@ -71,7 +76,6 @@ class Aggregator:
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
-        self._directory = Path(cfg.run_directory)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
         self._journal = Journal(self._directory / "events.jsonl")
         self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
@@ -148,8 +152,8 @@ class Aggregator:
 
     def _control(self, command: dict[str, Any]) -> core.Actions:
         if command.get("do") == "start" and self._epoch is None:
-            self._epoch = time.monotonic()
-            return self._core.start(time.time(), self._epoch)
+            self._epoch = time.monotonic() - self._past.at
+            return self._core.start(time.time(), self._epoch, self._past)
         if command.get("do") == "stop":
             return self._handle(_Terminated())
         return []

@@ -214,9 +214,7 @@ class DockerRuntime:
             environment=environment,
             ports=list(ports) if ports else None,
             host_config=host_config,
-            networking_config={
-                "EndpointsConfig": {first: api.create_endpoint_config(aliases=[alias])}
-            },
+            networking_config={"EndpointsConfig": {first: api.create_endpoint_config(aliases=[alias])}},
         )["Id"]
         for network, alias in others:
             api.connect_container_to_network(container, network, aliases=[alias])
@@ -297,9 +295,7 @@ def _containers(
     return found
 
 
-def _save_log(
-    engine: docker.DockerClient, container: dict[str, Any], directory: RunDirectory
-) -> None:
+def _save_log(engine: docker.DockerClient, container: dict[str, Any], directory: RunDirectory) -> None:
     path = directory.logs / f"{container['Labels'][PART_LABEL]}.log"
     _if_there(lambda: path.write_bytes(engine.api.logs(container["Id"])))
 

@@ -105,13 +105,14 @@ class ProcessRuntime:
         """A sample of each living device, named as the device init's: seconds and bytes."""
         samples = []
         for name in self._devices:
-            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-                process = psutil.Process(self._children[name].pid)
+            child = self._children.get(name)
+            if child is None or child.poll() is not None:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(child.pid)
                 memory = process.memory_info().rss
                 cpu = cpu_clock(process)()
-                samples.append(
-                    {"device": name, "at": time.monotonic(), "cpu": cpu, "memory": memory}
-                )
+                samples.append({"device": name, "at": time.monotonic(), "cpu": cpu, "memory": memory})
         return samples
 
     def stop(self) -> None:
@@ -217,7 +218,10 @@ def find() -> list[ProcessInfo]:
         if RUN in marks:
             found.append(
                 ProcessInfo(
-                    process.pid, marks[RUN], marks.get(PART, ""), Path(marks.get(DIRECTORY, "")),
+                    process.pid,
+                    marks[RUN],
+                    marks.get(PART, ""),
+                    Path(marks.get(DIRECTORY, "")),
                     process,
                 )
             )
@@ -231,11 +235,7 @@ def remove(run: str | None = None) -> int:
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
-    processes = [
-        info.process
-        for info in find()
-        if run in (None, info.run) and info.pid not in spared
-    ]
+    processes = [info.process for info in find() if run in (None, info.run) and info.pid not in spared]
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()

@@ -1,0 +1,44 @@
+"""What a run directory holds for carrying on where the run stopped, in order or by a crash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents import events, wire
+from agents.aggregator.core import Past
+from agents.vectors import Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    version: int
+    w: Vector
+    """Shape (d,); read-only."""
+
+
+def past(directory: Path) -> Past:
+    """What `events.jsonl` tells. Raises ValueError where it cannot be read."""
+    at, updates, version = 0.0, 0, 0
+    for record in events.read(directory / "events.jsonl"):
+        if isinstance(record, events.UpdateApplied):
+            updates += 1
+            at = max(at, record.applied)
+        else:
+            at = max(at, record.at)
+        if isinstance(record, events.VersionMade):
+            version = record.version
+    return Past(at, updates, version)
+
+
+def newest_checkpoint(directory: Path) -> Checkpoint:
+    """The model of the highest version in `models/`. Raises ValueError where there is none."""
+    found = [_read(path) for path in (directory / "models").glob("*.safetensors")]
+    if not found:
+        raise ValueError(f"{directory / 'models'} holds no model to resume from")
+    return max(found, key=lambda checkpoint: checkpoint.version)
+
+
+def _read(path: Path) -> Checkpoint:
+    w, metadata = wire.unpack(path.read_bytes())
+    return Checkpoint(int(metadata["version"]), w)

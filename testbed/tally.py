@@ -1,0 +1,124 @@
+"""What the records of a run so far come to. Pure: no clock, no screen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import nan
+
+from agents import events
+
+_RATE_OVER = 10.0
+"""Seconds of device time that the rate of updates is taken over."""
+_NAMED = 6
+"""A notice that many devices share names this many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something worth a line of its own; notices of the same `what` can share one."""
+
+    at: float
+    what: str
+    detail: str
+
+
+@dataclass(slots=True)
+class DeviceTally:
+    """What one device has done so far."""
+
+    state: str = "absent"
+    """`online`, `offline`, or `absent`: not ready when the run clock started."""
+    updates: int = 0
+    staleness: int = 0
+    """Of the last update, in versions."""
+    staleness_sum: int = 0
+    """Of all updates."""
+    training: float = nan
+    """Seconds that the training for the last update took."""
+
+
+@dataclass(slots=True)
+class Tally:
+    devices: dict[str, DeviceTally]
+    """By name, in the order to show them in."""
+    started: bool = False
+    at: float = 0.0
+    """Device time of the newest record, in seconds."""
+    version: int = 0
+    updates: int = 0
+    rejected: int = 0
+    evaluation: events.Evaluated | None = None
+    """The newest."""
+    ended: events.RunEnded | None = None
+    _applied: deque[float] = field(default_factory=deque)
+
+    def take(self, record: events.Record) -> Notice | None:
+        """Count `record` in, and say what about it is worth a line."""
+        self.at = max(self.at, record.applied if isinstance(record, events.UpdateApplied) else record.at)
+        match record:
+            case events.RunStarted():
+                return self._start(record)
+            case events.ClientStatus():
+                return self._change(record)
+            case events.UpdateApplied():
+                self._count(record)
+            case events.UpdateRejected(at, client, reason):
+                self.rejected += 1
+                return Notice(at, "update rejected", f"{client} ({reason})")
+            case events.VersionMade():
+                self.version = record.version
+            case events.Evaluated():
+                self.evaluation = record
+            case events.Note(at, message):
+                return Notice(at, "note", message)
+            case events.RunEnded():
+                self.ended = record
+        return None
+
+    def rate(self, at: float) -> float:
+        """Updates applied per second, over the last ten seconds before `at`."""
+        while self._applied and self._applied[0] < at - _RATE_OVER:
+            self._applied.popleft()
+        return len(self._applied) / min(_RATE_OVER, at) if at > 0 else 0.0
+
+    def _device(self, name: str) -> DeviceTally:
+        return self.devices.setdefault(name, DeviceTally())
+
+    def _start(self, record: events.RunStarted) -> Notice | None:
+        self.started = True
+        for client in record.clients:
+            self._device(client).state = "online"
+        missing = ", ".join(record.missing)
+        return Notice(record.at, "not ready in time", missing) if missing else None
+
+    def _change(self, record: events.ClientStatus) -> Notice | None:
+        state = {"ready": "online", "offline": "offline"}.get(record.state)
+        device = self._device(record.client)
+        if state is None or state == device.state:
+            return None
+        device.state = state
+        return Notice(record.at, state, record.client)
+
+    def _count(self, record: events.UpdateApplied) -> None:
+        device = self._device(record.client)
+        device.updates += 1
+        device.staleness = record.staleness
+        device.staleness_sum += record.staleness
+        device.training = record.train_end - record.train_start
+        self.updates += 1
+        self._applied.append(record.applied)
+
+
+def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
+    """One notice for all of the same kind, at the time of the first."""
+    kinds: dict[str, list[Notice]] = {}
+    for notice in notices:
+        kinds.setdefault(notice.what, []).append(notice)
+    return [Notice(same[0].at, what, _listed([n.detail for n in same])) for what, same in kinds.items()]
+
+
+def _listed(details: Sequence[str]) -> str:
+    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
+    return ", ".join(details[:_NAMED]) + more
