@@ -31,9 +31,9 @@ from testbed.broker import (
     write_mosquitto,
 )
 from testbed.runtimes.process import find_mosquitto
+from tests.conftest import unavailable
 
 TOPICS = Topics("r")
-MOSQUITTO = find_mosquitto()
 LARGE = os.urandom(2_000_000)
 
 
@@ -44,7 +44,8 @@ def test_rights_of_a_run() -> None:
     assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
     assert a.subscribe == ("testbed/r/model/a", "testbed/r/request/a")
     assert (init.publish, init.subscribe) == (
-        ("testbed/r/telemetry/a",), ("testbed/r/control/a",),
+        ("testbed/r/telemetry/a",),
+        ("testbed/r/control/a",),
     )
     assert not a.may_publish(TOPICS.update("b"))
     assert not a.may_read(TOPICS.update("+"))
@@ -189,15 +190,14 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]
     assert not any(account.password in log for account in made.values())
 
 
-def broker_command(
-    kind: str, folder: Path, made: Mapping[str, Account], port: int
-) -> list[str]:
+def broker_command(kind: str, folder: Path, made: Mapping[str, Account], port: int) -> list[str]:
     if kind == "embedded":
         config = write_embedded(folder / "broker.json", made, "127.0.0.1", port)
         return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
-    if MOSQUITTO is None:
-        pytest.skip("mosquitto is not installed: apt-get install mosquitto")
-    return [MOSQUITTO, "-c", str(write_mosquitto(folder, made, "127.0.0.1", port))]
+    mosquitto = find_mosquitto() or ""
+    if not mosquitto:
+        unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
+    return [mosquitto, "-c", str(write_mosquitto(folder, made, "127.0.0.1", port))]
 
 
 def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
@@ -252,7 +252,11 @@ def test_a_client_reads_only_what_is_addressed_to_it(connect: Connect) -> None:
     aggregator, client, other = connect("aggregator"), connect("a"), connect("b")
     other.publish(TOPICS.status("b"), b"ready", retain=True)
     client.subscribe(
-        TOPICS.update("+"), TOPICS.update("b"), TOPICS.model("b"), TOPICS.status("+"), "#",
+        TOPICS.update("+"),
+        TOPICS.update("b"),
+        TOPICS.model("b"),
+        TOPICS.status("+"),
+        "#",
         TOPICS.model("a"),
     )
     other.publish(TOPICS.update("b"), b"private")
@@ -290,8 +294,12 @@ def test_no_message_is_lost_while_others_come_and_go(connect: Connect) -> None:
     aggregator.subscribe(TOPICS.update("+"))
     coming = [
         threading.Thread(target=come_and_go, args=(connect, *which))
-        for which in [("b", TOPICS.model("b")), ("init/b", TOPICS.control("b")),
-                      ("init/a", TOPICS.control("a")), ("controller", TOPICS.telemetry("+"))]
+        for which in [
+            ("b", TOPICS.model("b")),
+            ("init/b", TOPICS.control("b")),
+            ("init/a", TOPICS.control("a")),
+            ("controller", TOPICS.telemetry("+")),
+        ]
     ]
     for thread in coming:
         thread.start()

@@ -59,9 +59,7 @@ def make() -> Iterator[Make]:
     """A function that makes the runtime of a run; what it starts is gone after the test."""
     made: list[ProcessRuntime] = []
 
-    def make(
-        run: RunSpec, client: str = SLEEP, mosquitto: str | None = BROKERS[-1]
-    ) -> ProcessRuntime:
+    def make(run: RunSpec, client: str = SLEEP, mosquitto: str | None = BROKERS[-1]) -> ProcessRuntime:
         made.append(ProcessRuntime(run, Programs(mosquitto, python(SLEEP), python(client))))
         return made[-1]
 
@@ -131,6 +129,7 @@ def test_a_device_that_ends_is_told(make: Make, tmp_path: Path) -> None:
     runtime.start()
     eventually(lambda: len(runtime.ended()) == 2)
     assert runtime.ended() == {"d-1": 3, "d-2": 3}
+    assert runtime.telemetry() == []
     runtime.limit("d-1")
 
 
