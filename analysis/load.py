@@ -26,8 +26,9 @@ class Run:
     manifest: Mapping[str, Any]
     topology: Mapping[str, Any]
     started: events.RunStarted | None
+    """The first time, of a run that was resumed."""
     ended: events.RunEnded | None
-    """None while the run goes on, and where a crash ended it."""
+    """None while the run goes on (a resumed one too), and where a crash ended it."""
     updates: pd.DataFrame
     versions: pd.DataFrame
     evaluations: pd.DataFrame
@@ -59,12 +60,13 @@ def load(path: Path) -> Run:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
     recorded = path / "events.jsonl"
     records = list(events.read(recorded)) if recorded.exists() else []
+    clock = [r for r in records if isinstance(r, events.RunStarted | events.RunEnded)]
     return Run(
         path=path,
         manifest=manifest,
         topology=_yaml(path / "topology.yaml"),
-        started=next((r for r in records if isinstance(r, events.RunStarted)), None),
-        ended=next((r for r in records if isinstance(r, events.RunEnded)), None),
+        started=next((r for r in clock if isinstance(r, events.RunStarted)), None),
+        ended=next((r for r in clock[-1:] if isinstance(r, events.RunEnded)), None),
         updates=_table(events.UpdateApplied, records),
         versions=_table(events.VersionMade, records),
         evaluations=_table(events.Evaluated, records),

@@ -52,6 +52,7 @@ class Tally:
     evaluation: events.Evaluated | None = None
     """The newest."""
     ended: events.RunEnded | None = None
+    _began: float = 0.0
     _applied: deque[float] = field(default_factory=deque)
 
     def take(self, record: events.Record) -> Notice | None:
@@ -71,6 +72,7 @@ class Tally:
                 self.version = record.version
             case events.Evaluated():
                 self.evaluation = record
+                self.version = max(self.version, record.version)  # the first one, of a resumed run
             case events.Note(at, message):
                 return Notice(at, "note", message)
             case events.RunEnded():
@@ -78,16 +80,17 @@ class Tally:
         return None
 
     def rate(self, at: float) -> float:
-        """Updates applied per second, over the last ten seconds before `at`."""
+        """Updates applied per second, over the last ten seconds before `at`, or since the start."""
         while self._applied and self._applied[0] < at - _RATE_OVER:
             self._applied.popleft()
-        return len(self._applied) / min(_RATE_OVER, at) if at > 0 else 0.0
+        since = max(self._began, at - _RATE_OVER)
+        return len(self._applied) / (at - since) if at > since else 0.0
 
     def _device(self, name: str) -> DeviceTally:
         return self.devices.setdefault(name, DeviceTally())
 
     def _start(self, record: events.RunStarted) -> Notice | None:
-        self.started = True
+        self.started, self._began = True, record.at  # a resumed run's clock goes on
         for client in record.clients:
             self._device(client).state = "online"
         missing = ", ".join(record.missing)

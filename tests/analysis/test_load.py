@@ -41,6 +41,17 @@ def test_a_run_still_going_lasts_until_its_last_record(directory: Path) -> None:
     assert load(directory).duration == 8.0  # an update's time is when it was applied
 
 
+def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
+    resumed = EVENTS[0].replace('"at":0.0', '"at":10.0'), EVENTS[1].replace('"at":0.0', '"at":11.0')
+    path = directory / "events.jsonl"
+    path.write_text("\n".join([*EVENTS, *resumed]) + "\n")
+    run = load(directory)
+    assert run.started is not None
+    assert (run.started.at, run.ended, run.duration) == (0.0, None, 11.0)
+    path.write_text("\n".join([*EVENTS, *resumed, EVENTS[-1].replace('"at":10.0', '"at":12.0')]) + "\n")
+    assert load(directory).duration == 12.0
+
+
 def test_a_run_that_has_not_begun_is_empty_with_all_columns(directory: Path) -> None:
     for name in ("events.jsonl", "telemetry.jsonl", "topology.yaml"):
         (directory / name).unlink()

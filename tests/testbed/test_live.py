@@ -104,6 +104,8 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     assert tally.rate(at=5.0) == 1.0
     assert tally.rate(at=13.0) == 0.3  # those of 3, 4 and 5 s
     assert tallied([STARTED]).rate(at=0.0) == 0.0
+    resumed = tallied([events.RunStarted(60.0, 1.7e9, ("pi-1",), ()), update("pi-1", 61.0)])
+    assert resumed.rate(at=62.0) == 0.5
 
 
 def test_only_changes_of_presence_are_news() -> None:
@@ -161,7 +163,7 @@ def test_notices_wait_a_second_for_their_like() -> None:
 def test_a_terminal_shows_every_device() -> None:
     updates = update("pi-1", 2.0, 0), update("pi-1", 4.0, 3), update("pi-2", 5.0, 1)
     screen = _screen(fleet(3), [STARTED, *updates, events.Evaluated(4.0, 2, 0.5, 0.915)])
-    assert screen[1] == "fedbuff  7.0 of 60 s  version 0  3 updates  0.4/s"
+    assert screen[1] == "fedbuff  7.0 of 60 s  version 2  3 updates  0.4/s"
     assert screen[2] == "accuracy 91.5%  loss 0.500"
     assert screen[3:] == [
         "device   cpu  state   updates  share  staleness  mean  training",
