@@ -24,13 +24,10 @@ from testbed.tally import DeviceTally, Notice, Tally, merged
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
 
-_MOST_ROWS = 20
-"""More devices than this, or than fit on the screen, are shown by group."""
-_HEADER = 5
-"""Lines that a screen needs beside its rows."""
-_DRAW_EVERY = 0.25
-_SAY_EVERY = 1.0
-"""Seconds: lines come no faster than this."""
+_MOST_ROWS = 20  # more devices than this, or than fit on the screen, are shown by group
+_HEADER = 5  # lines that a screen needs beside its rows
+_DRAW_EVERY = 0.25  # seconds
+_SAY_EVERY = 1.0  # seconds; lines come no faster
 _REASONS = {
     "after": "stop.after reached",
     "updates": "stop.updates reached",
@@ -219,8 +216,7 @@ class TerminalView(LiveView):
 
 def view(console: Console, overview: Overview) -> LiveView:
     """The view that fits where `console` writes to."""
-    kind = TerminalView if console.is_terminal else LiveView
-    return kind(console, overview)
+    return (TerminalView if console.is_terminal else LiveView)(console, overview)
 
 
 def render_summary(run: Run) -> RenderableType:
