@@ -24,11 +24,11 @@ bench: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --no-compile --editable .
+	@$(BIN)/python -m pip install -qq --no-compile --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
 	@touch $@
 
 clean:

@@ -138,7 +138,10 @@ def ps(as_json: AsJson = False) -> None:
 @app.command("runs")
 def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """Show the run directories, newest last."""
-    _show(rundir.listing(runs), as_json, f"No run in {runs}. Next: testbed up TOPOLOGY")
+    rows = rundir.listing(runs)
+    if not as_json:  # the run id carries the date already
+        rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
+    _show(rows, as_json, f"No run in {runs}. Next: testbed up TOPOLOGY")
 
 
 @app.command()
@@ -235,7 +238,12 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     shown = _relative(directory.path)
     if plan.runtime == "process":
-        out.print("Devices are local processes: CPU shares by stopping and continuing, no link shaping.")
+        why = "" if options.runtime else "No Docker engine answers (testbed doctor tells the mend): "
+        out.print(
+            f"{why}devices are local processes. CPU shares are kept by stopping and continuing them; "
+            "memory and links are not limited.",
+            soft_wrap=True,
+        )
     try:
         with live.view(
             out, live.Overview(topology.rule.name, topology.stop.after, plan.devices)
@@ -273,8 +281,8 @@ def _show(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
 
 def _table(columns: list[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
 
 

@@ -133,8 +133,8 @@ def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: 
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
         device = by_part["one"]
         assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
-        processes = device.top(ps_args="-eo uid,args")["Processes"]
-        assert {uid for uid, args in processes if "agents.client" in args} == {"10001"}
+        processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
+        assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         interrupt(up)
 
 

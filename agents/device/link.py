@@ -14,7 +14,8 @@ import subprocess
 from agents.config import Link
 
 _IFB = "ifb0"
-_MTU = 1500
+_PACKET = 1514
+"""Bytes of a full packet, Ethernet header included."""
 
 
 class LinkError(Exception):
@@ -22,49 +23,29 @@ class LinkError(Exception):
 
 
 def burst(rate: int) -> int:
-    """Bucket size in bytes for `rate` in bit/s: 5 ms of it, at least 5 full packets.
+    """Bucket size in bytes for `rate` in bit/s: 2 ms of it, at least one full packet.
 
-    A bigger bucket would let a small model through without any limit; a smaller one cannot keep up
-    where the kernel's timer is coarse.
+    What the bucket holds passes at once after a pause, however slow the link: a bigger one would let a
+    small model through unshaped.
     """
-    return max(5 * (_MTU + 14), rate // 8 // 200)
+    return max(_PACKET, rate // 8 // 500)
 
 
 def commands(link: Link, interface: str) -> list[list[str]]:
     """What is to be executed, in order, for `link` on `interface`."""
-    made: list[list[str]] = []
+    lines: list[str] = []
     if link.up is not None:
-        made.append(["tc", "qdisc", "replace", "dev", interface, "root", *_tbf(link.up)])
+        lines.append(f"tc qdisc replace dev {interface} root {_tbf(link.up)}")
     if link.down is not None:
-        made += [
-            ["ip", "link", "add", _IFB, "type", "ifb"],
-            ["ip", "link", "set", _IFB, "up"],
-            ["tc", "qdisc", "add", "dev", interface, "handle", "ffff:", "ingress"],
-            [
-                "tc",
-                "filter",
-                "add",
-                "dev",
-                interface,
-                "parent",
-                "ffff:",
-                "protocol",
-                "all",
-                "u32",
-                "match",
-                "u32",
-                "0",
-                "0",
-                "action",
-                "mirred",
-                "egress",
-                "redirect",
-                "dev",
-                _IFB,
-            ],
-            ["tc", "qdisc", "replace", "dev", _IFB, "root", *_tbf(link.down)],
+        lines += [
+            f"ip link add {_IFB} type ifb",
+            f"ip link set {_IFB} up",
+            f"tc qdisc add dev {interface} handle ffff: ingress",
+            f"tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 "
+            f"action mirred egress redirect dev {_IFB}",
+            f"tc qdisc replace dev {_IFB} root {_tbf(link.down)}",
         ]
-    return made
+    return [line.split() for line in lines]
 
 
 def apply(link: Link, interface: str) -> None:
@@ -85,10 +66,10 @@ def interface_towards(address: str) -> str:
     return match[1]
 
 
-def _tbf(rate: int) -> list[str]:
+def _tbf(rate: int) -> str:
     # A queue of 200 ms at the rate, as an access router has; at least a dozen packets.
-    limit = max(12 * (_MTU + 14), rate // 8 // 5)
-    return ["tbf", "rate", f"{rate}bit", "burst", str(burst(rate)), "limit", str(limit)]
+    limit = max(12 * _PACKET, rate // 8 // 5)
+    return f"tbf rate {rate}bit burst {burst(rate)} limit {limit}"
 
 
 def _rate(device: str) -> int | None:
