@@ -16,6 +16,7 @@ from agents.aggregator.core import (
     Evaluate,
     Finish,
     Log,
+    Past,
     Save,
     StopClients,
 )
@@ -288,10 +289,9 @@ def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
 
 
 def test_checkpoints() -> None:
-    core, _ = make_core(VANILLA)
-    core.status("a", "ready", 0.0)
-    core.start(1e9, 100.0)
-    assert Save(0) in core.due(1e6)
+    core, _ = _started(stop=Stop(updates=1))
+    assert _of(Save, core.due(1e6)) == [Save(0)]
+    assert _of(Save, core.due(3.5e6)) == [Save(0)]  # once, though two are due
 
 
 def test_timers_of_one_instant_fire_in_a_fixed_order() -> None:
@@ -310,6 +310,19 @@ def _end_after(core: AggregatorCore, version: int, actions: Actions) -> Actions:
     """The final evaluation that `actions` ask for is done."""
     assert actions[-1] == Evaluate(version)
     return core.evaluated(version, 0.5, 0.8, 11.0)
+
+
+def test_a_resumed_run_counts_on() -> None:
+    core, server = make_core(VANILLA, Stop(after=10.0, updates=8), evaluate_every=2.0)
+    server.version = 5
+    core.status("a", "ready", 0.0)
+    started = core.start(1e9, 100.0, Past(at=6.0, updates=7, version=5))
+    assert started[-1] == Dispatch("a", 5, 1)
+    assert records(started) == [events.RunStarted(6.0, 1e9, ("a",), ("b",))]
+    assert core.next_timer == 8.0
+    actions = core.update("a", message("a", 1, base_version=5), 4, 7.0)
+    assert events.VersionMade(7.0, 6, 1) in records(actions)
+    assert StopClients() in actions  # the eighth update
 
 
 def test_stop_after() -> None:

@@ -37,6 +37,7 @@ EXAMPLES: list[Any] = [
         test_set="/data/test",
         run_directory="/run",
         threads=2,
+        resume=True,
     ),
     config.DeviceConfig("r", "a", BROKER, "broker", config.Link(up=5_000_000), "/config", 1000),
     config.DeviceConfig("r", "a", BROKER, "broker", None, "/config", 1000, telemetry_every=0.5),
