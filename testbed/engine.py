@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import traceback
+import warnings
+from collections.abc import Iterator
 
 import docker
 import requests
@@ -24,6 +27,7 @@ def connect(timeout: int = 120) -> docker.DockerClient:
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
     except ERRORS as error:
+        _release_socket(error)
         where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
         raise HostError(f"No Docker engine answers{where}. To mend it: {mend(error)}") from error
 
@@ -58,11 +62,21 @@ def mend(error: BaseException) -> str:
     return "sudo systemctl start docker"
 
 
+def _release_socket(error: BaseException) -> None:
+    """Let go of the socket that the SDK forgets to close where it cannot connect."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        for link in _chain(error):
+            traceback.clear_frames(link.__traceback__)
+
+
 def _caused_by(error: BaseException, kind: type[BaseException]) -> bool:
     """Whether `kind` is in the chain: urllib3 and requests wrap the error of the socket."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, kind) or any(isinstance(part, kind) for part in chain.args):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
+    return any(isinstance(part, kind) for link in _chain(error) for part in (link, *link.args))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__

@@ -1,0 +1,83 @@
+"""The doctor tries rather than guesses, and each thing that is amiss comes with its mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from testbed import doctor, engine, kernel
+from testbed.errors import HostError
+
+LIMITS: dict[str, Any] = {
+    "CgroupVersion": "2",
+    "CpuCfsQuota": True,
+    "CPUSet": True,
+    "MemoryLimit": True,
+    "PidsLimit": True,
+    "SwapLimit": True,
+}
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+
+
+def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert findings["Docker engine"].status == "missing"
+    assert findings["Docker engine"].mend is not None
+    assert findings["Python"].status == "ok"
+
+
+def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
+    assert not engine.available()
+    with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*sudo"):
+        engine.connect()
+
+
+def test_a_socket_of_others_is_mended_by_the_group() -> None:
+    wrapped = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
+    assert "usermod -aG docker" in engine.mend(wrapped)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, "ok"),
+        ({"CgroupVersion": "1"}, "ok"),
+        ({"SwapLimit": False}, "warn"),
+        ({"CpuCfsQuota": False}, "missing"),
+        ({"MemoryLimit": False}, "missing"),
+    ],
+)
+def test_limits_that_do_not_hold_are_found(change: dict[str, Any], status: str) -> None:
+    finding = doctor.control_groups(LIMITS | change)
+    assert finding.status == status
+    assert (finding.mend is None) == (status == "ok")
+
+
+def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
+    interfaces = set(Path("/sys/class/net").iterdir())
+    for feature in kernel.FEATURES:
+        works, answer = kernel.supports(feature)
+        assert works or answer
+    assert set(Path("/sys/class/net").iterdir()) == interfaces
+
+
+def test_a_feature_that_no_kernel_has_is_not_found() -> None:
+    absent = kernel.Feature("sch_absent", "tc qdisc add dev lo root absent", "nothing", needed=False)
+    finding = doctor.traffic_control(absent)
+    assert finding.status == "warn"
+    assert finding.mend is not None
+
+
+@pytest.mark.docker
+def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert findings["Docker engine"].status == "ok"
+    assert findings["control groups"].status == "ok"
+    assert all(finding.mend for finding in findings.values() if finding.status == "missing")

@@ -1,0 +1,249 @@
+"""Images: what their tags depend on, what goes in, and that an interrupted build leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tarfile
+import threading
+import time
+import zipfile
+from pathlib import Path
+from shutil import copytree
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from testbed import debian, images, subprocesses, wheels
+from testbed.errors import HostError
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of `images/` and `agents/` to change."""
+    return (
+        copytree(images.FOLDER, tmp_path / "images"),
+        copytree(images.AGENTS, tmp_path / "agents"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "remade"),
+    [
+        ("agents/topics.py", {"agent"}),
+        ("images/agent/Dockerfile", {"agent"}),
+        ("images/broker/Dockerfile", {"broker"}),
+        ("images/libraries/requirements.txt", {"libraries", "agent"}),
+        ("images/libraries/trim.txt", {"libraries", "agent"}),
+        ("images/base/packages.txt", {"base", "libraries", "agent", "broker"}),
+    ],
+)
+def test_a_change_remakes_what_depends_on_it(
+    inputs: tuple[Path, Path], changed: str, remade: set[str]
+) -> None:
+    before = images.current_tags(*inputs)
+    with (inputs[0].parent / changed).open("a") as file:
+        file.write("# changed\n")
+    after = images.current_tags(*inputs)
+    assert {kind for kind in before if before[kind] != after[kind]} == remade
+
+
+def test_byte_code_and_other_files_beside_the_sources_change_no_tag(inputs: tuple[Path, Path]) -> None:
+    before = images.current_tags(*inputs)
+    (inputs[1] / "notes.txt").write_text("not for the image")
+    (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
+    assert images.current_tags(*inputs) == before
+
+
+def test_the_image_has_the_torch_of_the_project() -> None:
+    pin = re.compile(r"torch==[\w.]+")
+    project = pin.search((images.FOLDER.parent / "pyproject.toml").read_text())
+    image = pin.search((images.FOLDER / "libraries/requirements.txt").read_text())
+    assert project is not None
+    assert image is not None
+    assert project[0] == image[0]
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked"),
+    [
+        ("2.13.0+cpu", "torch==2.13.0+cpu"),
+        ("2.13.0+cu130", "torch==2.13.0"),
+        ("2.12.0+cpu", "torch==2.13.0"),  # another version than the pinned one
+        (None, "torch==2.13.0"),
+    ],
+)
+def test_torch_is_asked_for_as_the_cpu_build_of_this_host(installed: str | None, asked: str) -> None:
+    assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", asked]
+
+
+def test_cuda_libraries_are_refused_with_the_way_out() -> None:
+    wheels.refuse_cuda(["torch", "numpy"])
+    with pytest.raises(HostError, match=r"2 CUDA libraries \(nvidia-cublas, .*PIP_EXTRA_INDEX_URL"):
+        wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"])
+
+
+def test_unpacking_takes_what_python_imports_and_leaves_out_what_is_trimmed(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "thing-1-py3-none-any.whl", "w") as wheel:
+        for name in ("thing/a.py", "thing/tests/test_a.py", "thing-1.dist-info/METADATA",
+                     "thing-1.data/purelib/b.py", "thing-1.data/scripts/thing"):  # fmt: skip
+            wheel.writestr(name, name)
+    (tmp_path / "trim.txt").write_text("# no tests\n*/tests/*\n")
+    with tarfile.open(tmp_path / "site.tar", "w") as archive:
+        wheels.unpack(tmp_path, tmp_path / "trim.txt", archive, threading.Event())
+    with tarfile.open(tmp_path / "site.tar") as archive:
+        assert archive.getnames() == ["site/thing/a.py", "site/thing-1.dist-info/METADATA", "site/b.py"]
+        content = archive.extractfile("site/b.py")
+        assert content is not None
+        assert content.read() == b"thing-1.data/purelib/b.py"
+
+
+def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo the cause; echo the end >&2; exit 3"]
+    with pytest.raises(HostError, match=r"(?s)exit code 3.*the cause.*the end"):
+        subprocesses.run(command, scratch=tmp_path, stop=threading.Event())
+
+
+def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
+    stop = threading.Event()
+    pids = tmp_path / "pids"
+    command = ["sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pids}; wait; sleep 300"]
+    threading.Timer(0.5, stop.set).start()
+    with pytest.raises(subprocesses.StoppedError):
+        subprocesses.run(command, scratch=tmp_path, stop=stop)
+    for pid in pids.read_text().split():
+        assert not _is_running(int(pid))
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_without_registry_and_mmdebstrap_the_mend_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(HostError, match="apt-get install mmdebstrap"):
+        debian.bootstrap(["python3"], "amd64", tmp_path, threading.Event())
+
+
+@pytest.fixture(scope="module")
+def built(engine: docker.DockerClient) -> images.Images:
+    return images.ensure(engine, print)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_what_is_built_is_not_built_again(engine: docker.DockerClient, built: images.Images) -> None:
+    said: list[str] = []
+    assert images.ensure(engine, said.append) == built
+    assert said == []
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_the_agent_image_is_small_and_has_no_pip(
+    engine: docker.DockerClient, built: images.Images
+) -> None:
+    assert engine.images.get(built.agent).attrs["Size"] < 1.3e9
+    script = (
+        "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)])"
+    )
+    assert engine.containers.run(built.agent, ["python3", "-c", script], remove=True) == b"[]\n"
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_the_agents_start_read_only_and_unprivileged(
+    engine: docker.DockerClient, built: images.Images
+) -> None:
+    script = (
+        "import agents.client.main, agents.aggregator.main, torch; print(torch.ones(2).sum().item())"
+    )
+    said = engine.containers.run(
+        built.agent,
+        ["python3", "-c", script],
+        user="10001:10001",
+        read_only=True,
+        network_mode="none",
+        cap_drop=["ALL"],
+        remove=True,
+    )
+    assert said == b"2.0\n"
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_the_broker_is_not_root(engine: docker.DockerClient, built: images.Images) -> None:
+    said = engine.containers.run(built.broker, ["-u"], entrypoint="id", remove=True)
+    assert int(said) > 0
+
+
+@pytest.fixture
+def context(built: images.Images, tmp_path: Path) -> Path:
+    """A build context whose only step takes a minute."""
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {built.broker}\nARG BUILD\nLABEL testbed.build=${{BUILD}}\nUSER root\n"
+        "RUN touch /layer\nRUN sleep 61\n"
+    )
+    with tarfile.open(tmp_path / "context.tar", "w") as archive:
+        archive.add(tmp_path / "Dockerfile", "Dockerfile")
+    return tmp_path / "context.tar"
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_ctrl_c_during_a_build_leaves_nothing(
+    engine: docker.DockerClient, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def containers() -> list[str]:
+        running = engine.containers.list(all=True, ignore_removed=True)
+        return [str(found.id) for found in running if "sleep 61" in str(found.attrs)]
+
+    def interrupt_when_it_runs() -> None:
+        while not containers():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = {image["Id"] for image in engine.api.images(all=True)}
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt_when_it_runs).start()
+        with pytest.raises(KeyboardInterrupt), context.open("rb") as file:
+            images.engine_build(engine, "testbed-broker:interrupted", file, {})
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert containers() == []
+    assert {image["Id"] for image in engine.api.images(all=True)} == before
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_superseded_images_go_once_no_container_uses_them(
+    engine: docker.DockerClient, built: images.Images
+) -> None:
+    old, foreign = "testbed-broker:0ld", "somebody-elses:1"
+    user = engine.containers.create(built.broker)
+    for tag in (old, foreign):  # both carry our label
+        user.commit(*tag.split(":"), message=tag)
+    user.remove()
+    user = engine.containers.create(old)
+    tags = images.current_tags(images.FOLDER, images.AGENTS)
+    try:
+        images.remove_superseded(engine, tags)
+        engine.images.get(old)  # in use
+    finally:
+        user.remove()
+    try:
+        images.remove_superseded(engine, tags)
+        with pytest.raises(ImageNotFound):
+            engine.images.get(old)
+        engine.images.get(built.broker)
+    finally:
+        engine.images.remove(foreign)  # raises if it had gone as well
