@@ -15,6 +15,7 @@ from agents.aggregator.core import AggregatorCore, Settings
 from agents.client.core import Actions as ClientActions
 from agents.client.core import ClientCore, Identity, SendUpdate, Think, Train, Trained
 from agents.config import Stop
+from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, Update
 
 NAMES = "abcdefgh"
@@ -80,6 +81,28 @@ def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wi
 
 def records(actions: core.Actions) -> list[events.Record]:
     return [action.record for action in actions if isinstance(action, core.Log)]
+
+
+VANILLA = FedBuff(buffer_size=1)
+"""Adds every update at once and answers with the new model."""
+
+
+def started(
+    rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any
+) -> tuple[AggregatorCore, Server]:
+    """A run of the clients a and b, which hold dispatches 1 and 2 of version 0, which is evaluated."""
+    aggregator, server = make_core(rule, stop, **settings)
+    aggregator.status("b", "ready", 0.0)
+    aggregator.status("a", "ready", 0.0)
+    aggregator.start(wall_clock=1e9, epoch=100.0)
+    aggregator.end_of_instant(0.0)
+    aggregator.evaluated(0, 2.3, 0.1, 0.0)
+    return aggregator, server
+
+
+def of(kind: type[core.Action], actions: core.Actions) -> list[Any]:
+    """Those of `actions` that are of this kind."""
+    return [action for action in actions if isinstance(action, kind)]
 
 
 class Simulation:

@@ -1,4 +1,4 @@
-"""The aggregator's state machine: what is valid, who is present, when to evaluate and when to stop."""
+"""The aggregator's state machine: what is valid, who is present, when to evaluate."""
 
 from __future__ import annotations
 
@@ -8,46 +8,13 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator.core import (
-    Action,
-    Actions,
-    AggregatorCore,
-    Dispatch,
-    Evaluate,
-    Finish,
-    Log,
-    Past,
-    Save,
-    StopClients,
-)
+from agents.aggregator.core import Dispatch, Evaluate, Log, Save
 from agents.config import Stop
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
-from agents.rules.interface import Rule, Server
-from tests.agents.helpers import Simulation, make_core, message, records
-
-VANILLA = FedBuff(buffer_size=1)
-"""Adds every update at once and answers with the new model."""
-
-
-def _started(
-    rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any
-) -> tuple[AggregatorCore, Server]:
-    """A run of the clients a and b, which hold the dispatches 1 and 2 of version 0; version 0 is
-    evaluated."""
-    core, server = make_core(rule, stop, **settings)
-    core.status("b", "ready", 0.0)
-    core.status("a", "ready", 0.0)
-    core.start(wall_clock=1e9, epoch=100.0)
-    core.end_of_instant(0.0)
-    core.evaluated(0, 2.3, 0.1, 0.0)
-    return core, server
-
-
-def _of(kind: type[Action], actions: Actions) -> list[Any]:
-    return [action for action in actions if isinstance(action, kind)]
-
+from agents.rules.interface import Rule
+from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
 
 # Start
 
@@ -80,7 +47,7 @@ def test_nothing_happens_before_the_start() -> None:
 
 
 def test_an_update_is_applied_recorded_and_answered() -> None:
-    core, server = _started()
+    core, server = started()
     core.update("b", message("b", 2), 4, at=1.0)
     actions = core.update("a", message("a", 1, 0.5), size=2600, at=1.5)
     assert server.w.tolist() == [1.5]
@@ -123,13 +90,13 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
     ],
 )
 def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
-    core, server = _started()
+    core, server = started()
     (record,) = records(core.update(sender, stray, 4, 1.0))
     assert isinstance(record, events.UpdateRejected)
     assert reason in record.reason
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert server.clients.keys() == {"a", "b"}
-    assert _of(Dispatch, core.update("a", message("a", 1), 4, 2.0))  # a's own is as welcome as before
+    assert of(Dispatch, core.update("a", message("a", 1), 4, 2.0))  # a's own is as welcome as before
 
 
 @pytest.mark.parametrize(
@@ -147,7 +114,7 @@ def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
 def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     fields: dict[str, Any], reason: str
 ) -> None:
-    core, server = _started()
+    core, server = started()
     log, *then = core.update("a", message("a", 1, **fields), 4, 1.0)
     (record,) = records([log])
     assert isinstance(record, events.UpdateRejected)
@@ -158,7 +125,7 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
 
 
 def test_a_round_goes_on_without_an_update_that_diverged() -> None:
-    core, server = _started(FedAvg())
+    core, server = started(FedAvg())
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.update("a", message("a", 1, float("nan")), 4, 1.5)
     assert (server.w.tolist(), server.version) == ([3.0], 1)
@@ -168,7 +135,7 @@ def test_a_round_goes_on_without_an_update_that_diverged() -> None:
 
 
 def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> None:
-    core, _ = _started(FedAvg(round_timeout=5.0))
+    core, _ = started(FedAvg(round_timeout=5.0))
     core.due(5.0)
     assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
     assert len(core.update("a", message("a", 1, float("nan")), 4, 6.0)) == 1
@@ -177,7 +144,7 @@ def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> Non
 
 
 def test_a_duplicate_is_dropped() -> None:
-    core, server = _started()
+    core, server = started()
     core.update("a", message("a", 1), 4, 1.0)
     (record,) = records(core.update("a", message("a", 1), 4, 1.1))
     assert isinstance(record, events.UpdateRejected)
@@ -186,7 +153,7 @@ def test_a_duplicate_is_dropped() -> None:
 
 
 def test_what_the_rule_ignores_is_recorded() -> None:
-    core, server = _started(FedAvg(round_timeout=5.0))
+    core, server = started(FedAvg(round_timeout=5.0))
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.due(5.0)
     assert server.w.tolist() == [3.0]
@@ -196,7 +163,7 @@ def test_what_the_rule_ignores_is_recorded() -> None:
 
 
 def test_garbage_is_counted() -> None:
-    core, _ = _started()
+    core, _ = started()
     garbage = events.UpdateRejected(1.0, "a", "shorter than a header")
     assert core.reject("a", "shorter than a header", 1.0) == [Log(garbage)]
 
@@ -214,7 +181,7 @@ def test_a_client_joins_late() -> None:
 
 
 def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
-    core, server = _started()
+    core, server = started()
     assert core.status("a", "offline", 1.0) == [Log(events.ClientStatus(1.0, "a", "offline"))]
     assert list(server.clients) == ["b"]
     (record,) = records(core.update("a", message("a", 1), 4, 1.1))
@@ -223,9 +190,9 @@ def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
 
 
 def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
-    core, server = _started()
+    core, server = started()
     core.status("a", "offline", 1.0)
-    assert _of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
+    assert of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
     core.update("a", message("a", 1), 4, 2.1)
     assert server.w.tolist() == [0.0]
     core.update("a", message("a", 3, sequence=2), 4, 2.2)
@@ -233,10 +200,10 @@ def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
 
 
 def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> None:
-    core, server = _started(FedBuff(buffer_size=2))
+    core, server = started(FedBuff(buffer_size=2))
     core.update("a", message("a", 1, 2.0), 4, 1.0)
     core.status("a", "joining", 2.0)
-    assert _of(Dispatch, core.status("a", "ready", 3.0)) == [Dispatch("a", 0, 4)]
+    assert of(Dispatch, core.status("a", "ready", 3.0)) == [Dispatch("a", 0, 4)]
     first, second, _ = records(core.update("a", message("a", 4, 4.0), 4, 4.0))
     assert isinstance(first, events.UpdateApplied)
     assert isinstance(second, events.UpdateApplied)
@@ -247,13 +214,13 @@ def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> Non
 
 @pytest.mark.parametrize("state", ["ready", "training", "waiting"])
 def test_a_present_client_stays_present(state: str) -> None:
-    core, server = _started()
+    core, server = started()
     assert core.status("a", state, 1.0) == [Log(events.ClientStatus(1.0, "a", state))]
     assert list(server.clients) == ["a", "b"]
 
 
 def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
-    core, _ = _started(FedAvg())
+    core, _ = started(FedAvg())
     core.update("a", message("a", 1), 4, 1.0)
     core.update("b", message("b", 2), 4, 1.0)
     core.status("a", "offline", 1.0)
@@ -262,9 +229,9 @@ def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
 
 
 def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
-    core, server = _started(FedAvg())
+    core, server = started(FedAvg())
     core.update("b", message("b", 2, 1.0), 4, 1.0)
-    assert _of(Dispatch, core.update("a", message("a", 1, 3.0), 4, 1.0)) == []
+    assert of(Dispatch, core.update("a", message("a", 1, 3.0), 4, 1.0)) == []
     assert server.w.tolist() == [2.0]
     assert core.end_of_instant(1.0) == [Dispatch("a", 1, 3), Dispatch("b", 1, 4)]
     assert core.end_of_instant(1.0) == []
@@ -274,7 +241,7 @@ def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
 
 
 def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
-    core, _ = _started(evaluate_every=2.0)
+    core, _ = started(evaluate_every=2.0)
     assert core.next_timer == 2.0
     assert core.due(1.9) == []
     assert core.due(2.0) == []  # still version 0
@@ -289,130 +256,18 @@ def test_a_version_is_evaluated_once_at_a_steady_pace() -> None:
 
 
 def test_checkpoints() -> None:
-    core, _ = _started(stop=Stop(updates=1))
-    assert _of(Save, core.due(1e6)) == [Save(0)]
-    assert _of(Save, core.due(3.5e6)) == [Save(0)]  # once, though two are due
+    core, _ = started(stop=Stop(updates=1))
+    assert of(Save, core.due(1e6)) == [Save(0)]
+    assert of(Save, core.due(3.5e6)) == [Save(0)]  # once, though two are due
 
 
 def test_timers_of_one_instant_fire_in_a_fixed_order() -> None:
     """The rule's tick still counts for the evaluation, and the end comes last."""
-    core, _ = _started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=2.0)
+    core, _ = started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=2.0)
     core.due(2.0)
     core.update("a", message("a", 1), 4, 3.0)
     actions = core.due(4.0)
     assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
-
-
-# The end
-
-
-def _end_after(core: AggregatorCore, version: int, actions: Actions) -> Actions:
-    """The final evaluation that `actions` ask for is done."""
-    assert actions[-1] == Evaluate(version)
-    return core.evaluated(version, 0.5, 0.8, 11.0)
-
-
-def test_a_resumed_run_counts_on() -> None:
-    core, server = make_core(VANILLA, Stop(after=10.0, updates=8), evaluate_every=2.0)
-    server.version = 5
-    core.status("a", "ready", 0.0)
-    started = core.start(1e9, 100.0, Past(at=6.0, updates=7, version=5))
-    assert started[-1] == Dispatch("a", 5, 1)
-    assert records(started) == [events.RunStarted(6.0, 1e9, ("a",), ("b",))]
-    assert core.next_timer == 8.0
-    actions = core.update("a", message("a", 1, base_version=5), 4, 7.0)
-    assert events.VersionMade(7.0, 6, 1) in records(actions)
-    assert StopClients() in actions  # the eighth update
-
-
-def test_stop_after() -> None:
-    core, _ = _started(stop=Stop(after=10.0))
-    core.update("a", message("a", 1), 4, 1.0)
-    assert core.due(9.9) == []
-    actions = core.due(10.0)
-    assert actions == [StopClients(), Evaluate(1)]
-    assert _end_after(core, 1, actions) == [
-        Log(events.Evaluated(10.0, 1, 0.5, 0.8)),
-        Save(1, final=True),
-        Log(events.RunEnded(10.0, "after", 1, 1)),
-        Finish("after"),
-    ]
-    assert core.next_timer is None
-
-
-def test_stop_after_without_any_update_needs_no_second_evaluation() -> None:
-    core, _ = _started(stop=Stop(after=10.0))
-    assert core.due(10.0)[-1] == Finish("after")
-
-
-def test_stop_updates() -> None:
-    core, _ = _started(FedBuff(buffer_size=2), Stop(updates=2))
-    core.update("a", message("a", 1), 4, 1.0)
-    actions = core.update("b", message("b", 2), 4, 2.0)
-    assert actions[-2:] == [StopClients(), Evaluate(1)]
-    assert _of(Dispatch, actions) == []
-    assert _end_after(core, 1, actions)[-1] == Finish("updates")
-
-
-def test_stop_target_accuracy() -> None:
-    core, _ = _started(stop=Stop(target_accuracy=0.8), evaluate_every=2.0)
-    core.update("a", message("a", 1), 4, 1.0)
-    core.due(2.0)
-    assert core.evaluated(1, 0.5, 0.79, 2.1)[-1] != Finish("target_accuracy")
-    core.update("b", message("b", 2), 4, 3.0)
-    core.due(4.0)
-    assert [type(action) for action in core.evaluated(2, 0.5, 0.8, 4.1)] == [
-        Log,
-        StopClients,
-        Save,
-        Log,
-        Finish,
-    ]
-
-
-def test_an_evaluation_under_way_is_waited_for_then_the_final_model_evaluated() -> None:
-    core, _ = _started(stop=Stop(after=10.0), evaluate_every=9.0)
-    core.update("a", message("a", 1), 4, 1.0)
-    core.due(9.0)
-    core.update("b", message("b", 2), 4, 9.5)
-    assert core.due(10.0) == [StopClients()]
-    actions = core.evaluated(1, 0.5, 0.7, 10.5)
-    assert actions == [Log(events.Evaluated(9.0, 1, 0.5, 0.7)), Evaluate(2)]
-    assert _end_after(core, 2, actions)[-1] == Finish("after")
-
-
-def test_no_clients_left() -> None:
-    core, _ = _started()
-    core.status("a", "offline", 1.0)
-    actions = core.status("b", "offline", 2.0)
-    assert actions[-1] == Finish("no clients left")
-    assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
-
-
-@pytest.mark.parametrize(
-    "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
-)
-def test_nothing_moves_after_the_end(rule: Rule) -> None:
-    core, server = _started(rule, Stop(after=4.0, updates=100))
-    core.update("a", message("a", 1, kind=rule.kind), 4, 1.0)
-    core.due(4.0)
-    w, version = server.w.copy(), server.version
-    assert core.update("b", message("b", 2, kind=rule.kind), 4, 4.1) == []
-    assert core.reject("b", "garbage", 4.1) == []
-    assert core.status("a", "offline", 4.2) == []
-    assert core.status("b", "offline", 4.2) == []
-    assert core.end("interrupted", 4.3) == []
-    assert core.next_timer is None
-    assert core.end_of_instant(4.3) == []
-    assert (server.w.tolist(), server.version) == (w.tolist(), version)
-
-
-def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> None:
-    core, _ = _started(FedAvg(round_timeout=5.0), Stop(updates=2))
-    core.update("a", message("a", 1), 4, 1.0)
-    core.update("b", message("b", 2), 4, 1.0)
-    assert core.end_of_instant(1.0) == []
-    assert core.next_timer is None
 
 
 # All together

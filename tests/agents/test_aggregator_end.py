@@ -1,0 +1,133 @@
+"""The aggregator's state machine: when a run ends, and that nothing moves after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents import events
+from agents.aggregator.core import (
+    Actions,
+    AggregatorCore,
+    Dispatch,
+    Evaluate,
+    Finish,
+    Log,
+    Past,
+    Save,
+    StopClients,
+)
+from agents.config import Stop
+from agents.rules.fedasync import FedAsync
+from agents.rules.fedavg import FedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule
+from tests.agents.helpers import VANILLA, make_core, message, of, records, started
+
+
+def _end_after(core: AggregatorCore, version: int, actions: Actions) -> Actions:
+    """The final evaluation that `actions` ask for is done."""
+    assert actions[-1] == Evaluate(version)
+    return core.evaluated(version, 0.5, 0.8, 11.0)
+
+
+def test_a_resumed_run_counts_on() -> None:
+    core, server = make_core(VANILLA, Stop(after=10.0, updates=8), evaluate_every=2.0)
+    server.version = 5
+    core.status("a", "ready", 0.0)
+    started = core.start(1e9, 100.0, Past(at=6.0, updates=7, version=5))
+    assert started[-1] == Dispatch("a", 5, 1)
+    assert records(started) == [events.RunStarted(6.0, 1e9, ("a",), ("b",))]
+    assert core.next_timer == 8.0
+    actions = core.update("a", message("a", 1, base_version=5), 4, 7.0)
+    assert events.VersionMade(7.0, 6, 1) in records(actions)
+    assert StopClients() in actions  # the eighth update
+
+
+def test_stop_after() -> None:
+    core, _ = started(stop=Stop(after=10.0))
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.due(9.9) == []
+    actions = core.due(10.0)
+    assert actions == [StopClients(), Evaluate(1)]
+    assert _end_after(core, 1, actions) == [
+        Log(events.Evaluated(10.0, 1, 0.5, 0.8)),
+        Save(1, final=True),
+        Log(events.RunEnded(10.0, "after", 1, 1)),
+        Finish("after"),
+    ]
+    assert core.next_timer is None
+
+
+def test_stop_after_without_any_update_needs_no_second_evaluation() -> None:
+    core, _ = started(stop=Stop(after=10.0))
+    assert core.due(10.0)[-1] == Finish("after")
+
+
+def test_stop_updates() -> None:
+    core, _ = started(FedBuff(buffer_size=2), Stop(updates=2))
+    core.update("a", message("a", 1), 4, 1.0)
+    actions = core.update("b", message("b", 2), 4, 2.0)
+    assert actions[-2:] == [StopClients(), Evaluate(1)]
+    assert of(Dispatch, actions) == []
+    assert _end_after(core, 1, actions)[-1] == Finish("updates")
+
+
+def test_stop_target_accuracy() -> None:
+    core, _ = started(stop=Stop(target_accuracy=0.8), evaluate_every=2.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(2.0)
+    assert core.evaluated(1, 0.5, 0.79, 2.1)[-1] != Finish("target_accuracy")
+    core.update("b", message("b", 2), 4, 3.0)
+    core.due(4.0)
+    assert [type(action) for action in core.evaluated(2, 0.5, 0.8, 4.1)] == [
+        Log,
+        StopClients,
+        Save,
+        Log,
+        Finish,
+    ]
+
+
+def test_an_evaluation_under_way_is_waited_for_then_the_final_model_evaluated() -> None:
+    core, _ = started(stop=Stop(after=10.0), evaluate_every=9.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(9.0)
+    core.update("b", message("b", 2), 4, 9.5)
+    assert core.due(10.0) == [StopClients()]
+    actions = core.evaluated(1, 0.5, 0.7, 10.5)
+    assert actions == [Log(events.Evaluated(9.0, 1, 0.5, 0.7)), Evaluate(2)]
+    assert _end_after(core, 2, actions)[-1] == Finish("after")
+
+
+def test_no_clients_left() -> None:
+    core, _ = started()
+    core.status("a", "offline", 1.0)
+    actions = core.status("b", "offline", 2.0)
+    assert actions[-1] == Finish("no clients left")
+    assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
+
+
+@pytest.mark.parametrize(
+    "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
+)
+def test_nothing_moves_after_the_end(rule: Rule) -> None:
+    core, server = started(rule, Stop(after=4.0, updates=100))
+    core.update("a", message("a", 1, kind=rule.kind), 4, 1.0)
+    core.due(4.0)
+    w, version = server.w.copy(), server.version
+    assert core.update("b", message("b", 2, kind=rule.kind), 4, 4.1) == []
+    assert core.reject("b", "garbage", 4.1) == []
+    assert core.status("a", "offline", 4.2) == []
+    assert core.status("b", "offline", 4.2) == []
+    assert core.end("interrupted", 4.3) == []
+    assert core.next_timer is None
+    assert core.end_of_instant(4.3) == []
+    assert (server.w.tolist(), server.version) == (w.tolist(), version)
+
+
+def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> None:
+    core, _ = started(FedAvg(round_timeout=5.0), Stop(updates=2))
+    core.update("a", message("a", 1), 4, 1.0)
+    core.update("b", message("b", 2), 4, 1.0)
+    assert core.end_of_instant(1.0) == []
+    assert core.next_timer is None
