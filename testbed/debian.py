@@ -27,17 +27,18 @@ OPTIONS = (
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
     """The tar archive of Debian with `packages`, for `architecture` as Debian and Docker name it.
 
-    Needs no root (mmdebstrap falls back to a user namespace). Raises HostError where it cannot be made.
+    Needs no root: mmdebstrap falls back to a user namespace. Its temporary files stay in its own place,
+    as that namespace's users must reach them. Raises HostError where it cannot be made.
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(
-            f"No registry answers that has {IMAGE}, and there is no mmdebstrap to make the "
-            "base image from Debian's packages: run 'sudo apt-get install mmdebstrap', or give the "
-            "Docker engine a registry."
+            f"No registry answers that has {IMAGE}, and there is no mmdebstrap to make the base image "
+            "from Debian's packages: run 'sudo apt-get install mmdebstrap uidmap', or give the Docker "
+            "engine a registry."
         )
     archive = scratch / "base.tar"
     command = ["mmdebstrap", *OPTIONS, f"--architectures={architecture}"]
     with archive.open("wb") as output:
         include = f"--include={','.join(packages)}"
-        run([*command, include, SUITE, "-"], scratch=scratch, stop=stop, output=output)
+        run([*command, include, SUITE, "-"], stop=stop, output=output)
     return archive

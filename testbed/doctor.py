@@ -98,7 +98,7 @@ def image_source(client: docker.DockerClient) -> Finding:
     if shutil.which("mmdebstrap"):
         return Finding(name, "ok", "not built yet; mmdebstrap makes the base, as no registry answers")
     detail = "not built yet; no registry answers, and there is no mmdebstrap to make the base"
-    return Finding(name, "missing", detail, "sudo apt-get install mmdebstrap")
+    return Finding(name, "missing", detail, "sudo apt-get install mmdebstrap uidmap")
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:

@@ -138,7 +138,6 @@ def _one_at_a_time() -> Iterator[None]:
 def _scratch() -> Iterator[Path]:
     """A folder for all temporary files: beside the cache, since /tmp may be memory."""
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=wheels.cache_folder()))
-    folder.chmod(0o755)  # apt downloads as a user of its own
     try:
         yield folder
     finally:

@@ -25,24 +25,26 @@ class StoppedError(Exception):
 def run(
     command: Sequence[str],
     *,
-    scratch: Path,
     stop: threading.Event,
     output: IO[bytes] | None = None,
+    temporary: Path | None = None,
 ) -> None:
-    """Run `command` to its end; its standard output goes to `output`, its temporary files to `scratch`.
+    """Run `command` to its end; its standard output goes to `output`.
 
     It runs in a session of its own, so that a Ctrl-C of the terminal reaches us alone and we end it,
-    with all its children. Raises HostError with its last lines where it fails, StoppedError where
-    `stop` was set (by another thread) in the meantime.
+    with all its children. One that does not remove its temporary files when it is ended is given a
+    folder for them, `temporary`. Raises HostError with its last lines where it fails, StoppedError
+    where `stop` was set (by another thread) in the meantime.
     """
-    with tempfile.TemporaryFile(dir=scratch) as log:
+    folder = {} if temporary is None else {"TMPDIR": str(temporary)}
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output or log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(scratch)},
+            env={**os.environ, **folder},
         )
         try:
             while process.poll() is None:

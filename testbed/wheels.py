@@ -52,7 +52,7 @@ def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event
     if f"torch=={torch}" not in wanted:
         refuse_cuda(_resolve([*options, *wanted], scratch, stop))
     partial = Path(tempfile.mkdtemp(dir=scratch))
-    run([*_PIP, "download", "--dest", str(partial), *options, *wanted], scratch=scratch, stop=stop)
+    run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)
     partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
     return folder
 
@@ -61,7 +61,7 @@ def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> 
     """The names of all packages that pip would take, asked before gigabytes of them are downloaded."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
-    run([*_PIP, "install", *options, *arguments], scratch=scratch, stop=stop)
+    run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
     packages = json.loads(report.read_text(encoding="utf-8"))["install"]
     return [package["metadata"]["name"] for package in packages]
 

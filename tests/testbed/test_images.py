@@ -100,10 +100,10 @@ def test_unpacking_takes_what_python_imports_and_leaves_out_what_is_trimmed(tmp_
         assert content.read() == b"thing-1.data/purelib/b.py"
 
 
-def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_a_program_that_fails_is_quoted() -> None:
     command = ["sh", "-c", "echo the cause; echo the end >&2; exit 3"]
     with pytest.raises(HostError, match=r"(?s)exit code 3.*the cause.*the end"):
-        subprocesses.run(command, scratch=tmp_path, stop=threading.Event())
+        subprocesses.run(command, stop=threading.Event())
 
 
 def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
     command = ["sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pids}; wait; sleep 300"]
     threading.Timer(0.5, stop.set).start()
     with pytest.raises(subprocesses.StoppedError):
-        subprocesses.run(command, scratch=tmp_path, stop=stop)
+        subprocesses.run(command, stop=stop)
     for pid in pids.read_text().split():
         assert not _is_running(int(pid))
 
