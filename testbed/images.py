@@ -214,7 +214,8 @@ class _Builder:
         """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
         arguments = {parent.upper(): self.tags[parent]} if parent else {}
         with self._step(kind, "built"), context.open("rb") as file:
-            engine_build(self.client, self.tags[kind], file, arguments)
+            network = "none" if parent else None  # only the base image fetches something
+            engine_build(self.client, self.tags[kind], file, arguments, network)
         context.unlink()
 
     @contextlib.contextmanager
@@ -235,9 +236,15 @@ def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def engine_build(
-    client: docker.DockerClient, tag: str, context: IO[bytes], arguments: Mapping[str, str]
+    client: docker.DockerClient,
+    tag: str,
+    context: IO[bytes],
+    arguments: Mapping[str, str],
+    network: str | None = "none",
 ) -> None:
-    """Let the engine build `context`; whatever ends it early leaves no container and no layer."""
+    """Let the engine build `context`, without a network unless `network` is another Docker network mode
+    (None: the engine's default). Whatever ends it early leaves no container and no layer.
+    """
     token = secrets.token_hex(6)
     said: deque[str] = deque(maxlen=15)
     try:
@@ -246,6 +253,7 @@ def engine_build(
             custom_context=True,
             tag=tag,
             buildargs={"BUILD": token, **arguments},
+            network_mode=network,
             nocache=True,  # the tags are the cache
             rm=True,
             forcerm=True,

@@ -155,7 +155,9 @@ def test_the_agent_image_is_small_and_has_no_pip(
     script = (
         "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)])"
     )
-    assert engine.containers.run(built.agent, ["python3", "-c", script], remove=True) == b"[]\n"
+    command = ["python3", "-c", script]
+    said = engine.containers.run(built.agent, command, network_mode="none", remove=True)
+    assert said == b"[]\n"
 
 
 @pytest.mark.docker
@@ -181,7 +183,7 @@ def test_the_agents_start_read_only_and_unprivileged(
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_the_broker_is_not_root(engine: docker.DockerClient, built: images.Images) -> None:
-    said = engine.containers.run(built.broker, ["-u"], entrypoint="id", remove=True)
+    said = engine.containers.run(built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True)
     assert int(said) > 0
 
 
