@@ -69,7 +69,7 @@ class UpdateApplied:
     bytes: int
     """Payload size of the update on the wire."""
     dispatched: float
-    """Aggregator handed the model to the broker."""
+    """Aggregator took the model that it then sent."""
     downloaded: float
     """Client had received all of it."""
     train_start: float

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors.numpy
 
 from agents import events, wire
+from agents.aggregator import actions as act
 from agents.aggregator import core
 from agents.config import Stop
 from agents.rules.fedasync import FedAsync
@@ -46,7 +47,7 @@ class Aggregator:
         self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
-        self._outbox: dict[str, tuple[core.Dispatch, bytes]] = {}
+        self._outbox: dict[str, tuple[act.Dispatch, bytes]] = {}
         self._sequence = 0
         for client in CLIENTS:
             self._core.status(client, "ready", 0.0)
@@ -86,14 +87,14 @@ class Aggregator:
             self._execute(self._core.update(client, message, len(payload), 3.0))
             self._execute(self._core.end_of_instant(3.0))
 
-    def _execute(self, actions: core.Actions) -> None:
+    def _execute(self, actions: act.Actions) -> None:
         for action in actions:
-            if isinstance(action, core.Dispatch):
+            if isinstance(action, act.Dispatch):
                 message = wire.ModelMessage(
                     "bench", action.version, action.number, "schema", self._server.w
                 )
                 self._outbox[action.client] = action, wire.encode(message)
-            elif isinstance(action, core.Log):
+            elif isinstance(action, act.Log):
                 events.to_line(action.record)
 
 

@@ -1,8 +1,8 @@
 """Every error that the testbed raises for its user, in one tree.
 
     TestbedError            shown as a message without traceback; gives the CLI its exit code
-    ├── BadInputError       2: what the user wrote cannot be done: the message names the place and the mend
-    ├── HostError           1: this machine lacks something: the message names the command that mends it
+    ├── BadInputError       2: what the user wrote cannot be done: the message names place and mend
+    ├── HostError           1: this machine lacks something: the message names the mending command
     └── RunFailedError      1: a run began and did not end well
 
 Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these where they enter.

@@ -33,7 +33,7 @@ def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedPro
 
 @contextmanager
 def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """`testbed ARGUMENTS` in a process group of its own, killed at the end if it still lives."""
+    """`testbed ARGUMENTS` in the background, ended if it still lives when the test is over."""
     running = subprocess.Popen(
         [*TESTBED, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -46,8 +46,12 @@ def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         yield running
     finally:
         if running.poll() is None:
+            running.terminate()
+        try:
+            running.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
             running.kill()
-        running.communicate()
+            running.communicate()
 
 
 def until_printed(running: subprocess.Popen[str], text: str) -> None:

@@ -140,7 +140,8 @@ def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_learns_mnist(rule: str, data_root: Path, tmp_path: Path) -> None:
-    topology = write_topology(tmp_path, "mnist-fedbuff", rule=RULES[rule])
+    stop = {"target_accuracy": 0.82, "after": "2min"}
+    topology = write_topology(tmp_path, "mnist-fedbuff", rule=RULES[rule], stop=stop)
     done = cli("up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")

@@ -15,6 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents import events
+from agents.aggregator.actions import (
+    Action,
+    Actions,
+    Dispatch,
+    Evaluate,
+    Finish,
+    Log,
+    Save,
+    StopClients,
+)
 from agents.config import Stop
 from agents.rules.interface import Actions as RuleActions
 from agents.rules.interface import (
@@ -35,51 +45,6 @@ _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
 _AFTER = "after"
 _RULE = "rule:"
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Send the global model, as it is now, to `client`."""
-
-    client: str
-    version: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Evaluate the global model, as it is now, and call `evaluated`."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Keep the global model, as it is now; `final` at the end of the run."""
-
-    version: int
-    final: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    record: events.Record
-
-
-@dataclass(frozen=True, slots=True)
-class StopClients:
-    """Tell every client that the run is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The run is over and its books are closed."""
-
-    reason: str
-
-
-Action = Dispatch | Evaluate | Save | Log | StopClients | Finish
-Actions = Sequence[Action]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +172,13 @@ class AggregatorCore:
             actions += self._join(client, at)
         return actions
 
-    def update(self, sender: str, message: UpdateMessage, size: int, at: float) -> Actions:
-        """`message`, of `size` bytes, came in on `sender`'s topic."""
+    def update(
+        self, sender: str, message: UpdateMessage, size: int, at: float, arrived: float | None = None
+    ) -> Actions:
+        """`message`, of `size` bytes, came in on `sender`'s topic.
+
+        `arrived` is when all of it was there, where it waited until `at` to be handled.
+        """
         if not self._running or self._ending:
             return []
         if (problem := self._stray(sender, message)) is not None:
@@ -221,7 +191,9 @@ class AggregatorCore:
         if (problem := self._unusable(message, dispatch)) is not None:
             rejected = self.reject(sender, problem, at)
             return rejected if still_open else [*rejected, *self._start_over(sender, at)]
-        self._arrivals[message.dispatch] = _Arrival(message, size, dispatch.at, at)
+        self._arrivals[message.dispatch] = _Arrival(
+            message, size, dispatch.at, at if arrived is None else arrived
+        )
         update = Update(sender, message.dispatch, message.base_version, message.vector)
         return self._obey(self._rule.update(update), at, update)
 

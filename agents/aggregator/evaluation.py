@@ -34,7 +34,7 @@ class Evaluator:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
         self._l2 = task.l2
-        self._x = torch.from_numpy(test_set.x).to(torch.float32).mul_(test_set.scale)
+        self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
         self._waiting: queue.SimpleQueue[tuple[int, Vector]] = queue.SimpleQueue()

@@ -22,6 +22,7 @@ import torch
 from numpy.random import SeedSequence
 
 from agents import config, shards, topics, wire
+from agents.aggregator import actions as act
 from agents.aggregator import core, resume
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
@@ -123,10 +124,10 @@ class Aggregator:
             inputs.append(self._inbox.get())
         return inputs
 
-    def _handle(self, event: _Input) -> core.Actions:
+    def _handle(self, event: _Input) -> act.Actions:
         match event:
-            case Received(topic, payload, at):
-                return self._received(topic, payload, at)
+            case Received(topic, payload, arrived):
+                return self._received(topic, payload, arrived)
             case Evaluation(version, loss, accuracy):
                 return self._core.evaluated(version, loss, accuracy, self._now())
             case _Terminated():
@@ -137,20 +138,21 @@ class Aggregator:
                 self._connection.publish(self._topics.status(topics.AGGREGATOR), b"ready", retain=True)
         return []
 
-    def _received(self, topic: str, payload: bytes, arrived: float) -> core.Actions:
-        at = 0.0 if self._epoch is None else max(0.0, arrived - self._epoch)
+    def _received(self, topic: str, payload: bytes, arrived: float) -> act.Actions:
+        at = self._now()
         sender = self._topics.name_in(topic)
         if topic == self._topics.update(sender):
             try:
                 message = wire.decode_update(payload)
             except wire.WireError as error:
                 return self._core.reject(sender, str(error), at)
-            return self._core.update(sender, message, len(payload), at)
+            arrived = at if self._epoch is None else arrived - self._epoch
+            return self._core.update(sender, message, len(payload), at, arrived)
         if topic == self._topics.status(sender):
             return self._core.status(sender, payload.decode(errors="replace"), at)
         return self._control(json.loads(payload))
 
-    def _control(self, command: dict[str, Any]) -> core.Actions:
+    def _control(self, command: dict[str, Any]) -> act.Actions:
         if command.get("do") == "start" and self._epoch is None:
             self._epoch = time.monotonic() - self._past.at
             return self._core.start(time.time(), self._epoch, self._past)
@@ -158,23 +160,23 @@ class Aggregator:
             return self._handle(_Terminated())
         return []
 
-    def _execute(self, actions: core.Actions) -> None:
+    def _execute(self, actions: act.Actions) -> None:
         for action in actions:
             match action:
-                case core.Dispatch(client, version, number):
+                case act.Dispatch(client, version, number):
                     message = wire.ModelMessage(
                         self._topics.run, version, number, self._schema, self._server.w
                     )
                     self._outbox.append((self._topics.model(client), wire.encode(message)))
-                case core.Log(record):
+                case act.Log(record):
                     self._journal.write(record)
-                case core.Evaluate(version):
+                case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w)
-                case core.Save(version, final):
+                case act.Save(version, final):
                     self._save("final" if final else f"{version:06d}", version)
-                case core.StopClients():
+                case act.StopClients():
                     self._outbox += [(self._topics.request(c), b"stop") for c in self._clients]
-                case core.Finish(reason):
+                case act.Finish(reason):
                     self._finished = reason
 
     def _publish(self) -> None:

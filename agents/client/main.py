@@ -65,15 +65,14 @@ class Client:
         self._connection.close(last=(self._status, b"offline"))
 
     def _next_actions(self) -> core.Actions:
-        now = time.monotonic()
-        if self._thinking_until is not None and now >= self._thinking_until:
-            self._thinking_until = None
-            return self._core.thought(now)
-        timeout = None if self._thinking_until is None else self._thinking_until - now
+        """What comes next: all that has arrived goes before the end of a thinking time, so that of
+        several models that came during training only the newest is trained."""
+        until = self._thinking_until
         try:
-            event = self._inbox.get(timeout=timeout)
+            event = self._inbox.get(timeout=until and max(0.0, until - time.monotonic()))
         except queue.Empty:
-            return []
+            self._thinking_until = None
+            return self._core.thought(time.monotonic())
         match event:
             case Received(_, payload, at):
                 return self._core.model(wire.decode_model(payload), at)

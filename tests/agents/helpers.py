@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from agents import events, wire
-from agents.aggregator import core
+from agents.aggregator import actions as act
 from agents.aggregator.core import AggregatorCore, Settings
 from agents.client.core import Actions as ClientActions
 from agents.client.core import ClientCore, Identity, SendUpdate, Think, Train, Trained
@@ -79,8 +79,8 @@ def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wi
     return dataclasses.replace(plain, **fields)
 
 
-def records(actions: core.Actions) -> list[events.Record]:
-    return [action.record for action in actions if isinstance(action, core.Log)]
+def records(actions: act.Actions) -> list[events.Record]:
+    return [action.record for action in actions if isinstance(action, act.Log)]
 
 
 VANILLA = FedBuff(buffer_size=1)
@@ -100,7 +100,7 @@ def started(
     return aggregator, server
 
 
-def of(kind: type[core.Action], actions: core.Actions) -> list[Any]:
+def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:
     """Those of `actions` that are of this kind."""
     return [action for action in actions if isinstance(action, kind)]
 
@@ -160,17 +160,17 @@ class Simulation:
                     received = wire.decode_update(payload)
                     self._execute(self.core.update(name, received, len(payload), now), now)
 
-    def _execute(self, actions: core.Actions, now: float) -> None:
+    def _execute(self, actions: act.Actions, now: float) -> None:
         for action in actions:
             match action:
-                case core.Dispatch(client, version, number):
+                case act.Dispatch(client, version, number):
                     model = wire.ModelMessage("run", version, number, "s", self.server.w.copy())
                     self._obey(client, self.clients[client].model(model, now), now)
-                case core.Log(record):
+                case act.Log(record):
                     self.records.append(record)
                     if isinstance(record, events.VersionMade):
                         self.models.append(float(self.server.w[0]))
-                case core.Evaluate(version):
+                case act.Evaluate(version):
                     self._execute(self.core.evaluated(version, 0.5, 0.5, now), now)
-                case core.Finish(reason):
+                case act.Finish(reason):
                     self.finished = reason

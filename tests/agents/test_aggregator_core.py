@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator.core import Dispatch, Evaluate, Log, Save
+from agents.aggregator.actions import Dispatch, Evaluate, Log, Save
 from agents.config import Stop
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg

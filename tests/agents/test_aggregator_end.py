@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agents import events
-from agents.aggregator.core import (
-    Actions,
-    AggregatorCore,
-    Dispatch,
-    Evaluate,
-    Finish,
-    Log,
-    Past,
-    Save,
-    StopClients,
-)
+from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
+from agents.aggregator.core import AggregatorCore, Past
 from agents.config import Stop
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import events
-from agents.aggregator import core
+from agents.aggregator import actions as act
 from agents.config import Stop
 from agents.rules import RULES
 from agents.rules.fedasync import FedAsync
@@ -51,7 +51,7 @@ class Fleet:
         self.core, self.server = make_core(rule, importance=importance)
         self.server.w[:] = 0.3
         self.records: list[events.Record] = []
-        self.held: dict[str, list[tuple[core.Dispatch, np.ndarray]]] = {c: [] for c in CLIENTS}
+        self.held: dict[str, list[tuple[act.Dispatch, np.ndarray]]] = {c: [] for c in CLIENTS}
         self._kind = rule.kind
         self._progress = progress
         self._sequence = dict.fromkeys(CLIENTS, 0)
@@ -102,10 +102,10 @@ class Fleet:
         self._execute(self.core.due(self.now))
         self._execute(self.core.end_of_instant(self.now))
 
-    def _execute(self, actions: core.Actions) -> None:
+    def _execute(self, actions: act.Actions) -> None:
         self.records += records(actions)
         for action in actions:
-            if isinstance(action, core.Dispatch):
+            if isinstance(action, act.Dispatch):
                 self.held[action.client].append((action, self.server.w.copy()))
 
 
