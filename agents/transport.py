@@ -97,7 +97,7 @@ class Connection:
         self._paho.loop_start()
         answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
         if not answered or self._refusal is not None:
-            self._paho.loop_stop()
+            self.close()
             reason = self._refusal or "no answer"
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import queue
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -28,21 +27,22 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates models in its own thread and hands each result to `done`."""
+    """Evaluates models in its own thread and hands each result, or what went wrong, to `done`."""
 
-    def __init__(self, task: Task, test_set: Shard, done: Callable[[Evaluation], None]) -> None:
+    def __init__(
+        self, task: Task, test_set: Shard, done: Callable[[Future[Evaluation]], object]
+    ) -> None:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
         self._l2 = task.l2
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
-        self._waiting: queue.SimpleQueue[tuple[int, Vector]] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="evaluation", daemon=True).start()
+        self._thread = ThreadPoolExecutor(1, "evaluation")
 
     def submit(self, version: int, w: Vector) -> None:
         """Evaluate a copy of `w`, shape (d,)."""
-        self._waiting.put((version, w.copy()))
+        self._thread.submit(self.evaluate, version, w.copy()).add_done_callback(self._done)
 
     def evaluate(self, version: int, w: Vector) -> Evaluation:
         self._flat.load(w)
@@ -55,7 +55,3 @@ class Evaluator:
             penalty = 0.5 * self._l2 * float(self._flat.w @ self._flat.w)
         loss = loss / len(self._y) + penalty
         return Evaluation(version, loss if math.isfinite(loss) else math.inf, correct / len(self._y))
-
-    def _work(self) -> None:
-        while True:
-            self._done(self.evaluate(*self._waiting.get()))

@@ -9,10 +9,12 @@ then do the replies leave. So whatever a client hears of is on disk, at one sync
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from numpy.random import SeedSequence
 
-from agents import config, shards, topics, wire
+from agents import config, events, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, resume
 from agents.aggregator.evaluation import Evaluation, Evaluator
@@ -32,7 +34,7 @@ from agents.rules import RULES
 from agents.rules.interface import Rule, Server
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.transport import Connection, Event, Received, Reconnected
+from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
 _CHECKPOINT_EVERY = 30.0
 
@@ -42,11 +44,16 @@ class _Terminated:
     """SIGTERM: the controller wants the run to end."""
 
 
-_Input = Event | Evaluation | _Terminated
+_Input = Event | Future[Evaluation] | _Terminated
 
 
 def main() -> None:
-    Aggregator(config.load(AggregatorConfig, Path(sys.argv[1]))).run()
+    cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
+    try:
+        aggregator = Aggregator(cfg)
+    except ConnectionFailedError as error:
+        sys.exit(f"aggregator: {error}")
+    aggregator.run()
 
 
 class Aggregator:
@@ -58,10 +65,11 @@ class Aggregator:
             torch.manual_seed(cfg.seed)
             module = task.model()
         self._directory = Path(cfg.run_directory)
-        self._past, w = core.Past(), initial(module)
+        self._past, w, self._lost = core.Past(), initial(module), 0
         if cfg.resume:
             self._past = resume.past(self._directory)
-            w = resume.newest_checkpoint(self._directory).w.copy()
+            checkpoint = resume.newest_checkpoint(self._directory)
+            w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
         rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0, self._past.version)))
         self._schema = schema_hash(module)
         self._server = Server(w, {}, rng, self._past.version)
@@ -128,8 +136,9 @@ class Aggregator:
         match event:
             case Received(topic, payload, arrived):
                 return self._received(topic, payload, arrived)
-            case Evaluation(version, loss, accuracy):
-                return self._core.evaluated(version, loss, accuracy, self._now())
+            case Future():
+                done = event.result()
+                return self._core.evaluated(done.version, done.loss, done.accuracy, self._now())
             case _Terminated():
                 if self._epoch is None:
                     self._finished = "interrupted"
@@ -155,10 +164,17 @@ class Aggregator:
     def _control(self, command: dict[str, Any]) -> act.Actions:
         if command.get("do") == "start" and self._epoch is None:
             self._epoch = time.monotonic() - self._past.at
-            return self._core.start(time.time(), self._epoch, self._past)
+            return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
         if command.get("do") == "stop":
             return self._handle(_Terminated())
         return []
+
+    def _losses(self) -> act.Actions:
+        """What a reader of a resumed run has to know."""
+        if not self._lost:
+            return []
+        message = f"resumed from a checkpoint: the last {self._lost} versions are lost to the model"
+        return [act.Log(events.Note(self._past.at, message))]
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
@@ -185,11 +201,14 @@ class Aggregator:
         self._outbox.clear()
 
     def _save(self, name: str, version: int) -> None:
-        """Write models/<name>.safetensors; a crash in mid-write leaves no half file by that name."""
+        """Write models/<name>.safetensors to the disk; a crash leaves no half file by that name."""
         path = self._directory / "models" / f"{name}.safetensors"
         partial = path.with_suffix(".partial")
         metadata = {"version": str(version), "schema": self._schema}
-        partial.write_bytes(wire.pack(self._server.w, metadata))
+        with partial.open("wb") as file:
+            file.write(wire.pack(self._server.w, metadata))
+            file.flush()
+            os.fdatasync(file.fileno())
         partial.replace(path)
 
 

@@ -18,16 +18,21 @@ class Checkpoint:
 
 
 def past(directory: Path) -> Past:
-    """What `events.jsonl` tells. Raises ValueError where it cannot be read."""
+    """What `events.jsonl` tells. Raises ValueError where it cannot be read.
+
+    A crash can come between the record of an update and that of the version it went into: then the
+    update's word counts, so that no version number is given twice.
+    """
     at, updates, version = 0.0, 0, 0
     for record in events.read(directory / "events.jsonl"):
         if isinstance(record, events.UpdateApplied):
             updates += 1
             at = max(at, record.applied)
+            version = max(version, record.applied_version)
         else:
             at = max(at, record.at)
         if isinstance(record, events.VersionMade):
-            version = record.version
+            version = max(version, record.version)
     return Past(at, updates, version)
 
 

@@ -21,7 +21,7 @@ from agents import config, durations, shards, topics, wire
 from agents.client import core
 from agents.config import ClientConfig
 from agents.tasks import TASKS
-from agents.transport import Connection, Event, Received, Reconnected
+from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -30,7 +30,12 @@ _TRAINING, _THINKING = 1, 2
 
 
 def main() -> None:
-    Client(config.load(ClientConfig, Path(sys.argv[1]))).run()
+    cfg = config.load(ClientConfig, Path(sys.argv[1]))
+    try:
+        client = Client(cfg)
+    except ConnectionFailedError as error:
+        sys.exit(f"client {cfg.client}: {error}")
+    client.run()
 
 
 class Client:

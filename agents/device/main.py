@@ -22,24 +22,24 @@ from types import FrameType
 from agents import config, topics
 from agents.config import DeviceConfig
 from agents.device import link, usage
-from agents.transport import Connection
+from agents.transport import Connection, ConnectionFailedError
 
 _POLL = 0.2
 
 
 def main() -> None:
     cfg = config.load(DeviceConfig, Path(sys.argv[1]))
-    if cfg.link is not None:
-        interface = link.interface_towards(socket.gethostbyname(cfg.data_address))
-        try:
+    try:
+        if cfg.link is not None:
+            interface = link.interface_towards(socket.gethostbyname(cfg.data_address))
             link.apply(cfg.link, interface)
-        except link.LinkError as error:
-            sys.exit(f"device {cfg.device}: {error}")
-    sys.exit(_supervise(cfg))
+        sys.exit(_supervise(cfg))
+    except (link.LinkError, ConnectionFailedError, OSError) as error:
+        sys.exit(f"device {cfg.device}: {error}")
 
 
 def _supervise(cfg: DeviceConfig) -> int:
-    """Run the client to its end, sending telemetry; the client's exit code."""
+    """Run the client to its end, sending telemetry; its exit code, 128 + n where signal n ended it."""
     client = subprocess.Popen(
         [sys.executable, "-m", "agents.client.main", cfg.client_config],
         user=cfg.user,
@@ -60,11 +60,12 @@ def _supervise(cfg: DeviceConfig) -> int:
         if time.monotonic() >= due:
             sample = usage.sample(client.pid)
             connection.publish_lossy(topic, json.dumps({"device": cfg.device, **sample}))
-            due += cfg.telemetry_every
+            due = max(due + cfg.telemetry_every, time.monotonic())  # what was missed stays missed
         _reap_orphans(client.pid)
         time.sleep(_POLL)
     connection.close()
-    return client.returncode
+    code: int = client.returncode
+    return code if code >= 0 else 128 - code
 
 
 def _reap_orphans(client: int) -> None:
