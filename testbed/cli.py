@@ -1,22 +1,27 @@
 """The command line. Each command parses, calls one function of the product, and prints what it returns.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
+Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted. What a user or a program wrote is
+printed as it is: never read as markup, and never broken into lines where it does not meet a terminal.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from testbed import detach, fleet, rundir, up
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
+from testbed.signals import interrupting
 
 if TYPE_CHECKING:
     from testbed.plan import Plan
@@ -31,8 +36,17 @@ app = typer.Typer(
 images_app = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
 app.add_typer(images_app, name="images")
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+def _console(*, stderr: bool = False) -> Console:
+    """A console whose tables get all the width that they want where nobody's screen sets a limit."""
+    console = Console(stderr=stderr, highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 1000
+    return console
+
+
+out = _console()
+err = _console(stderr=True)
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
@@ -47,7 +61,11 @@ Oversubscribe = Annotated[
 DataRoot = Annotated[
     Path | None,
     typer.Option(
-        "--data", help="Folder with datasets as parquet files, else TESTBED_DATA, else the hub."
+        "--data",
+        envvar="TESTBED_DATA",
+        exists=True,
+        file_okay=False,
+        help="Folder with datasets as parquet files, else they come from the hub.",
     ),
 ]
 DEFAULT_RUNS = Path("runs")
@@ -56,12 +74,13 @@ DEFAULT_RUNS = Path("runs")
 def main() -> None:
     """Entry point of `testbed`."""
     try:
-        app()
+        with interrupting():
+            app()
     except TestbedError as error:
-        err.print(f"[bold red]error:[/] {_escaped(str(error))}", soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("Interrupted.")
+        _fail(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a file that may not be read
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except KeyboardInterrupt:  # before or after typer's own handling of it
         sys.exit(130)
 
 
@@ -86,21 +105,17 @@ def up_command(
     options = up.Options(runtime, oversubscribe, data, resume is not None)
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
-        chosen = fleet.resumable(runs, resume)
+        chosen = chosen or fleet.resumable(runs, resume)
         topology = chosen.topology
+        options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError("Name one topology file, or say --resume RUN (testbed runs shows them).")
     parsed, plan = up.planned(topology, options)
-    if chosen is None:
-        chosen = RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+    chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
     if detached:
-        detach.start(chosen, topology, options, out.print)
-        out.print(
-            f"{chosen.run} is running. Next: testbed ps · testbed logs {chosen.run} · "
-            f"testbed down {chosen.run}"
-        )
-        return
-    _up(parsed, plan, chosen, options)
+        _detach(chosen, topology, options)
+    else:
+        _up(parsed, plan, chosen, options)
 
 
 @app.command()
@@ -113,11 +128,11 @@ def down(
         raise BadInputError("Name one run (testbed ps shows them), or say --all.")
     live = [found for found in fleet.find() if everything or found.run == run]
     if not live:
-        out.print("Nothing is running." if everything else f"{run}: nothing is running.")
+        _say("Nothing is running." if everything else f"{run}: nothing is running.")
         return
     for each in live:
-        removed = fleet.take_down(each)
-        out.print(f"{each.run}: down ({removed} left-overs removed)" if removed else f"{each.run}: down")
+        fleet.take_down(each)
+        _say(f"{each.run}: down")
 
 
 @app.command()
@@ -150,7 +165,7 @@ def logs(
     part: Annotated[
         str | None, typer.Argument(help="aggregator, broker, or a device; else all.")
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", help="Lines of each.")] = 50,
+    tail: Annotated[int, typer.Option("--tail", min=1, help="Lines of each.")] = 50,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print what the processes of a run said."""
@@ -158,7 +173,7 @@ def logs(
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
-        out.print(_escaped(text) if text else "(silent)", soft_wrap=True)
+        _say(text or "(silent)")
 
 
 @app.command()
@@ -167,9 +182,7 @@ def validate(topology: TopologyFile) -> None:
     from testbed.topology import load
 
     parsed = load(topology)
-    out.print(
-        f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
-    )
+    _say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
 
 
 @app.command("plan")
@@ -186,7 +199,7 @@ def plan_command(
     _show(describe(plan), as_json, "")
     if not as_json:
         asked = sum(device.cpu for device in plan.devices)
-        out.print(
+        _say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             f"Next: testbed up {topology}"
@@ -210,12 +223,11 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         _show([vars_of(finding) for finding in findings], as_json=True, empty="")
         return
-    marks = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "missing": "[red]missing[/]"}
+    colours = {"ok": "green", "warn": "yellow", "missing": "red"}
     table = _table(["", "what", "found", "mend"])
     for finding in findings:
-        table.add_row(
-            marks[finding.status], finding.name, _escaped(finding.detail), _escaped(finding.mend or "")
-        )
+        mark = Text(finding.status, style=colours[finding.status])
+        table.add_row(mark, finding.name, finding.detail, finding.mend or "")
     out.print(table)
 
 
@@ -227,35 +239,52 @@ def build(
     from testbed import engine, images
 
     client = engine.connect()
-    built = images.build(client, out.print, force=force)
-    out.print(f"{built.agent}\n{built.broker}")
+    try:
+        built = images.build(client, _say, force=force)
+    finally:
+        client.close()
+    _say(f"{built.agent}\n{built.broker}")
 
 
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
     """Run in the foreground, and say at the end what came of it and what to try next."""
-    from analysis.load import load
     from testbed import live
 
     shown = _relative(directory.path)
     if plan.runtime == "process":
-        why = "" if options.runtime else "No Docker engine answers (testbed doctor tells the mend): "
-        out.print(
+        auto = (options.runtime or topology.runtime.name) == "auto"
+        why = "No Docker engine answers (testbed doctor tells the mend): " if auto else ""
+        _say(
             f"{why}devices are local processes. CPU shares are kept by stopping and continuing them; "
-            "memory and links are not limited.",
-            soft_wrap=True,
+            "memory and links are not limited."
         )
+    overview = live.Overview(topology.rule.name, topology.stop.after, plan.devices)
     try:
-        with live.view(
-            out, live.Overview(topology.rule.name, topology.stop.after, plan.devices)
-        ) as view:
+        with live.view(out, overview) as view:
             up.run(topology, plan, directory, options, view)
     finally:
-        out.print(f"Run directory: {shown}", soft_wrap=True)
+        _say(f"Run directory: {shown}")
+    from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
+
     out.print(live.render_summary(load(directory.path)))
-    out.print(
-        f"Next: testbed runs · testbed logs {directory.run} · change the topology and run it again",
-        soft_wrap=True,
-    )
+    _say(f"Next: testbed runs · testbed logs {directory.run} · change the topology and run it again")
+
+
+def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
+    """Run in the background; an error before the start has been told by the controller itself."""
+    if code := detach.start(directory, topology, options, _say):
+        raise typer.Exit(code)
+    run = directory.run
+    _say(f"{run} is running. Next: testbed ps · testbed logs {run} · testbed down {run}")
+
+
+def _say(text: str) -> None:
+    out.print(text, soft_wrap=True)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    sys.exit(code)
 
 
 def _relative(path: Path) -> Path:
@@ -271,11 +300,11 @@ def _show(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not rows:
-        out.print(empty)
+        _say(empty)
     else:
         table = _table(list(rows[0]))
         for row in rows:
-            table.add_row(*("–" if value is None else _escaped(str(value)) for value in row.values()))
+            table.add_row(*("–" if value is None else str(value) for value in row.values()))
         out.print(table)
 
 
@@ -284,7 +313,3 @@ def _table(columns: list[str]) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -12,6 +12,7 @@ from agents.topics import AGGREGATOR
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir import RunDirectory
+from testbed.tether import cpu_numbers
 from testbed.topology import Topology
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -109,20 +110,14 @@ def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, floa
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configuration of the aggregator and of every client and device init.
 
-    The files carry passwords. They lie in `work/`, closed to other users, and are readable as such: a
-    container gets its own file alone, whatever user it runs as.
+    The files carry passwords; they lie in `work/`, which is closed to other users.
     """
-    _write(spec, AGGREGATOR, _aggregator(spec, accounts[AGGREGATOR], places))
+    file = spec.directory.config
+    dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     for device in spec.plan.devices:
-        _write(spec, device.name, _client(spec, device, accounts[device.name], places))
+        dump(_client(spec, device, accounts[device.name], places), file(device.name))
         account = accounts[init_user(device.name)]
-        _write(spec, init_name(device.name), _device(spec, device, account, places))
-
-
-def _write(spec: RunSpec, name: str, config: object) -> None:
-    path = spec.directory.config(name)
-    dump(config, path)
-    path.chmod(0o644)
+        dump(_device(spec, device, account, places), file(init_name(device.name)))
 
 
 def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
@@ -138,7 +133,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         seed=topology.seed,
         test_set=places.test_set(spec.directory),
         run_directory=places.run_directory(spec.directory),
-        threads=_cores(spec.plan.infrastructure_cpus),
+        threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         resume=spec.resume,
     )
 
@@ -168,12 +163,3 @@ def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,
     )
-
-
-def _cores(cpuset: str) -> int:
-    """Number of CPUs in a cpuset such as `0`, `0-3` or `0,2`."""
-    count = 0
-    for part in cpuset.split(","):
-        first, _, last = part.partition("-")
-        count += int(last or first) - int(first) + 1
-    return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents import events
+from agents.config import Broker
 from agents.topics import AGGREGATOR, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.configs import RunSpec
 from testbed.errors import HostError, RunFailedError
 from testbed.live import Follower
 from testbed.runtimes import Runtime
-from testbed.signals import interrupting, uninterrupted
+from testbed.signals import uninterrupted
 
 _TICK = 0.1
 _SUPERVISE_EVERY = 1.0
@@ -61,25 +63,26 @@ class Controller:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._devices = {device.name for device in spec.plan.devices}
         self._status: dict[str, str] = {}
-        self._gone: set[str] = set()
+        self._gone: dict[str, int] = {}
         self._follower = Follower(spec.directory.events)
-        self._follower.read()  # what a resumed run has behind it is no news
         self._ended: events.RunEnded | None = None
         self.timings = Timings()
 
     def run(self) -> events.RunEnded:
         """Run to the end, and leave nothing behind: also after an error or Ctrl-C.
 
-        Raises RunFailedError or HostError; KeyboardInterrupt on SIGINT, SIGTERM and SIGHUP.
+        Raises RunFailedError or HostError.
         """
-        with interrupting():
-            try:
-                return self._run()
-            finally:
-                with uninterrupted():
-                    self._take_down()
+        try:
+            return self._run()
+        finally:
+            with uninterrupted():
+                begin = time.monotonic()
+                self._runtime.stop()
+                self.timings.down = time.monotonic() - begin
 
     def _run(self) -> events.RunEnded:
+        self._new_records()  # what a resumed run has behind it is no news
         count = len(self._devices)
         self._view.progress(
             f"Starting broker, aggregator and {count} devices ({self._spec.plan.runtime})"
@@ -87,12 +90,8 @@ class Controller:
         begin = time.monotonic()
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
-        subscriptions = [self._topics.status("+"), self._topics.telemetry("+")]
-        connection = Connection(broker, subscriptions, self._inbox.put)
-        try:
-            connection.open()
-        except ConnectionFailedError as error:
-            raise HostError(f"{error}{self._log_tail('broker')}") from error
+        self._look_after()
+        connection = self._connect(broker)
         try:
             self._hold_barrier()
             self.timings.ready = time.monotonic() - begin - self.timings.launch
@@ -103,43 +102,64 @@ class Controller:
             self._command(connection, "start")
             return self._follow()
         except KeyboardInterrupt:
-            self._view.progress("Stopping: the aggregator closes its books")
-            self._command(connection, "stop")
-            self._await_aggregator(_GOODBYE)
+            if self._status.get(AGGREGATOR) == "ready":
+                self._view.progress("Stopping: the aggregator closes its books")
+                self._command(connection, "stop")
+                self._await_aggregator(_GOODBYE)
             raise
         finally:
             connection.close()
+
+    def _connect(self, broker: Broker) -> Connection:
+        subscriptions = [self._topics.status("+"), self._topics.telemetry("+")]
+        connection = Connection(broker, subscriptions, self._inbox.put)
+        try:
+            connection.open()
+        except ConnectionFailedError as error:
+            raise HostError(f"{error}{self._last_words('broker')}") from error
+        return connection
 
     def _command(self, connection: Connection, what: str) -> None:
         connection.publish(self._topics.control(AGGREGATOR), json.dumps({"do": what}))
 
     def _hold_barrier(self) -> None:
-        """Wait until all are ready, or a quorum when the time is over; each is limited when it is."""
+        """Wait until all that live are ready, or a quorum when the time is over.
+
+        Each is limited as soon as it is ready. Raises RunFailedError, at once where too many have died.
+        """
         start = self._spec.topology.start
+        needed = max(1, math.ceil(start.quorum * len(self._devices)))
         deadline = time.monotonic() + start.timeout
         reported = 0
         for _ in self._ticks():
-            ready = self._devices & self._in_state("ready")
+            living = self._devices - self._gone.keys()
+            ready = {name for name in living if self._status.get(name) == "ready"}
             if len(ready) > reported:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {len(self._devices)} devices")
-            if self._status.get(AGGREGATOR) != "ready" and time.monotonic() < deadline:
-                continue
-            if len(ready) == len(self._devices):
-                return
-            if time.monotonic() >= deadline:
-                needed = start.quorum * len(self._devices)
-                if ready and len(ready) >= needed and self._status.get(AGGREGATOR) == "ready":
+            late = time.monotonic() >= deadline
+            if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
+                if late or ready == living:
                     return
-                self._fail_barrier(ready)
+            elif len(living) < needed or AGGREGATOR in self._gone:
+                self._fail_early()
+            elif late:
+                self._fail_late(ready)
 
-    def _fail_barrier(self, ready: set[str]) -> None:
-        start = self._spec.topology.start
+    def _fail_early(self) -> None:
+        names = sorted(self._gone)
+        raise RunFailedError(
+            f"{', '.join(names)} ended before the run clock could start."
+            f"{_hint(set(self._gone.values()))}{self._last_words(names[0])}"
+        )
+
+    def _fail_late(self, ready: set[str]) -> None:
         missing = ", ".join(sorted(self._devices - ready)) or AGGREGATOR
         raise RunFailedError(
             f"{len(ready)} of {len(self._devices)} devices were ready after start.timeout = "
-            f"{start.timeout:g} s; not ready: {missing}. See {self._spec.directory.logs}, "
-            "or give the fleet more time (start.timeout) or a quorum (start.quorum)."
+            f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
+            f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
+            "(start.quorum)."
         )
 
     def _follow(self) -> events.RunEnded:
@@ -150,7 +170,9 @@ class Controller:
                 break
         self._read_records()
         if self._ended is None:
-            raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
+            raise RunFailedError(
+                f"the aggregator ended before the run did.{self._last_words(AGGREGATOR)}"
+            )
         if self._ended.reason == "no clients left":
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
@@ -188,38 +210,35 @@ class Controller:
         for name, code in self._runtime.ended().items():
             if name in self._gone:
                 continue
-            self._gone.add(name)
+            self._gone[name] = code
             if name == "broker" or (name == AGGREGATOR and code != 0):
-                raise RunFailedError(f"the {name} ended with exit code {code}.{self._log_tail(name)}")
+                raise RunFailedError(f"the {name} ended with exit code {code}.{self._last_words(name)}")
             if name in self._devices and self._ended is None and code != 0:
-                self._view.progress(f"{name} ended with exit code {code}; see its log")
+                self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _read_records(self) -> None:
-        for record in self._follower.read():
+        for record in self._new_records():
             self._view.record(record)
             if isinstance(record, events.RunEnded):
                 self._ended = record
 
-    def _in_state(self, state: str) -> set[str]:
-        return {name for name, current in self._status.items() if current == state}
+    def _new_records(self) -> list[events.Record]:
+        try:
+            return self._follower.read()
+        except ValueError as error:
+            raise RunFailedError(str(error)) from error
 
     def _await_aggregator(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
             time.sleep(_TICK)
 
-    def _log_tail(self, name: str, lines: int = 12) -> str:
+    def _last_words(self, name: str) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
         self._runtime.stop()
-        path = self._spec.directory.logs / f"{name}.log"
-        try:
-            tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-        except FileNotFoundError:
-            return ""
-        return "\n".join(["", f"The end of {path}:", *(f"    {line}" for line in tail)])
+        return self._spec.directory.last_words(name)
 
-    def _take_down(self) -> None:
-        begin = time.monotonic()
-        self._runtime.stop()
-        self._spec.directory.remove_work()
-        self.timings.down = time.monotonic() - begin
+
+def _hint(codes: set[int]) -> str:
+    """What an exit code means that the kernel's want of memory has, as a shell or Popen tells it."""
+    return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

@@ -10,53 +10,47 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import events
-from testbed.errors import RunFailedError
 from testbed.live import Follower
 from testbed.rundir import RunDirectory
+from testbed.runtimes import process
 from testbed.up import Options
 
 
-def start(directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]) -> None:
-    """Start the controller, and return when its run clock goes. Raises RunFailedError."""
+def start(directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]) -> int:
+    """Start the controller, and let `say` have its lines until the run clock goes.
+
+    Returns 0 then, and the controller's exit code where it ended before.
+    """
     follower = Follower(directory.events)
     follower.read()  # a resumed run has a past
     log = directory.logs / "controller.log"
-    with log.open("wb") as output:
+    with log.open("ab") as output, log.open(encoding="utf-8", errors="replace") as lines:
+        lines.seek(0, os.SEEK_END)
         controller = subprocess.Popen(
             [sys.executable, "-m", "testbed", "up", *_arguments(directory, topology, options)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_labels(directory)},
+            env={**os.environ, **process.environment(directory, "controller")},
             start_new_session=True,
         )
-    with log.open(encoding="utf-8") as lines:
         try:
-            while not any(isinstance(r, events.RunStarted) for r in follower.read()):
+            code = None
+            while code is None and not any(isinstance(r, events.RunStarted) for r in follower.read()):
+                time.sleep(0.1)
+                code = controller.poll()
                 for line in lines:
                     say(line.rstrip("\n"))
-                if controller.poll() is not None:
-                    raise RunFailedError(f"the run did not start; see {log}")
-                time.sleep(0.1)
         except KeyboardInterrupt:
             controller.terminate()
             controller.wait()
             raise
-
-
-def _labels(directory: RunDirectory) -> dict[str, str]:
-    """How `testbed ps` and `down` recognise a process of this run."""
-    return {
-        "TESTBED_RUN": directory.run,
-        "TESTBED_PART": "controller",
-        "TESTBED_DIRECTORY": str(directory.path),
-    }
+    return code or 0
 
 
 def _arguments(directory: RunDirectory, topology: Path, options: Options) -> list[str]:
-    arguments = [str(topology.resolve()), "--directory", str(directory.path)]
-    if options.resume:
-        arguments = ["--resume", str(directory.path)]
+    arguments = ["--directory", str(directory.path)]
+    arguments += ["--resume", directory.run] if options.resume else [str(topology.resolve())]
     if options.runtime:
         arguments += ["--runtime", options.runtime]
     if options.oversubscribe:

@@ -6,18 +6,21 @@ crash left behind is found without the topology, the run directory or the contro
 
 from __future__ import annotations
 
-import os
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from testbed import engine
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, HostError
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
+
+if TYPE_CHECKING:
+    from docker import DockerClient
 
 _COMPLETE = ("after", "updates", "target_accuracy")
 _GOODBYE = 8.0
@@ -27,9 +30,10 @@ _GOODBYE = 8.0
 @dataclass(frozen=True, slots=True)
 class LiveRun:
     run: str
-    runtime: str
+    runtime: str | None
+    """None while nothing but its controller lives."""
     parts: int
-    """Containers or processes that run."""
+    """Containers or processes that run, the controller aside."""
     directory: Path | None
     """None where the run's things do not say."""
 
@@ -40,90 +44,118 @@ def find() -> list[LiveRun]:
     return [runs[name] for name in sorted(runs)]
 
 
-def resumable(runs: Path, name: str) -> RunDirectory:
-    """The directory of the ended run `name` (its id in `runs`, or its path), made ready to go on.
+def directory_of(run: str, runs: Path) -> RunDirectory | None:
+    """The directory of `run`, which is a run id in `runs` or a path."""
+    for path in (runs / run, Path(run)):
+        if (path / "manifest.json").is_file():
+            return RunDirectory(path.resolve())
+    return None
+
+
+def resumable(runs: Path, run: str) -> RunDirectory:
+    """The directory of the ended `run` (its id in `runs`, or its path), made ready to go on.
 
     Raises BadInputError where there is none, or nothing to carry on.
     """
-    path = next((p for p in (runs / name, Path(name)) if (p / "manifest.json").is_file()), None)
-    if path is None:
-        raise BadInputError(f"no run {name} in {runs}; `testbed runs` shows what there is")
-    directory = RunDirectory(path.resolve())
+    directory = directory_of(run, runs)
+    if directory is None:
+        raise BadInputError(f"no run {run} in {runs}; `testbed runs` shows what there is")
     outcome = directory.read_manifest().get("outcome")
     if outcome in _COMPLETE:
         raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
+    if directory.controller() or directory.run in {live.run for live in find()}:
+        raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
     if not directory.events.exists() or not list(directory.models.glob("*.safetensors")):
         raise BadInputError(f"{directory.run} never got as far as a first model; start a new run")
-    if os.environ.get("TESTBED_RUN") != directory.run and directory.run in {r.run for r in find()}:
-        raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
     directory.open()
     return directory
 
 
-def take_down(live: LiveRun) -> int:
-    """End `live`, by its controller if that still lives, and remove what is left; how many things."""
-    directory = _existing(live.directory)
+def take_down(live: LiveRun) -> None:
+    """End `live`, by its controller if that still lives, and remove what is left of it.
+
+    Raises HostError where something may be left.
+    """
+    directory = _existing(live)
     if directory is not None:
         _ask_controller(directory)
-    removed = process.remove(live.run)
-    if engine.available():
-        from testbed.runtimes import docker
+    process.remove(live.run)
+    with _engine() as client:
+        if client is not None:
+            from testbed.runtimes import docker
 
-        client = engine.connect()
-        try:
-            removed += docker.remove(client, live.run, directory)
-        finally:
-            client.close()
+            docker.remove(client, live.run, directory)
+        elif directory is not None and directory.read_manifest().get("runtime") == "docker":
+            raise HostError(
+                f"{live.run}: no Docker engine answers, so its containers could not be removed. "
+                f"Start the engine (`testbed doctor` tells how), then `testbed down {live.run}`."
+            )
     if directory is not None:
         directory.remove_work()
-    return removed
+
+
+def container_logs(run: str, tail: int) -> dict[str, str]:
+    """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
+    with _engine() as client:
+        if client is None:
+            return {}
+        from testbed.runtimes import docker
+
+        return docker.logs(client, run, tail)
+
+
+@contextmanager
+def _engine() -> Iterator[DockerClient | None]:
+    """The Docker engine, or None where none answers."""
+    if not engine.available():
+        yield None
+        return
+    client = engine.connect()
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def _in_docker() -> list[LiveRun]:
-    if not engine.available():
-        return []
-    from testbed.runtimes import docker
+    with _engine() as client:
+        if client is None:
+            return []
+        from testbed.runtimes import docker
 
-    client = engine.connect()
-    try:
-        found = docker.runs(client)
-    finally:
-        client.close()
-    return [
-        LiveRun(run, "docker", entry["running"], _path(entry["directory"]))
-        for run, entry in found.items()
-    ]
+        return [
+            LiveRun(run, "docker", found["running"], _path(found["directory"]))
+            for run, found in docker.runs(client).items()
+        ]
 
 
 def _as_processes() -> list[LiveRun]:
     runs: dict[str, list[process.ProcessInfo]] = {}
     for info in process.find():
         runs.setdefault(info.run, []).append(info)
-    return [
-        LiveRun(run, "process", len(infos), _path(infos[0].directory)) for run, infos in runs.items()
-    ]
+    found = []
+    for run, infos in runs.items():
+        parts = sum(info.part != "controller" for info in infos)
+        found.append(LiveRun(run, "process" if parts else None, parts, _path(str(infos[0].directory))))
+    return found
 
 
 def _ask_controller(directory: RunDirectory) -> None:
     """Let the controller, if it still lives, end its run in order."""
-    try:
-        told: dict[str, Any] = directory.read_manifest()["controller"]
-        controller = psutil.Process(told["pid"])
-        if controller.create_time() != told["started"]:
-            return
-        controller.terminate()
-        deadline = time.monotonic() + _GOODBYE
-        while controller.is_running() and time.monotonic() < deadline:
-            if controller.status() == psutil.STATUS_ZOMBIE:
-                return
-            time.sleep(0.05)
-    except (KeyError, psutil.Error):
+    controller = directory.controller()
+    if controller is None:
         return
+    with suppress(psutil.Error):
+        controller.terminate()
+        process.still_alive([controller], _GOODBYE)
 
 
-def _existing(path: Path | None) -> RunDirectory | None:
-    return RunDirectory(path) if path is not None and path.is_dir() else None
+def _existing(live: LiveRun) -> RunDirectory | None:
+    """Its directory, if that is there and is its own: what a label says is not believed blindly."""
+    if live.directory is None or live.directory.name != live.run:
+        return None
+    return directory_of(str(live.directory), Path())
 
 
-def _path(text: str | Path | None) -> Path | None:
-    return Path(text) if text else None
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text and Path(text).is_absolute() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from importlib import metadata
@@ -52,11 +51,6 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
     }
 
 
-def controller() -> dict[str, Any]:
-    """This process, so that `testbed down` can ask it to end its run."""
-    return {"pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
@@ -74,13 +68,17 @@ def host() -> dict[str, Any]:
 
 def git_commit() -> str | None:
     """The commit that the product runs from; `+` where files differ from it; None outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changes = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False)
+        _git("ls-files", "--error-unmatch", __file__)  # we may lie untracked in someone else's checkout
+        commit = _git("rev-parse", "HEAD").strip()
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.stdout.strip() + ("+" if changes.returncode else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _version(package: str) -> str:

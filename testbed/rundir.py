@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from testbed.errors import BadInputError
+
+_SAME_START = 2.0
+"""Seconds: a process's time of birth is read off the wall clock, which may be set in between."""
 
 
 def new_run_id(name: str) -> str:
@@ -30,10 +38,16 @@ class RunDirectory:
         return directory
 
     def open(self) -> None:
-        """Make what a living run needs; what is there already stays."""
-        for folder in (self.models, self.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.work.mkdir(mode=0o700, exist_ok=True)
+        """Make what a living run needs; what is there already stays. Raises BadInputError."""
+        try:
+            for folder in (self.models, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.work.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise BadInputError(
+                f"cannot make the run directory {self.path} ({error.strerror}); "
+                "name a folder that you may write to with --runs"
+            ) from error
 
     @property
     def run(self) -> str:
@@ -89,11 +103,42 @@ class RunDirectory:
         partial.replace(self.manifest)
 
     def read_manifest(self) -> dict[str, Any]:
+        """The manifest's entries, none where there is no manifest. Raises BadInputError."""
         try:
-            manifest: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
+            manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
+        except ValueError as error:
+            raise BadInputError(f"{self.manifest} is no manifest: {error}") from error
+        if not isinstance(manifest, dict):
+            raise BadInputError(f"{self.manifest} is no manifest: it holds no map")
         return manifest
+
+    def claim(self) -> None:
+        """Say in the manifest that the run lives, and that this process is its controller."""
+        me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+        self.write_manifest(controller=me, outcome=None, error=None)
+
+    def controller(self) -> psutil.Process | None:
+        """The process that will write the outcome; None if there is an outcome, or it has died."""
+        manifest = self.read_manifest()
+        told = manifest.get("controller")
+        if not told or manifest.get("outcome"):
+            return None
+        try:
+            process = psutil.Process(told["pid"])
+            same = abs(process.create_time() - told["started"]) < _SAME_START
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.Error:
+            return None
+
+    def last_words(self, part: str, lines: int = 12) -> str:
+        """The end of a process's log, to stand below an error message; empty if there is none."""
+        path = self.logs / f"{part}.log"
+        if not path.is_file():
+            return ""
+        tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+        return "\n".join(["", f"The end of {path}:", *(f"    {line}" for line in tail)])
 
     def remove_work(self) -> None:
         """Take the secrets and shards away; what remains is for reading."""
@@ -102,19 +147,24 @@ class RunDirectory:
 
 def listing(runs: Path) -> list[dict[str, Any]]:
     """One row for each run directory in `runs`, oldest first."""
-    rows = []
-    for path in sorted(runs.glob("*/manifest.json")) if runs.is_dir() else []:
-        manifest = RunDirectory(path.parent).read_manifest()
-        created = manifest.get("created")
-        rows.append(
-            {
-                "run": path.parent.name,
-                "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-                "rule": manifest.get("rule"),
-                "task": manifest.get("task"),
-                "runtime": manifest.get("runtime"),
-                "devices": len(manifest.get("devices", {})),
-                "outcome": manifest.get("outcome"),
-            }
-        )
+    found = runs.glob("*/manifest.json") if runs.is_dir() else []
+    rows = [_row(RunDirectory(path.parent)) for path in sorted(found)]
     return sorted(rows, key=lambda row: row["created"] or "")
+
+
+def _row(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        manifest = directory.read_manifest()
+        outcome = manifest.get("outcome") or ("running" if directory.controller() else "crashed")
+    except BadInputError:
+        manifest, outcome = {}, "unreadable"
+    created = manifest.get("created")
+    return {
+        "run": directory.run,
+        "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
+        "rule": manifest.get("rule"),
+        "task": manifest.get("task"),
+        "runtime": manifest.get("runtime"),
+        "devices": len(manifest.get("devices", {})),
+        "outcome": outcome,
+    }

@@ -18,7 +18,7 @@ def interrupting() -> Iterator[None]:
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handlers({signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}):
+    with _handlers(dict.fromkeys(_wanted(signal.SIGTERM, signal.SIGHUP), interrupt)):
         yield
 
 
@@ -28,6 +28,11 @@ def uninterrupted() -> Iterator[None]:
     ignore = signal.SIG_IGN
     with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
         yield
+
+
+def _wanted(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Those that are not ignored from the start: `nohup` means it."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager

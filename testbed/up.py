@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agents import events
 from testbed import data, engine, manifest
@@ -14,6 +16,7 @@ from testbed.controller import Controller, View
 from testbed.plan import Plan, plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
+from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
 
 
@@ -46,23 +49,24 @@ def run(
     Raises TestbedError where it cannot or does not end well, KeyboardInterrupt when interrupted. In
     either case nothing is left running and the directory is readable.
     """
-    controller: Controller | None = None
+    entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
         spec = _prepare(topology, plan, directory, options, view)
-        controller = Controller(spec, _runtime(spec, view), view)
-        ended = controller.run()
-        directory.write_manifest(outcome=ended.reason)
+        with _runtime(spec, view) as runtime:
+            controller = Controller(spec, runtime, view)
+            try:
+                ended = controller.run()
+            finally:
+                entries["timings"] = controller.timings.as_dict()
+        entries["outcome"] = ended.reason
         return ended
-    except KeyboardInterrupt:
-        directory.write_manifest(outcome="interrupted")
-        raise
     except Exception as error:
-        directory.write_manifest(outcome="failed", error=str(error))
+        entries |= {"outcome": "failed", "error": str(error)}
         raise
     finally:
-        directory.remove_work()
-        if controller is not None:
-            directory.write_manifest(timings=controller.timings.as_dict())
+        with uninterrupted(), suppress(OSError):  # the directory may be what failed
+            directory.remove_work()
+            directory.write_manifest(**entries)
 
 
 def _prepare(
@@ -72,12 +76,11 @@ def _prepare(
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
-    directory.write_manifest(controller=manifest.controller(), outcome=None)
+    directory.claim()
     dataset_name = topology.task.dataset
     scheme = topology.task.partition
     view.progress(f"Preparing the data: {dataset_name}, {scheme.scheme} partition")
-    root = options.data_root or _environment_path("TESTBED_DATA")
-    dataset = data.load(dataset_name, root)
+    dataset = data.load(dataset_name, options.data_root)
     clients = [device.name for device in plan.devices]
     shards = data.partition(dataset.train, scheme.scheme, scheme.params, clients, topology.seed)
     data.write(dataset, shards, directory)
@@ -87,20 +90,20 @@ def _prepare(
     return spec
 
 
-def _runtime(spec: RunSpec, view: View) -> Runtime:
+@contextmanager
+def _runtime(spec: RunSpec, view: View) -> Iterator[Runtime]:
     if spec.plan.runtime == "process":
         from testbed.runtimes.process import ProcessRuntime
 
-        return ProcessRuntime(spec)
+        yield ProcessRuntime(spec)
+        return
     from testbed import images
     from testbed.runtimes.docker import DockerRuntime
 
     client = engine.connect()
-    built = images.ensure(client, view.progress)
-    spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
-    return DockerRuntime(client, built, spec)
-
-
-def _environment_path(name: str) -> Path | None:
-    value = os.environ.get(name)
-    return Path(value) if value else None
+    try:
+        built = images.ensure(client, view.progress)
+        spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
+        yield DockerRuntime(client, built, spec)
+    finally:
+        client.close()

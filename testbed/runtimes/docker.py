@@ -10,10 +10,12 @@ need, in its own namespaces; the client in it is an ordinary user. Everything is
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,18 @@ MQTT_PORT = 1883
 _DATA_ALIAS, _CONTROL_ALIAS = "broker", "control"
 _PIDS = 128
 _PARALLEL = 8
+_KILLED = 137
+"""Exit code of what somebody has removed."""
+_REMOVAL = 20.0
+"""Seconds that the engine has to remove a run's containers."""
 
 
 class DockerRuntime:
-    """Implements `testbed.runtimes.Runtime`."""
+    """Implements `testbed.runtimes.Runtime`.
+
+    Things are made in threads, which Ctrl-C does not interrupt: the engine would go on with a request
+    that was broken off, and `stop` would look for its container too early.
+    """
 
     def __init__(self, engine: docker.DockerClient, images: Images, spec: configs.RunSpec) -> None:
         self._engine = engine
@@ -51,53 +61,74 @@ class DockerRuntime:
         self._spec = spec
         self._directory = spec.directory
         self._owner = os.getuid() or configs.CLIENT_USER
+        self._devices = {device.name: device for device in spec.plan.devices}
         self._containers: dict[str, str] = {}
+        self._codes: dict[str, int] = {}
+        self._pool = ThreadPoolExecutor(_PARALLEL)
 
     def start(self) -> Broker:
-        accounts = brokers.accounts(self._directory.run, [d.name for d in self._spec.plan.devices])
+        accounts = brokers.accounts(self._directory.run, self._devices)
         configs.write(self._spec, accounts, configs.IN_CONTAINERS)
+        self._open_files()
+        networks = _Networks.of(self._directory.run)
         with _as_host_error("start the containers"):
-            networks = self._create_networks()
-            port = self._start_broker(accounts, networks)
-            with ThreadPoolExecutor(_PARALLEL) as pool:
-                starts = [pool.submit(self._start_aggregator, networks)]
-                starts += [
-                    pool.submit(self._start_device, device, networks)
-                    for device in self._spec.plan.devices
-                ]
-                try:
-                    for start in starts:
-                        start.result()
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
+            port = self._pool.submit(self._start_broker, accounts, networks).result()
+            parts = [self._pool.submit(self._start_aggregator, networks)]
+            parts += [self._pool.submit(self._start_device, d, networks) for d in self._devices.values()]
+            for part in parts:
+                part.result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
-        planned = next(d for d in self._spec.plan.devices if d.name == device)
+        """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
+        container, planned = self._containers[device], self._devices[device]
         with _as_host_error(f"limit the CPU of {device}"):
-            self._engine.api.update_container(
-                self._containers[device],
-                cpu_period=planned.period,
-                cpu_quota=planned.quota,
-                cpuset_cpus=self._spec.plan.device_cpus,
-            )
+            try:
+                self._engine.api.update_container(
+                    container,
+                    cpu_period=planned.period,
+                    cpu_quota=planned.quota,
+                    cpuset_cpus=self._spec.plan.device_cpus,
+                )
+            except APIError:
+                if self._exit_code(container) is None:
+                    raise
 
     def ended(self) -> dict[str, int]:
         with _as_host_error("list the containers"):
-            exited = _containers(self._engine, self._directory.run, status="exited")
-            return {
-                c["Labels"][PART_LABEL]: self._engine.api.inspect_container(c["Id"])["State"]["ExitCode"]
-                for c in exited
+            alive = {
+                c["Id"]
+                for c in _containers(self._engine, self._directory.run)
+                if c["State"] not in ("exited", "dead")
             }
+            for part, container in self._containers.items():
+                if container in alive or part in self._codes:
+                    continue
+                if (code := self._exit_code(container)) is not None:
+                    self._codes[part] = code
+        return dict(self._codes)
 
     def telemetry(self) -> list[dict[str, Any]]:
         """Nothing: the devices send their own, over the control network."""
         return []
 
     def stop(self) -> None:
-        with _as_host_error("remove the containers"):
-            remove(self._engine, self._directory.run, self._directory)
+        self._pool.shutdown(cancel_futures=True)
+        remove(self._engine, self._directory.run, self._directory)
+
+    def _exit_code(self, container: str) -> int | None:
+        """None while it runs."""
+        try:
+            state = self._engine.api.inspect_container(container)["State"]
+        except NotFound:
+            return _KILLED
+        return None if state["Running"] else int(state["ExitCode"])
+
+    def _open_files(self) -> None:
+        """Let any user read configurations and shards: a container gets its own alone, whoever it runs
+        as, and on the host `work/` is closed to others. Our umask may say otherwise."""
+        for path in self._directory.work.iterdir():
+            path.chmod(0o644)
 
     def _labels(self, part: str) -> dict[str, str]:
         return {
@@ -106,8 +137,7 @@ class DockerRuntime:
             DIRECTORY_LABEL: str(self._directory.path),
         }
 
-    def _create_networks(self) -> _Networks:
-        names = _Networks.of(self._directory.run)
+    def _create_networks(self, names: _Networks) -> None:
         create = self._engine.api.create_network
         create(names.data, driver="bridge", internal=True, labels=self._labels("data"))
         # Not internal, because an internal network cannot publish the broker's port on 127.0.0.1.
@@ -116,10 +146,10 @@ class DockerRuntime:
             "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
         }
         create(names.control, driver="bridge", options=options, labels=self._labels("control"))
-        return names
 
     def _start_broker(self, accounts: Mapping[str, brokers.Account], networks: _Networks) -> int:
-        """Start the broker; return its port on 127.0.0.1."""
+        """Create the networks and start the broker; return its port on 127.0.0.1."""
+        self._create_networks(networks)
         folder = self._directory.work / BROKER
         brokers.write_mosquitto(folder, accounts, "0.0.0.0", MQTT_PORT, seen_at="/testbed")  # noqa: S104
         self._give_away([folder, *folder.iterdir()])
@@ -133,6 +163,9 @@ class DockerRuntime:
             ports={MQTT_PORT: ("127.0.0.1", None)},
         )
         bindings = self._engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
+        if not bindings:
+            said = self._engine.api.logs(container, tail=10).decode("utf-8", "replace")
+            raise HostError(f"the broker ended as soon as it was started:\n{said}")
         return int(bindings[f"{MQTT_PORT}/tcp"][0]["HostPort"])
 
     def _start_aggregator(self, networks: _Networks) -> None:
@@ -253,51 +286,56 @@ def runs(engine: docker.DockerClient) -> dict[str, dict[str, Any]]:
     return found
 
 
-def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> int:
-    """Remove every container, network and volume of `run`, by label; how many there were.
+def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
+    """Remove every container, network and volume of `run`, by label.
 
-    Their logs go to `directory`, where there is one. What is gone already is no error.
+    Their logs go to `directory`, where there is one. What is gone already is no error, nor is another
+    who removes the same. Raises HostError.
     """
-    containers = _containers(engine, run)
-    label = {"label": f"{RUN_LABEL}={run}"}
 
-    def remove_one(container: dict[str, Any]) -> None:
+    def end(container: dict[str, Any]) -> None:
+        _if_there(partial(engine.api.remove_container, container["Id"], v=True, force=True))
+
+    deadline = time.monotonic() + _REMOVAL
+    with _as_host_error("remove the containers"), ThreadPoolExecutor(_PARALLEL) as pool:
         if directory is not None and directory.logs.is_dir():
-            _save_log(engine, container, directory)
-        _if_there(lambda: engine.api.remove_container(container["Id"], v=True, force=True))
-
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        list(pool.map(remove_one, containers))
-    networks = engine.api.networks(filters=label)
-    for network in networks:
-        network_id = network["Id"]
-        _if_there(lambda network_id=network_id: engine.api.remove_network(network_id))  # type: ignore[misc]
-    return len(containers) + len(networks)
+            list(pool.map(partial(_save_log, engine, directory), _containers(engine, run)))
+        while (containers := _containers(engine, run)) and time.monotonic() < deadline:
+            list(pool.map(end, containers))
+        for network in engine.api.networks(filters={"label": f"{RUN_LABEL}={run}"}):
+            _if_there(partial(engine.api.remove_network, network["Id"]))
 
 
-def logs(engine: docker.DockerClient, run: str) -> dict[str, str]:
-    """What each container of `run` has said so far, by its part."""
+def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
+    """The last `tail` lines that each container of `run` has said so far, by its part."""
+    texts: dict[str, str] = {}
+
+    def read(container: dict[str, Any]) -> None:
+        text = engine.api.logs(container["Id"], tail=tail)
+        texts[container["Labels"][PART_LABEL]] = text.decode("utf-8", "replace")
+
     with _as_host_error("read the logs"):
-        return {
-            container["Labels"][PART_LABEL]: engine.api.logs(container["Id"]).decode("utf-8", "replace")
-            for container in _containers(engine, run)
-        }
+        for container in _containers(engine, run):
+            _if_there(partial(read, container))
+    return texts
 
 
-def _containers(
-    engine: docker.DockerClient, run: str | None, status: str | None = None
-) -> list[dict[str, Any]]:
+def _containers(engine: docker.DockerClient, run: str | None) -> list[dict[str, Any]]:
     """Containers of `run` (of all runs), as the engine lists them: one request, no inspection."""
-    filters: dict[str, Any] = {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
-    if status is not None:
-        filters["status"] = status
-    found: list[dict[str, Any]] = engine.api.containers(all=True, filters=filters)
+    label = RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
+    found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": label})
     return found
 
 
-def _save_log(engine: docker.DockerClient, container: dict[str, Any], directory: RunDirectory) -> None:
-    path = directory.logs / f"{container['Labels'][PART_LABEL]}.log"
-    _if_there(lambda: path.write_bytes(engine.api.logs(container["Id"])))
+def _save_log(engine: docker.DockerClient, directory: RunDirectory, container: dict[str, Any]) -> None:
+    """Append what the container has said to its log: a resumed run has one already."""
+
+    def save() -> None:
+        text = engine.api.logs(container["Id"])
+        with (directory.logs / f"{container['Labels'][PART_LABEL]}.log").open("ab") as file:
+            file.write(text)
+
+    _if_there(save)
 
 
 def _if_there(action: Callable[[], object]) -> None:

@@ -143,18 +143,19 @@ class ProcessRuntime:
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         # Isolated and without site-packages: the tether costs each start as little as can be.
         leash = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), cpus, "--"]
-        with self._log(name).open("ab") as log:
+        with (self._directory.logs / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
                 [*leash, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment(self._directory, name, threads)},
+                env={
+                    **os.environ,
+                    **environment(self._directory, name),
+                    **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+                },
                 start_new_session=True,
             )
-
-    def _log(self, name: str) -> Path:
-        return self._directory.logs / f"{name}.log"
 
     def _wait_for_broker(self, port: int) -> None:
         deadline = time.monotonic() + BROKER_TIMEOUT
@@ -165,18 +166,17 @@ class ProcessRuntime:
         code = self._children[BROKER].poll()
         what = "does not answer" if code is None else f"ended with exit code {code}"
         raise HostError(
-            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}. "
-            f"The end of {self._log(BROKER)}:\n{tail(self._log(BROKER))}"
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}."
+            f"{self._directory.last_words(BROKER)}"
         )
 
 
-def environment(directory: RunDirectory, part: str, threads: int) -> dict[str, str]:
-    """What marks a process as `part` of a run, and its number of threads."""
+def environment(directory: RunDirectory, part: str) -> dict[str, str]:
+    """What marks a process as `part` of a run, and lets its log grow line by line."""
     return {
         RUN: directory.run,
         PART: part,
         DIRECTORY: str(directory.path),
-        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -270,8 +270,3 @@ def free_port() -> int:
     with socket.create_server((HOST, 0)) as probe:
         port: int = probe.getsockname()[1]
     return port
-
-
-def tail(path: Path, lines: int = 10) -> str:
-    """The last lines of a log."""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

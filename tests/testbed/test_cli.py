@@ -1,0 +1,150 @@
+"""The command line on bad input and odd circumstances: an exit code and a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testbed import cli
+from testbed.rundir import RunDirectory
+from tests.running import TOPOLOGIES, write_topology
+
+QUICKSTART = TOPOLOGIES / "quickstart.yaml"
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+Testbed = Callable[..., Said]
+
+
+@pytest.fixture
+def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Testbed:
+    """`testbed ARGUMENTS`, in this process."""
+
+    def testbed(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["testbed", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return Said(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return testbed
+
+
+def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:
+    """The directory of a run that is over."""
+    directory = RunDirectory.create(runs, run)
+    directory.write_manifest(**{"run": run, "outcome": "after", "created": 0.0, **entries})
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up"], "topology"),
+        (["up", "no-such.yaml"], "no-such.yaml"),
+        (["up", QUICKSTART, "--resume", "t-1"], "--resume"),
+        (["up", "--resume", "no-such-run"], "no-such-run"),
+        (["up", QUICKSTART, "--runtime", "no-such-runtime"], "no-such-runtime"),
+        (["up", QUICKSTART, "--data", "no-such-folder"], "no-such-folder"),
+        (["up", "-d", QUICKSTART, "--data", "no-such-folder"], "no-such-folder"),
+        (["down"], "--all"),
+        (["down", "t-1", "--all"], "--all"),
+        (["logs", "no-such-run"], "no-such-run"),
+        (["logs", "t-1", "--tail", "0"], "--tail"),
+        (["validate", "no-such.yaml"], "no-such.yaml"),
+        (["plan", TOPOLOGIES], "topologies"),
+        (["no-such-command"], "no-such-command"),
+    ],
+)
+def test_bad_input(
+    testbed: Testbed,
+    arguments: list[str | Path],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = testbed(*arguments)
+    assert said.code == 2, said
+    assert named in said.err
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("detached", [[], ["-d"]])
+def test_runs_that_is_a_file(testbed: Testbed, detached: list[str], tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    said = testbed("up", *detached, QUICKSTART, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert said.code == 2
+    assert "--runs" in said.err
+    assert testbed("runs", "--runs", tmp_path / "runs").code == 0
+
+
+@pytest.mark.parametrize("outcome", ["after", "interrupted"])
+def test_runs_that_cannot_be_resumed(testbed: Testbed, outcome: str, tmp_path: Path) -> None:
+    finished(tmp_path, outcome=outcome)  # complete, or without a first model
+    said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
+    assert said.code == 2
+    assert "start a new run" in said.err
+
+
+def test_a_living_run_is_not_resumed(testbed: Testbed, tmp_path: Path) -> None:
+    finished(tmp_path).claim()  # by this process
+    said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
+    assert said.code == 2
+    assert "testbed down t-1" in said.err
+
+
+def test_runs_tells_how_each_came_out(testbed: Testbed, tmp_path: Path) -> None:
+    finished(tmp_path, "a-done")
+    finished(tmp_path, "b-crashed", outcome=None, controller={"pid": 2**22 + 1, "started": 0.0})
+    finished(tmp_path, "c-lives").claim()
+    finished(tmp_path, "d-torn").manifest.write_text("{")
+    rows = json.loads(testbed("runs", "--json", "--runs", tmp_path).out)
+    assert {row["run"]: row["outcome"] for row in rows} == {
+        "a-done": "after",
+        "b-crashed": "crashed",
+        "c-lives": "running",
+        "d-torn": "unreadable",
+    }
+
+
+def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
+    folder = tmp_path / "[bold]"
+    line = "[/] \\[red] " + 100 * "word " + "end"
+    (finished(folder).logs / "broker.log").write_text(line + "\n")
+    assert line in testbed("logs", "t-1", "--runs", folder).out
+    topology = write_topology(folder)
+    assert f"{topology}: valid" in testbed("validate", topology).out
+    missing = testbed("validate", folder / "no-such.yaml")
+    assert f"{folder}/no-such.yaml" in missing.err
+
+
+def test_a_wide_table_stays_one_line_per_row_in_a_pipe(testbed: Testbed, tmp_path: Path) -> None:
+    finished(tmp_path, "t-" + 50 * "x", rule="fedbuff", task=50 * "y", runtime="docker")
+    lines = testbed("runs", "--runs", tmp_path).out.splitlines()
+    assert len(lines) == 2
+    assert 50 * "y" in lines[1]
+
+
+def test_down_is_done_where_nothing_runs(testbed: Testbed) -> None:
+    said = testbed("down", "no-such-run")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_a_file_that_may_not_be_read_is_named(testbed: Testbed, tmp_path: Path) -> None:
+    (finished(tmp_path).logs / "broker.log").mkdir()  # stands for it: root may read everything
+    said = testbed("logs", "t-1", "--runs", tmp_path)
+    assert said.code == 1
+    assert said.err.startswith(f"error: {tmp_path}")
