@@ -1,4 +1,4 @@
-"""The command line on bad input and odd circumstances: an exit code and a sentence, never a traceback."""
+"""The command line on bad input and odd circumstances: an exit code and a sentence, no traceback."""
 
 from __future__ import annotations
 

@@ -1,0 +1,71 @@
+"""A run that is stopped, in order or by a crash, and carried on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from agents import events
+from tests.running import (
+    Finished,
+    cli,
+    interrupt,
+    left_as_processes,
+    started,
+    until_printed,
+    write_topology,
+)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["interrupted", "crashed"])
+def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
+    topology = write_topology(
+        tmp_path,
+        devices=[{"name": "one", "cpu": 0.5}],
+        rule={"name": "fedasync"},
+        stop={"updates": 300},
+        evaluate={"every": "500ms"},
+    )
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "version")
+        until_printed(up, "version")
+        if crash:
+            os.kill(up.pid, signal.SIGKILL)  # its processes die with it
+            up.wait()
+        else:
+            interrupt(up)
+    before = wait_for_the_last_record(runs)
+
+    done = cli("up", "--resume", before.path.name, "--runs", runs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = Finished.only_one_in(runs)
+    assert after.records[: len(before.records)] == before.records
+    assert after.manifest["runtime"] == "process"
+    assert after.manifest["outcome"] == "updates"
+
+    versions = [r.version for r in after.records if isinstance(r, events.VersionMade)]
+    assert all(earlier < later for earlier, later in pairwise(versions))
+    times = [u.applied for u in after.updates]
+    assert times == sorted(times)
+    resumed = [r for r in after.records if isinstance(r, events.RunStarted)][1]
+    assert resumed.at >= before.updates[-1].applied
+    end = after.records[-1]
+    assert isinstance(end, events.RunEnded)
+    assert end.updates == len(after.updates) >= 300
+    assert end.version == versions[-1]
+    lost = [r.message for r in after.records if isinstance(r, events.Note)]
+    assert bool(lost) == crash
+    assert left_as_processes() == []
+
+
+def wait_for_the_last_record(runs: Path) -> Finished:
+    """The run directory as the ended run has left it."""
+    while left_as_processes():
+        time.sleep(0.05)
+    return Finished.only_one_in(runs)
