@@ -212,7 +212,9 @@ class Controller:
                 continue
             self._gone[name] = code
             if name == "broker" or (name == AGGREGATOR and code != 0):
-                raise RunFailedError(f"the {name} ended with exit code {code}.{self._last_words(name)}")
+                raise RunFailedError(
+                    f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
+                )
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
