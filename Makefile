@@ -20,11 +20,16 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator
 
-# Byte code is compiled on first use: compiling all of torch here would double the wait.
+# Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
+# Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
+USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli, testbed.data, \
+	analysis.summary, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
+	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile --editable .
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

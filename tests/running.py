@@ -34,8 +34,10 @@ def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedPro
 @contextmanager
 def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     """`testbed ARGUMENTS` in the background, ended if it still lives when the test is over."""
+    # Where the tests themselves run in a shell's background, Ctrl-C is ignored, and that is inherited.
+    with_ctrl_c = ["env", "--default-signal=INT"]
     running = subprocess.Popen(
-        [*TESTBED, *map(str, arguments)],
+        [*with_ctrl_c, *TESTBED, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -80,6 +82,12 @@ def write_topology(path: Path, base: str = "quickstart", **changes: Any) -> Path
     file = path / "topology.yaml"
     file.write_text(yaml.safe_dump(topology))
     return file
+
+
+def write_small_topology(path: Path, **changes: Any) -> Path:
+    """The quickstart with two devices: ready in a moment."""
+    devices = [{"name": "fast", "cpu": 0.3}, {"name": "slow", "cpu": 0.1}]
+    return write_topology(path, **{"devices": devices, **changes})
 
 
 @dataclass(frozen=True)

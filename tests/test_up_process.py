@@ -11,20 +11,20 @@ import pytest
 
 from agents import events
 from tests.running import (
-    TOPOLOGIES,
     Finished,
     cli,
     interrupt,
     left_as_processes,
     started,
     until_printed,
+    write_small_topology,
     write_topology,
 )
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "fedasync", "fedbuff"])
 def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
-    topology = write_topology(tmp_path, rule={"name": rule}, stop={"updates": 60, "after": "60s"})
+    topology = write_small_topology(tmp_path, rule={"name": rule}, stop={"updates": 60, "after": "60s"})
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
@@ -38,7 +38,8 @@ def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
-    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path) as up:
+    topology = write_small_topology(tmp_path)
+    with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, stage)
         time.sleep(1)
         took, output = interrupt(up)
@@ -49,18 +50,20 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
 
 
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
-    up = cli("up", "-d", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path)
+    runs = tmp_path / "runs"
+    up = cli("up", "-d", write_small_topology(tmp_path), "--runtime", "process", "--runs", runs)
     assert up.returncode == 0, up.stdout + up.stderr
-    (path,) = tmp_path.iterdir()
+    (path,) = runs.iterdir()
     assert path.name in cli("ps").stdout
     assert "ready" in cli("logs", path.name, "controller").stdout.lower()
     assert cli("down", path.name).returncode == 0
     assert left_as_processes() == []
-    assert Finished.only_one_in(tmp_path).manifest["outcome"] == "interrupted"
+    assert Finished.only_one_in(runs).manifest["outcome"] == "interrupted"
 
 
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
-    with started("up", TOPOLOGIES / "quickstart.yaml", "--runtime", "process", "--runs", tmp_path) as up:
+    topology = write_small_topology(tmp_path)
+    with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
