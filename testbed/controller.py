@@ -80,6 +80,7 @@ class Controller:
                 begin = time.monotonic()
                 self._runtime.stop()
                 self.timings.down = time.monotonic() - begin
+                self._view.progress(f"All of it taken down in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
         self._new_records()  # what a resumed run has behind it is no news
