@@ -19,6 +19,8 @@ from pathlib import Path
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, Topics
 
+BROKER = "broker"
+"""The broker among the parts of a run, as AGGREGATOR and CONTROLLER are the others."""
 MAX_PACKET = 128 * 2**20
 """Bytes of the largest MQTT packet: a model of 33 million float32 parameters."""
 _ITERATIONS = 101

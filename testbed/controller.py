@@ -19,6 +19,7 @@ from agents import events
 from agents.config import Broker
 from agents.topics import AGGREGATOR, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
+from testbed.broker import BROKER
 from testbed.configs import RunSpec
 from testbed.errors import HostError, RunFailedError
 from testbed.live import Follower
@@ -117,7 +118,7 @@ class Controller:
         try:
             connection.open()
         except ConnectionFailedError as error:
-            raise HostError(f"{error}{self._last_words('broker')}") from error
+            raise HostError(f"{error}{self._last_words(BROKER)}") from error
         return connection
 
     def _command(self, connection: Connection, what: str) -> None:
@@ -212,7 +213,7 @@ class Controller:
             if name in self._gone:
                 continue
             self._gone[name] = code
-            if name == "broker" or (name == AGGREGATOR and code != 0):
+            if name == BROKER or (name == AGGREGATOR and code != 0):
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
                 )

@@ -27,6 +27,7 @@ from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER
 from testbed import broker as brokers
 from testbed import configs
+from testbed.broker import BROKER
 from testbed.engine import ERRORS
 from testbed.errors import HostError
 from testbed.images import Images
@@ -36,10 +37,9 @@ from testbed.rundir import RunDirectory
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
 DIRECTORY_LABEL = "testbed.directory"
-BROKER = "broker"
-MQTT_PORT = 1883
 
-_DATA_ALIAS, _CONTROL_ALIAS = "broker", "control"
+_DATA_ALIAS, MQTT_PORT = configs.IN_CONTAINERS.data
+_CONTROL_ALIAS, _ = configs.IN_CONTAINERS.control
 _PIDS = 128
 _PARALLEL = 8
 _KILLED = 137

@@ -23,14 +23,13 @@ import psutil
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER
 from testbed import broker, configs, tether
-from testbed.broker import Account
+from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.dutycycle import DutyCycle, cpu_clock
 from testbed.errors import HostError
 from testbed.rundir import RunDirectory
 
 HOST = "127.0.0.1"
-BROKER = "broker"
 BROKER_TIMEOUT = 10.0
 """Seconds until the broker must accept connections."""
 GRACE = 2.0
