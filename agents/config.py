@@ -50,6 +50,14 @@ class Local:
     """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
     clip: float | None = None
     """Upper bound of the update's ℓ2 norm."""
+    fednova: bool = False
+    """Send Δ_i/a_i, a_i the effective number of local steps (Wang et al. 2020)."""
+
+    def count(self, samples: int) -> int:
+        """Mini-batch steps of one training on a shard of `samples` samples."""
+        if self.steps is not None:
+            return self.steps
+        return (self.epochs or 1) * -(-samples // self.batch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,8 @@ class Link:
 
     up: int | None = None
     down: int | None = None
+    rtt: float = 0.0
+    """Round-trip time in seconds that the link adds."""
 
 
 @dataclass(frozen=True, slots=True)

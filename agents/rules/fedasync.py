@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from agents.rules.interface import Actions, Kind, Send, Server, Update
+from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
 from agents.vectors import mix
 
 
 @dataclass(frozen=True)
-class FedAsync:
+class FedAsync(Rule):
     """On every update, at once:
 
         w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)
@@ -19,7 +19,8 @@ class FedAsync:
     new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
     """
 
-    kind: ClassVar[Kind] = "model"
+    paper: ClassVar[str] = "Xie, Koyejo, Gupta 2019, arXiv 1903.03934"
+    equation: ClassVar[str] = "w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)"
 
     mixing: float = 0.6
     """β, above 0 and at most 1."""
@@ -41,8 +42,9 @@ class FedAsync:
         if not self.server_lr > 0:
             raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
 
-    def check(self, clients: int) -> None:
-        """Works with any number of clients."""
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide("model")
 
     def begin(self, server: Server) -> FedAsyncState:
         return FedAsyncState(self, server)
@@ -57,7 +59,7 @@ class FedAsync:
         return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)
 
 
-class FedAsyncState:
+class FedAsyncState(State):
     def __init__(self, params: FedAsync, server: Server) -> None:
         self._params = params
         self._server = server
@@ -73,9 +75,3 @@ class FedAsyncState:
 
     def join(self, client: str) -> Actions:
         return [Send(client)]
-
-    def leave(self, client: str) -> Actions:
-        return []
-
-    def timer(self, name: str) -> Actions:
-        return []

@@ -13,17 +13,18 @@ from agents.rules.interface import (
     Actions,
     Contribution,
     Ignored,
-    Kind,
+    Rule,
     Send,
     Server,
     SetTimer,
+    State,
     Update,
 )
 from agents.vectors import add_scaled
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Rule):
     """A round sends w to all clients (or to `sample` of them) and waits for all of these:
 
         w ← w + η_g Σ_{i∈S} p'_i Δ_i
@@ -35,7 +36,8 @@ class FedAvg:
     `round_timeout` seconds, is dropped from the round.
     """
 
-    kind: ClassVar[Kind] = "delta"
+    paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
+    equation: ClassVar[str] = "w ← w + η_g Σ_{i∈S} p'_i Δ_i"
 
     sample: int | None = None
     """Clients per round; None selects all."""
@@ -67,7 +69,7 @@ class FedAvg:
         return FedAvgState(self, server)
 
 
-class FedAvgState:
+class FedAvgState(State):
     """One round after the other."""
 
     def __init__(self, params: FedAvg, server: Server) -> None:

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from agents.rules.interface import Actions, Contribution, Kind, Send, Server, Update
+from agents.rules.interface import Actions, Contribution, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
 
 
 @dataclass(frozen=True)
-class FedBuff:
+class FedBuff(Rule):
     """Deltas are summed in a buffer; at K of them (Toghani & Uribe, Algorithms 1-2, with β = η_g/K):
 
         w ← w + (η_g/K) Σ s(τ_i) Δ_i
@@ -27,7 +27,8 @@ class FedBuff:
     the idle, itself included: each at once, or in blocks of K after the aggregation (Xu et al., 5.3).
     """
 
-    kind: ClassVar[Kind] = "delta"
+    paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
+    equation: ClassVar[str] = "w ← w + (η_g/K) Σ s(τ_i) Δ_i"
 
     buffer_size: int = 10
     """K."""
@@ -71,7 +72,7 @@ class FedBuff:
         return FedBuffState(self, server)
 
 
-class FedBuffState:
+class FedBuffState(State):
     """A present client is training, waiting for the aggregation it contributed to, or idle."""
 
     def __init__(self, params: FedBuff, server: Server) -> None:
@@ -104,9 +105,6 @@ class FedBuffState:
         self._training.discard(client)
         self._waiting.discard(client)
         return self._go_on()
-
-    def timer(self, name: str) -> Actions:
-        return []
 
     def _go_on(self) -> Actions:
         """Clients that left may leave too few to fill the buffer: aggregate what there is."""

@@ -6,16 +6,15 @@ while the run lasts: it changes `server.w` in place and counts `server.version`.
 A complete rule (it adds every update at once), to copy from:
 
     @dataclass(frozen=True)
-    class Eager:
-        kind: ClassVar[Kind] = "delta"
+    class Eager(Rule):
+        paper: ClassVar[str] = "nobody's"
+        equation: ClassVar[str] = "w ← w + η_g p_i Δ_i"
         server_lr: float = 1.0
-
-        def check(self, clients: int) -> None: ...
 
         def begin(self, server: Server) -> "EagerState":
             return EagerState(self, server)
 
-    class EagerState:
+    class EagerState(State):
         def __init__(self, params: Eager, server: Server) -> None:
             self.params, self.server = params, server
 
@@ -29,17 +28,12 @@ A complete rule (it adds every update at once), to copy from:
 
         def join(self, client: str) -> Actions:
             return [Send(client)]
-
-        def leave(self, client: str) -> Actions:
-            return []
-
-        def timer(self, name: str) -> Actions:
-            return []
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -47,8 +41,22 @@ import numpy as np
 
 from agents.vectors import Vector
 
-Kind = Literal["delta", "model"]
-"""`delta`: end minus start of local training, so servers add. `model`: its end."""
+Kind = Literal["delta", "model", "gradient", "residual"]
+"""`delta`: end minus start of local training, so servers add. `model`: its end. `gradient`: one
+mini-batch gradient at the start, no step taken. `residual`: the end minus the end that the client sent
+before (AREA); a client that has sent none sends `model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSide:
+    """What a rule asks of its clients."""
+
+    kind: Kind = "delta"
+    send_buffer: Literal["overwrite", "hold"] | None = None
+    """None: an update is sent when it is done. Else it waits to be pulled: `overwrite` goes on training
+    meanwhile and replaces it, `hold` trains anew only once it was fetched."""
+    debias: Literal["stochastic", "deterministic"] | None = None
+    """FAVANO: progress is divided by the steps that the client makes of it as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,15 @@ class Update:
     """The dispatch that it answers: names the update, as no other in the run does."""
     base_version: int
     vector: Vector
+    kind: Kind = "delta"
+    samples: int = 1
+    """Training samples of the client's shard."""
+    steps: int = 1
+    """Local steps done."""
+    effective_steps: float = 1.0
+    """FedNova: what τ_eff counts this update for; 1 for a delta that is not normalised."""
+    round_trip: float = 0.0
+    """Seconds from the dispatch of the model to the update's arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +91,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The global model became `version`; `contributions` went into it."""
+    """The global model became `version`; `contributions` went into it.
+
+    With no contributions and the version as it was: a round to which nobody contributed.
+    """
 
     version: int
     contributions: tuple[Contribution, ...]
@@ -87,6 +107,23 @@ class Send:
 
     client: str
     deferred: bool = False
+    lr: float | None = None
+    """Step size of this training; None for the client's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Give every client the global model as it is when this instant is over, also those that join
+    later. In a client's receive buffer it overwrites an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask `client` for its update: `pull` what lies in its send buffer, or comes next into it;
+    `interrupt` its training and send what is done by then."""
+
+    client: str
+    what: Literal["pull", "interrupt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +141,14 @@ class Ignored:
     reason: str
 
 
-Action = Aggregated | Send | SetTimer | Ignored
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that a reader of the run should know."""
+
+    text: str
+
+
+Action = Aggregated | Send | Broadcast | Request | SetTimer | Ignored | Remark
 Actions = Sequence[Action]
 
 
@@ -118,6 +162,8 @@ class Server:
     """Clients that are present, in device order, with their importance p_i."""
     rng: np.random.Generator
     version: int = 0
+    population: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Every client of the run, present or not, in device order, with its importance; sums to 1."""
 
     def staleness(self, update: Update | Contribution) -> int:
         """τ = current version − base version."""
@@ -140,26 +186,46 @@ class State(Protocol):
 
     def start(self) -> Actions:
         """The run clock starts; `server.clients` are ready."""
+        ...
 
     def update(self, update: Update) -> Actions:
         """A valid update of a present client."""
+        ...
 
     def join(self, client: str) -> Actions:
         """`client` is ready: new, or back after it left."""
+        ...
 
     def leave(self, client: str) -> Actions:
         """`client` is gone; an update that it has in flight may still arrive first."""
+        return []
+
+    def retire(self, client: str, memory: Vector) -> Actions:
+        """`client` leaves for good and hands in its memory, shape (d,); `leave` comes next."""
+        return []
 
     def timer(self, name: str) -> Actions:
         """A timer that the rule has set is due."""
+        return []
 
 
 class Rule(Protocol):
     """The parameters of a rule: a frozen dataclass whose fields are what a topology may set."""
 
-    kind: ClassVar[Kind]
+    paper: ClassVar[str]
+    """Where the rule is from: authors, year, and where to read it."""
+    equation: ClassVar[str]
+    """What becomes of w, in one line."""
+    takes_fednova: ClassVar[bool] = False
+    """Whether it multiplies an aggregate of normalised deltas by τ_eff, as `local.fednova` needs."""
+
+    @property
+    def client_side(self) -> ClientSide:
+        """What it asks of its clients."""
+        return ClientSide()
 
     def check(self, clients: int) -> None:
         """Raise ValueError where these parameters cannot work with `clients` clients."""
+        return  # a body: what has none is abstract to mypy
 
     def begin(self, server: Server) -> State: ...

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from agents.tasks.interface import Task
+
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class MnistCnn:
+class MnistCnn(Task):
     """MNIST: two 5×5 convolutions (16, 32 channels), each with 2×2 max pooling, and a linear layer;
     28,938 parameters."""
 

@@ -1,27 +1,51 @@
-"""What a task is: model, dataset, loss and metric. The dataclass imports no torch; its methods do."""
+"""What a task is: model, data, loss and metric. The dataclass imports no torch; its methods do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from agents.shards import Shard
+
 
 class Task(Protocol):
     """The parameters of a task: a frozen dataclass whose fields are what a topology may set.
 
-    The loss is cross-entropy plus (l2/2)·‖w‖² over the whole flat model; the metric is accuracy.
+    The local objective is `loss` over the client's shard plus (l2/2)·‖w‖² over the whole flat model.
+    What a task says nothing of, it has from here: cross-entropy and accuracy of a classifier.
     """
 
-    dataset: ClassVar[str]
-    """Name in `testbed.data.DATASETS`."""
+    dataset: ClassVar[str | None]
+    """Name in `testbed.data.DATASETS`; None where `shards` brings the data."""
 
     @property
     def l2(self) -> float: ...
 
     def model(self) -> torch.nn.Module:
-        """A fresh module: inputs as the dataset has them, scaled to [0, 1], to logits (batch, classes).
+        """A fresh module: inputs as the dataset has them, scaled as its shards say, to outputs.
 
-        Its initial weights may be drawn from torch's global generator; the caller seeds it.
+        The first dimension of both is the batch. Its initial weights may be drawn from torch's global
+        generator; the caller seeds it.
         """
+        ...
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Loss of every sample, shape (batch,)."""
+        import torch
+
+        return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+
+    def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        """Whether each sample is predicted right, shape (batch,); None where that means nothing."""
+        return outputs.argmax(1) == y
+
+    def check(self, clients: int) -> None:
+        """Raise ValueError where these parameters cannot work with `clients` clients."""
+        return  # a body: what has none is abstract to mypy
+
+    def shards(self) -> Sequence[Shard]:
+        """A shard per client, in device order, of a task without dataset; the test set is all of them."""
+        raise LookupError(f"{type(self).__name__} learns from the dataset {self.dataset}")

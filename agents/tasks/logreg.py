@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from agents.tasks.interface import Task
+
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class DigitsLogreg:
+class DigitsLogreg(Task):
     """Logistic regression on scikit-learn's bundled digits: 1,797 images of 8×8, 10 classes."""
 
     dataset: ClassVar[str] = "digits"
@@ -22,7 +24,7 @@ class DigitsLogreg:
 
 
 @dataclass(frozen=True)
-class MnistLogreg:
+class MnistLogreg(Task):
     """Logistic regression on MNIST: 70,000 images of 28×28, 10 classes."""
 
     dataset: ClassVar[str] = "ylecun/mnist"

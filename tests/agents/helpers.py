@@ -24,11 +24,11 @@ NAMES = "abcdefgh"
 def make_server(*importance: float, w: Sequence[float] = (0.0,), seed: int = 0) -> Server:
     """A server with the model `w` and the clients a, b, … of that importance, all present."""
     clients = dict(zip(NAMES, importance, strict=False))
-    return Server(np.array(w), clients, np.random.default_rng(seed))
+    return Server(np.array(w), clients, np.random.default_rng(seed), population=dict(clients))
 
 
-def update(client: str, *vector: float, base: int = 0) -> Update:
-    return Update(client, dispatch=0, base_version=base, vector=np.array(vector))
+def update(client: str, *vector: float, base: int = 0, **fields: Any) -> Update:
+    return Update(client, dispatch=0, base_version=base, vector=np.array(vector), **fields)
 
 
 def sent(actions: Actions) -> list[str]:
