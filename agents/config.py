@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agents.rules.interface import ClientSide
+
 T = TypeVar("T")
 
 
@@ -81,8 +83,12 @@ class ClientConfig:
     shard: str
     """Path of the client's own training data (`agents.shards`)."""
     threads: int
-    kind: str
-    """What the rule wants to be sent: `delta` or `model`."""
+    side: ClientSide
+    """What the rule asks of its clients."""
+    timing: Duration | None = None
+    """Floor under the time from having received a model to sending the update."""
+    memory: str | None = None
+    """Path of a file that outlives the process, for a rule whose clients remember."""
 
 
 @dataclass(frozen=True, slots=True)

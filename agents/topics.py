@@ -11,6 +11,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 AGGREGATOR = "aggregator"
 CONTROLLER = "controller"
 
+# What the aggregator may request of a client.
+STOP, PULL, INTERRUPT = b"stop", b"pull", b"interrupt"
+
 
 def is_name(text: str) -> bool:
     """Whether `text` may name a run, device or client: one MQTT topic level and one host name label."""
@@ -34,12 +37,17 @@ class Topics:
         """aggregator -> one client: a dispatch of the global model."""
         return self._topic("model", client)
 
+    @property
+    def broadcast(self) -> str:
+        """aggregator -> all clients: a dispatch of the global model."""
+        return self._topic("model")
+
     def update(self, client: str) -> str:
         """client -> aggregator: what local training made."""
         return self._topic("update", client)
 
     def request(self, client: str) -> str:
-        """aggregator -> one client: the FL protocol's own requests (stop)."""
+        """aggregator -> one client: the FL protocol's own requests (`agents.topics.STOP`, ...)."""
         return self._topic("request", client)
 
     def status(self, client: str) -> str:

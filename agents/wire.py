@@ -39,6 +39,10 @@ class ModelMessage:
     """Counts the aggregator's dispatches; the update says which one it answers."""
     schema: str
     vector: Vector
+    lr: float | None = None
+    """Step size that the rule assigns to this training."""
+    acknowledged: int = 0
+    """Sequence number of the client's last update that the rule was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,15 @@ class UpdateMessage:
     run: str
     client: str
     sequence: int
-    """1, 2, … since the client joined."""
+    """1, 2, … since the client joined; with gaps, where a finished training was never sent."""
     dispatch: int
     base_version: int
     schema: str
     kind: str
     samples: int
     steps: int
+    effective_steps: float
+    """FedNova: what the server's τ_eff counts this update for; else 1."""
     loss: float
     downloaded: float
     train_start: float
@@ -65,8 +71,17 @@ class UpdateMessage:
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
     """What makes each field of `cls` that the header carries from its text."""
-    types = {"int": int, "float": float, "str": str}
+    types: dict[str, Callable[[str], Any]] = {
+        "int": int,
+        "float": float,
+        "str": str,
+        "float | None": _optional_float,
+    }
     return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name != "vector"}
+
+
+def _optional_float(text: str) -> float | None:
+    return None if text == "None" else float(text)
 
 
 _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}

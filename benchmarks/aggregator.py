@@ -42,8 +42,10 @@ class Aggregator:
 
     def __init__(self, rule: Rule, size: int) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
-        settings = core.Settings("bench", "schema", rule.kind, importance, Stop(after=1e9), 1e9, 1e9)
-        self._kind = rule.kind
+        settings = core.Settings(
+            "bench", "schema", rule.client_side, importance, Stop(after=1e9), 1e9, 1e9
+        )
+        self._kind = rule.client_side.kind
         self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)

@@ -63,7 +63,12 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
         raise ValueError(f"no device may be called {' or '.join(sorted(reserved))}")
     rights = {
         AGGREGATOR: (
-            [topics.status(AGGREGATOR), *map(topics.model, names), *map(topics.request, names)],
+            [
+                topics.status(AGGREGATOR),
+                topics.broadcast,
+                *map(topics.model, names),
+                *map(topics.request, names),
+            ],
             [topics.update("+"), topics.status("+"), topics.control(AGGREGATOR)],
         ),
         CONTROLLER: ([topics.control("+")], [topics.status("+"), topics.telemetry("+")]),
@@ -71,7 +76,7 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
     for name in names:
         rights[name] = (
             [topics.update(name), topics.status(name)],
-            [topics.model(name), topics.request(name)],
+            [topics.model(name), topics.broadcast, topics.request(name)],
         )
         rights[init_user(name)] = ([topics.telemetry(name)], [topics.control(name)])
     return {

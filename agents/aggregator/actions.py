@@ -15,6 +15,26 @@ class Dispatch:
     client: str
     version: int
     number: int
+    lr: float | None = None
+    """Step size that the rule assigns."""
+    acknowledged: int = 0
+    """Sequence number of the client's last update that the rule was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send the global model, as it is now, to all clients, as dispatch `number` of each."""
+
+    version: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Ask `client` for its update: `pull` or `interrupt`."""
+
+    client: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +69,5 @@ class Finish:
     reason: str
 
 
-Action = Dispatch | Evaluate | Save | Log | StopClients | Finish
+Action = Dispatch | Broadcast | Request | Evaluate | Save | Log | StopClients | Finish
 Actions = Sequence[Action]

@@ -13,31 +13,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from agents import events
 from agents.aggregator.actions import (
     Action,
     Actions,
+    Broadcast,
     Dispatch,
     Evaluate,
     Finish,
     Log,
+    Request,
     Save,
     StopClients,
 )
+from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
-from agents.rules.interface import Actions as RuleActions
-from agents.rules.interface import (
-    Aggregated,
-    Contribution,
-    Ignored,
-    Kind,
-    Send,
-    Server,
-    SetTimer,
-    State,
-    Update,
-)
+from agents.rules import interface as rules
+from agents.rules.interface import ClientSide, Contribution, Kind, Send, Server, State
 from agents.vectors import is_finite
 from agents.wire import UpdateMessage
 
@@ -54,7 +48,8 @@ class Settings:
     run: str
     schema: str
     """Hash of the model's schema; updates must carry the same."""
-    kind: Kind
+    side: ClientSide
+    """What the rule asks of its clients."""
     importance: Mapping[str, float]
     """p_i of every client that may take part, in device order."""
     stop: Stop
@@ -84,14 +79,6 @@ class _Arrival:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A dispatch that its client has not answered yet."""
-
-    version: int
-    at: float
-
-
 _NOTHING = Past()
 
 
@@ -104,11 +91,12 @@ class AggregatorCore:
         self._ready: set[str] = set()
         self._running = False
         self._timers: dict[str, float] = {}
-        self._deferred: dict[str, None] = {}  # an ordered set
-        self._dispatches = 0
-        self._open: dict[str, dict[int, _Open]] = {}
+        self._deferred: dict[str, Send] = {}
+        self._broadcast_due = False
+        self._dispatches = Dispatches()
+        self._acknowledged: dict[str, int] = {}
         self._sequence: dict[str, int] = {}
-        self._arrivals: dict[int, _Arrival] = {}
+        self._arrivals: dict[tuple[int, str], _Arrival] = {}
         self._applied = 0
         self._evaluating: float | None = None
         self._evaluated_version = -1
@@ -157,6 +145,7 @@ class AggregatorCore:
         present = client in self._ready
         if state == "joining":
             self._sequence[client] = 0
+            self._dispatches.begin_anew(client)
         if state in ("joining", "offline"):
             self._ready.discard(client)
         elif state == "ready":
@@ -181,21 +170,32 @@ class AggregatorCore:
         """
         if not self._running or self._ending:
             return []
-        if (problem := self._stray(sender, message)) is not None:
-            return self.reject(sender, problem, at)
+        dispatch = self._answered(sender, message)
+        if isinstance(dispatch, str):
+            return self.reject(sender, dispatch, at)
         self._sequence[sender] = message.sequence
-        dispatch = self._open[sender][message.dispatch]
-        # A client answers in order: what it has passed over, it will not answer any more.
-        still_open = {n: d for n, d in self._open[sender].items() if n > message.dispatch}
-        self._open[sender] = still_open
+        self._dispatches.answered(sender, message.dispatch)
+        arrived = at if arrived is None else arrived
         if (problem := self._unusable(message, dispatch)) is not None:
             rejected = self.reject(sender, problem, at)
-            return rejected if still_open else [*rejected, *self._start_over(sender, at)]
-        self._arrivals[message.dispatch] = _Arrival(
-            message, size, dispatch.at, at if arrived is None else arrived
+            at_work = self._dispatches.has_open(sender)
+            return rejected if at_work else [*rejected, *self._start_over(sender, at)]
+        self._arrivals[message.dispatch, sender] = _Arrival(message, size, dispatch.at, arrived)
+        update = rules.Update(
+            sender,
+            message.dispatch,
+            message.base_version,
+            message.vector,
+            cast(Kind, message.kind),
+            message.samples,
+            message.steps,
+            message.effective_steps,
+            arrived - dispatch.at,
         )
-        update = Update(sender, message.dispatch, message.base_version, message.vector)
-        return self._obey(self._rule.update(update), at, update)
+        wanted = self._rule.update(update)
+        if not any(isinstance(action, rules.Ignored) for action in wanted):
+            self._acknowledged[sender] = message.sequence
+        return self._obey(wanted, at, update)
 
     def reject(self, sender: str, reason: str, at: float) -> Actions:
         """What `sender` sent cannot be used; the run goes on."""
@@ -225,8 +225,15 @@ class AggregatorCore:
 
     def end_of_instant(self, at: float) -> Actions:
         """Everything that happened at time `at` has been handed in: send the deferred replies."""
-        clients, self._deferred = self._deferred, {}
-        return [self._dispatch(c, at) for c in clients if c in self._server.clients]
+        sends, self._deferred = self._deferred, {}
+        actions: list[Action] = []
+        if self._broadcast_due:
+            self._broadcast_due = False
+            version = self._server.version
+            actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
+        present = self._server.clients
+        actions += [self._dispatch(send, at) for send in sends.values() if send.client in present]
+        return actions
 
     def end(self, reason: str, at: float) -> Actions:
         """The run is over; the final model is evaluated before the books are closed."""
@@ -235,6 +242,7 @@ class AggregatorCore:
         self._ending = (at, reason)
         self._timers.clear()
         self._deferred.clear()
+        self._broadcast_due = False
         return [StopClients(), *self._close_books()]
 
     def _set_present(self) -> None:
@@ -245,7 +253,7 @@ class AggregatorCore:
 
     def _leave(self, client: str, at: float) -> list[Action]:
         self._set_present()
-        self._open.pop(client, None)
+        self._dispatches.forget(client)
         self._deferred.pop(client, None)
         return self._obey(self._rule.leave(client), at)
 
@@ -261,23 +269,25 @@ class AggregatorCore:
         self._ready.add(client)
         return [*left, *self._join(client, at)]
 
-    def _stray(self, sender: str, message: UpdateMessage) -> str | None:
-        """Why `message` answers no open dispatch of `sender`, or None. Nothing changes by a stray."""
+    def _answered(self, sender: str, message: UpdateMessage) -> Dispatched | str:
+        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
+        which nothing changes."""
         if sender not in self._server.clients:
             return "from a client that is not present"
         if (message.run, message.client) != (self._settings.run, sender):
             return f"says it is from {message.client} in run {message.run}"
         if message.sequence <= self._sequence.get(sender, 0):
             return f"duplicate: sequence {message.sequence}"
-        if message.dispatch not in self._open.get(sender, {}):
-            return f"answers dispatch {message.dispatch}, which is not open"
-        return None
+        dispatch = self._dispatches.find(sender, message.dispatch)
+        return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 
-    def _unusable(self, message: UpdateMessage, dispatch: _Open) -> str | None:
+    def _unusable(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
         settings, w = self._settings, self._server.w
-        if message.kind != settings.kind:
-            return f"kind {message.kind}, the rule takes {settings.kind}"
+        # A client without memory has no residual to tell.
+        kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
+        if message.kind not in kinds:
+            return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema or message.vector.shape != w.shape:
             return f"another model: schema {message.schema}, {message.vector.size} parameters"
         if message.base_version != dispatch.version:
@@ -286,33 +296,40 @@ class AggregatorCore:
             return "not finite: local training diverged"
         return None
 
-    def _obey(self, actions: RuleActions, at: float, update: Update | None = None) -> list[Action]:
+    def _obey(
+        self, actions: rules.Actions, at: float, update: rules.Update | None = None
+    ) -> list[Action]:
         """Carry out what the rule wants; `update` is what it was just given."""
         done: list[Action] = []
         for action in actions:
             match action:
-                case Aggregated():
+                case rules.Aggregated():
                     done += self._record(action, at)
-                case Ignored(reason) if update is not None:
-                    del self._arrivals[update.dispatch]
+                case rules.Ignored(reason) if update is not None:
+                    del self._arrivals[update.dispatch, update.client]
                     done += self.reject(update.client, reason, at)
+                case rules.Remark(text):
+                    done.append(Log(events.Note(at, text)))
                 case _ if self._ending:
                     continue  # the last version is made: no models, no timers
                 case Send(client, deferred=True):
-                    self._deferred[client] = None
-                case Send(client):
-                    done.append(self._dispatch(client, at))
-                case SetTimer(name, after):
+                    self._deferred[client] = action
+                case Send():
+                    done.append(self._dispatch(action, at))
+                case rules.Broadcast():
+                    self._broadcast_due = True
+                case rules.Request(client, what):
+                    done.append(Request(client, what))
+                case rules.SetTimer(name, after):
                     self._timers[_RULE + name] = at + after
         return done
 
-    def _dispatch(self, client: str, at: float) -> Dispatch:
-        self._dispatches += 1
+    def _dispatch(self, send: Send, at: float) -> Dispatch:
         version = self._server.version
-        self._open.setdefault(client, {})[self._dispatches] = _Open(version, at)
-        return Dispatch(client, version, self._dispatches)
+        number = self._dispatches.send(send.client, version, at)
+        return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
-    def _record(self, aggregated: Aggregated, at: float) -> list[Action]:
+    def _record(self, aggregated: rules.Aggregated, at: float) -> list[Action]:
         records: list[Action] = [
             Log(self._applied_record(c, aggregated.version, at)) for c in aggregated.contributions
         ]
@@ -325,7 +342,7 @@ class AggregatorCore:
         return records
 
     def _applied_record(self, c: Contribution, version: int, at: float) -> events.UpdateApplied:
-        arrival = self._arrivals.pop(c.dispatch)
+        arrival = self._arrivals.pop((c.dispatch, c.client))
         message = arrival.message
         return events.UpdateApplied(
             client=c.client,

@@ -23,7 +23,7 @@ class Evaluation:
     loss: float
     """Mean over the test set, regularisation included."""
     accuracy: float
-    """Share of correct predictions, 0 to 1."""
+    """Share of correct predictions, 0 to 1; NaN for a task that has none."""
 
 
 class Evaluator:
@@ -34,7 +34,7 @@ class Evaluator:
     ) -> None:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
-        self._l2 = task.l2
+        self._task = task
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
@@ -46,12 +46,13 @@ class Evaluator:
 
     def evaluate(self, version: int, w: Vector) -> Evaluation:
         self._flat.load(w)
-        loss, correct = 0.0, 0
+        loss, right = 0.0, 0.0
         with torch.no_grad():
             for x, y in zip(torch.split(self._x, _BATCH), torch.split(self._y, _BATCH), strict=True):
-                logits = self._flat.module(x)
-                loss += torch.nn.functional.cross_entropy(logits, y, reduction="sum").item()
-                correct += int((logits.argmax(1) == y).sum())
-            penalty = 0.5 * self._l2 * float(self._flat.w @ self._flat.w)
+                outputs = self._flat.module(x)
+                loss += float(self._task.loss(outputs, y).sum())
+                correct = self._task.correct(outputs, y)
+                right += math.nan if correct is None else float(correct.sum())
+            penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
         loss = loss / len(self._y) + penalty
-        return Evaluation(version, loss if math.isfinite(loss) else math.inf, correct / len(self._y))
+        return Evaluation(version, loss if math.isfinite(loss) else math.inf, right / len(self._y))

@@ -37,6 +37,7 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
 _CHECKPOINT_EVERY = 30.0
+_REQUESTS = {"pull": topics.PULL, "interrupt": topics.INTERRUPT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,11 @@ class Aggregator:
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
         rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0, self._past.version)))
         self._schema = schema_hash(module)
-        self._server = Server(w, {}, rng, self._past.version)
+        self._server = Server(w, {}, rng, self._past.version, cfg.clients)
         settings = core.Settings(
             cfg.run,
             self._schema,
-            rule.kind,
+            rule.client_side,
             cfg.clients,
             cfg.stop,
             cfg.evaluate_every,
@@ -179,11 +180,13 @@ class Aggregator:
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
             match action:
-                case act.Dispatch(client, version, number):
-                    message = wire.ModelMessage(
-                        self._topics.run, version, number, self._schema, self._server.w
-                    )
-                    self._outbox.append((self._topics.model(client), wire.encode(message)))
+                case act.Dispatch(client, version, number, lr, acknowledged):
+                    model = self._model(version, number, lr, acknowledged)
+                    self._outbox.append((self._topics.model(client), model))
+                case act.Broadcast(version, number):
+                    self._outbox.append((self._topics.broadcast, self._model(version, number)))
+                case act.Request(client, what):
+                    self._outbox.append((self._topics.request(client), _REQUESTS[what]))
                 case act.Log(record):
                     self._journal.write(record)
                 case act.Evaluate(version):
@@ -191,9 +194,15 @@ class Aggregator:
                 case act.Save(version, final):
                     self._save("final" if final else f"{version:06d}", version)
                 case act.StopClients():
-                    self._outbox += [(self._topics.request(c), b"stop") for c in self._clients]
+                    self._outbox += [(self._topics.request(c), topics.STOP) for c in self._clients]
                 case act.Finish(reason):
                     self._finished = reason
+
+    def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
+        w = self._server.w
+        return wire.encode(
+            wire.ModelMessage(self._topics.run, version, number, self._schema, w, lr, acknowledged)
+        )
 
     def _publish(self) -> None:
         for topic, payload in self._outbox:

@@ -1,29 +1,45 @@
 """The client's state machine: events in, actions out. No clock, no socket, no torch.
 
-    idle ──model──▶ training ──trained──▶ thinking ──timer──▶ idle, update sent
-                       ▲                                        │
-                       └── a model that came meanwhile ─────────┘
+    idle ──model──▶ training ──trained──▶ thinking ──thought──▶ done ──▶ idle
+                       ▲                                         │
+                       └──── a model that came meanwhile ────────┘
 
-A model that arrives while the client is busy waits in a receive buffer of one place; a newer one
-overwrites it.
+*Receive buffer*, one place: a model that arrives while the client is busy waits; a newer one overwrites
+it. *Send buffer*, one place, if the rule asks for one: what is done waits to be pulled, and a newer one
+overwrites it (or, with `hold`, nothing is trained before it was fetched). Without one, what is done is
+sent. An interrupt ends the training after its current step and sends what there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from agents.client.uploads import History, Memory, Uploads
+from agents.config import Local
+from agents.rules.interface import ClientSide
 from agents.vectors import Vector
 from agents.wire import ModelMessage, UpdateMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What local training came to."""
+
+    end: Vector
+    """w_i^K, shape (d,), not to be changed any more; for a `gradient` rule the gradient at the start."""
+    loss: float
+    """Mean over the steps; NaN without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Local training is done. Times are the client's own clock, in seconds."""
 
-    vector: Vector
+    outcome: Callable[[], Outcome]
+    """Asked for only if the update is sent: in virtual time, what nobody fetches is never computed."""
     steps: int
-    loss: float
     started: float
     ended: float
 
@@ -37,85 +53,159 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
+class CutShort:
+    """End the training that goes on after its current step, then call `trained`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Think:
-    """Wait `seconds` of device time, then call `thought`."""
+    """Wait `seconds` of device time, then call `thought`. A newer one replaces it."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
+class Remember:
+    """Put this on the disk before the update that follows leaves."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
 class SendUpdate:
-    update: UpdateMessage
+    """Send what `message` makes; it may be called later, once."""
+
+    message: Callable[[], UpdateMessage]
 
 
-Action = Train | Think | SendUpdate
+Action = Train | CutShort | Think | Remember | SendUpdate
 Actions = Sequence[Action]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client is, as its updates say."""
+    """Who a client is and how it works."""
 
     run: str
     client: str
-    kind: str
     samples: int
+    side: ClientSide
+    local: Local
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A finished training, not sent yet."""
+
+    sequence: int
+    model: ModelMessage
+    downloaded: float
+    trained: Trained
 
 
 class ClientCore:
-    """One client. `think` draws the extra delay before an update is sent, in seconds."""
+    """One client.
 
-    def __init__(self, identity: Identity, think: Callable[[], float]) -> None:
+    `think` gets the seconds since the model was there and gives the delay before the update is sent;
+    `memory` is what an earlier life of this client left behind.
+    """
+
+    def __init__(
+        self, identity: Identity, think: Callable[[float], float], memory: Memory | None = None
+    ) -> None:
         self._identity = identity
         self._think = think
-        self._sequence = 0
+        self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
+        self._sequence = self._uploads.memory.newest
         self._newest = 0
         self._received: tuple[ModelMessage, float] | None = None
         self._working_on: tuple[ModelMessage, float] | None = None
         self._trained: Trained | None = None
+        self._send_buffer: _Done | None = None
+        self._wanted: Literal["pull", "interrupt"] | None = None
 
     def model(self, message: ModelMessage, at: float) -> Actions:
         """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
         if message.dispatch <= self._newest:
             return []
         self._newest = message.dispatch
+        self._uploads.acknowledge(message.acknowledged)
         self._received = (message, at)
-        return [] if self._working_on else self._begin()
+        return self._begin()
 
     def trained(self, result: Trained) -> Actions:
-        """The training that `Train` asked for is done."""
+        """The training that `Train` asked for is done, or was cut short."""
+        if self._working_on is None:
+            raise RuntimeError("trained() without a training")
         self._trained = result
-        return [Think(self._think())]
+        if self._wanted == "interrupt":
+            return self._finish(result.ended)
+        return [Think(self._think(result.ended - self._working_on[1]))]
 
     def thought(self, at: float) -> Actions:
-        """The delay that `Think` asked for is over, at time `at`."""
-        if self._working_on is None or self._trained is None:
-            raise RuntimeError("thought() without a trained update")
-        model, downloaded = self._working_on
-        trained = self._trained
-        update = UpdateMessage(
-            run=self._identity.run,
-            client=self._identity.client,
-            sequence=self._sequence,
-            dispatch=model.dispatch,
-            base_version=model.version,
-            schema=model.schema,
-            kind=self._identity.kind,
-            samples=self._identity.samples,
-            steps=trained.steps,
-            loss=trained.loss,
-            downloaded=downloaded,
-            train_start=trained.started,
-            train_end=trained.ended,
-            sent=at,
-            vector=trained.vector,
-        )
-        self._working_on = self._trained = None
-        return [SendUpdate(update), *self._begin()]
+        """The delay that `Think` asked for is over, at time `at`; no news after an interrupt."""
+        return [] if self._trained is None else self._finish(at)
+
+    def pull(self, at: float) -> Actions:
+        """The server wants what lies in the send buffer, or what comes into it next."""
+        if self._send_buffer is None:
+            self._wanted = self._wanted or "pull"
+            return []
+        done, self._send_buffer = self._send_buffer, None
+        return [*self._send(done, at), *self._begin()]
+
+    def interrupt(self, at: float) -> Actions:
+        """The server wants what is done by now."""
+        if self._send_buffer is not None:
+            return self.pull(at)
+        if self._working_on is None:
+            return [] if self._identity.side.send_buffer is None else self.pull(at)
+        self._wanted = "interrupt"
+        return [CutShort()] if self._trained is None else self._finish(at)
 
     def _begin(self) -> Actions:
-        if self._received is None:
+        held = self._identity.side.send_buffer == "hold" and self._send_buffer is not None
+        if self._received is None or self._working_on is not None or held:
             return []
         self._working_on, self._received = self._received, None
         self._sequence += 1
         return [Train(self._working_on[0], self._sequence)]
+
+    def _finish(self, at: float) -> Actions:
+        """The update is done: send it, or put it into the send buffer."""
+        if self._working_on is None or self._trained is None:
+            raise RuntimeError("no update to finish")
+        done = _Done(self._sequence, *self._working_on, self._trained)
+        self._working_on = self._trained = None
+        if self._identity.side.send_buffer is not None and self._wanted is None:
+            self._send_buffer = done
+            return self._begin()
+        self._wanted = None
+        return [*self._send(done, at), *self._begin()]
+
+    def _send(self, done: _Done, at: float) -> list[Action]:
+        model, trained, identity = done.model, done.trained, self._identity
+        form = self._uploads.form(done.sequence, model, trained.steps, lambda: trained.outcome().end)
+
+        def message() -> UpdateMessage:
+            return UpdateMessage(
+                run=identity.run,
+                client=identity.client,
+                sequence=done.sequence,
+                dispatch=model.dispatch,
+                base_version=model.version,
+                schema=model.schema,
+                kind=form.kind,
+                samples=identity.samples,
+                steps=trained.steps,
+                effective_steps=form.effective_steps,
+                loss=trained.outcome().loss,
+                downloaded=done.downloaded,
+                train_start=trained.started,
+                train_end=trained.ended,
+                sent=at,
+                vector=form.vector(),
+            )
+
+        remember: list[Action] = [Remember(form.memory)] if form.memory else []
+        return [*remember, SendUpdate(message)]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.random import SeedSequence
 
 from agents import config, durations, shards, topics, wire
-from agents.client import core
+from agents.client import core, memory
 from agents.config import ClientConfig
 from agents.tasks import TASKS
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
@@ -26,7 +27,7 @@ from agents.transport import Connection, ConnectionFailedError, Event, Received,
 if TYPE_CHECKING:
     from agents.client.training import Trainer
 
-_TRAINING, _THINKING = 1, 2
+_TRAINING, _THINKING, _TIMING = 1, 2, 3
 
 
 def main() -> None:
@@ -49,19 +50,32 @@ class Client:
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thinking_until: float | None = None
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        subscriptions = [self._topics.model(cfg.client), self._topics.request(cfg.client)]
+        names = self._topics
+        subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         will = (self._status, b"offline")
         self._connection = Connection(cfg.broker, subscriptions, self._sink, will=will)
         self._connection.open()
         self._say(b"joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
-        identity = core.Identity(cfg.run, cfg.client, cfg.kind, len(shard))
-        rng = self._rng(_THINKING)
-        self._core = core.ClientCore(
-            identity, lambda: 0.0 if cfg.think is None else durations.draw(cfg.think, rng)
-        )
+        self._cut = False
+        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local)
+        self._memory = None if cfg.memory is None else Path(cfg.memory)
+        known = None if self._memory is None else memory.load(self._memory)
+        self._core = core.ClientCore(identity, self._thinking_time(), known)
         self._say(b"ready")
+
+    def _thinking_time(self) -> Callable[[float], float]:
+        """What is left to wait when `elapsed` seconds have gone since the model was there."""
+        think, timing = self._config.think, self._config.timing
+        extra = None if think is None else durations.sampler(think, self._rng(_THINKING))
+        floor = None if timing is None else durations.sampler(timing, self._rng(_TIMING))
+
+        def left(elapsed: float) -> float:
+            wait = 0.0 if floor is None else max(0.0, floor() - elapsed)
+            return wait + (0.0 if extra is None else extra())
+
+        return left
 
     def run(self) -> None:
         """Serve until the aggregator or SIGTERM says stop."""
@@ -78,7 +92,12 @@ class Client:
         except queue.Empty:
             self._thinking_until = None
             return self._core.thought(time.monotonic())
+        return self._handle(event)
+
+    def _handle(self, event: Event | None) -> core.Actions:
         match event:
+            case Received(topic, payload, at) if topic == self._topics.request(self._config.client):
+                return self._core.pull(at) if payload == topics.PULL else self._core.interrupt(at)
             case Received(_, payload, at):
                 return self._core.model(wire.decode_model(payload), at)
             case Reconnected():
@@ -90,22 +109,35 @@ class Client:
             match action:
                 case core.Train(model, sequence):
                     self._train(model, sequence)
+                case core.CutShort():
+                    self._cut = True
                 case core.Think(seconds):
                     self._thinking_until = time.monotonic() + seconds
-                case core.SendUpdate(update):
+                case core.Remember(known) if self._memory is not None:
+                    memory.save(known, self._memory)
+                case core.SendUpdate(message):
                     self._connection.publish(
-                        self._topics.update(self._config.client), wire.encode(update)
+                        self._topics.update(self._config.client), wire.encode(message())
                     )
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
-        started = time.monotonic()
-        result = self._trainer.train(
-            model.vector, self._config.kind, self._rng(_TRAINING, sequence), self._stopped.is_set
-        )
-        if result is None:
-            return  # stopped in mid-training
-        trained = core.Trained(result.vector, result.steps, result.loss, started, time.monotonic())
+        self._cut = False
+        started, rng = time.monotonic(), self._rng(_TRAINING, sequence)
+        if self._config.side.kind == "gradient":
+            result = self._trainer.gradient(model.vector, rng)
+        else:
+            result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
+        if self._stopped.is_set():
+            return
+        outcome = core.Outcome(result.end, result.loss)
+        trained = core.Trained(lambda: outcome, result.steps, started, time.monotonic())
         self._execute(self._core.trained(trained))
+
+    def _interrupted(self) -> bool:
+        """Between two steps: serve what has arrived, and say whether this training is to end."""
+        while not self._inbox.empty():
+            self._execute(self._handle(self._inbox.get()))
+        return self._cut or self._stopped.is_set()
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         """The same for the same run seed, client and purpose, whatever happened before."""
@@ -113,8 +145,9 @@ class Client:
         return np.random.default_rng(SeedSequence(self._config.seed, spawn_key=(client, *purpose)))
 
     def _sink(self, event: Event) -> None:
-        """In paho's thread: a stop must be seen in mid-training, when nobody reads the inbox."""
-        if isinstance(event, Received) and event.topic == self._topics.request(self._config.client):
+        """In paho's thread: a stop goes before all that waits."""
+        request = self._topics.request(self._config.client)
+        if isinstance(event, Received) and (event.topic, event.payload) == (request, topics.STOP):
             self._stop()
         else:
             self._inbox.put(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,11 +18,12 @@ from agents.vectors import Vector
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    vector: Vector
-    """Shape (d,): end minus start (`delta`) or the end (`model`); valid until the next training."""
+    end: Vector
+    """Shape (d,): where the training ended; the gradient, if that was asked for."""
     steps: int
+    """Done before it was cut short."""
     loss: float
-    """Mean over the steps, regularisation included."""
+    """Mean over the steps, regularisation included; NaN without any."""
 
 
 class Trainer:
@@ -29,71 +31,80 @@ class Trainer:
 
     def __init__(self, task: Task, shard: Shard, local: Local) -> None:
         self.flat = FlatModule(task.model())
-        self._l2 = task.l2
+        self._task = task
         self._local = local
         self._x = torch.from_numpy(shard.x).to(torch.float32, copy=True).mul_(shard.scale)
         self._y = torch.from_numpy(shard.y)
         self._start = torch.zeros_like(self.flat.w)
         self._velocity = torch.zeros_like(self.flat.w)
 
-    @property
-    def steps(self) -> int:
-        """Mini-batch steps of one training."""
-        if self._local.steps is not None:
-            return self._local.steps
-        batches = -(-len(self._y) // self._local.batch_size)
-        return (self._local.epochs or 1) * batches
-
     def warm_up(self) -> None:
         """Run one step, so that the first measured training does not pay for torch's lazy set-up."""
-        self._step(torch.arange(min(len(self._y), self._local.batch_size)))
+        self._gradient(torch.arange(min(len(self._y), self._local.batch_size)))
+        self._descend(self._local.lr)
 
     def train(
         self,
         start: Vector,
-        kind: str,
         rng: np.random.Generator,
+        lr: float | None = None,
         stopped: Callable[[], bool] = lambda: False,
-    ) -> Result | None:
-        """Run SGD from `start`, shape (d,); None if `stopped` became true between two steps.
+    ) -> Result:
+        """Run SGD from `start`, shape (d,), to its end or until `stopped` becomes true after a step.
 
-        Mini-batches come from a fresh permutation of the shard, drawn anew when it is used up.
+        Mini-batches come from a fresh permutation of the shard, drawn anew when it is used up. `lr` is
+        the step size, the local one by default.
         """
-        np.copyto(self._start.numpy(), start)
-        self.flat.load(start)
-        self._velocity.zero_()
-        loss = 0.0
+        lr = self._local.lr if lr is None else lr
+        self._load(start)
+        loss, steps = 0.0, 0
         order = batches(len(self._y), self._local.batch_size, rng)
-        for _ in range(self.steps):
+        for _ in range(self._local.count(len(self._y))):
             if stopped():
-                return None
-            loss += self._step(next(order))
+                break
+            loss += self._gradient(next(order))
+            self._descend(lr)
+            steps += 1
         end = self.flat.w
         if self._local.clip is not None:
             self._clip(end, self._local.clip)
-        vector = end.sub_(self._start) if kind == "delta" else end
-        return Result(vector.numpy(), self.steps, loss / self.steps)
+        return Result(end.numpy().copy(), steps, loss / steps if steps else math.nan)
 
-    def _step(self, batch: torch.Tensor) -> float:
-        """One step: w ← w − lr·g, with FedProx's and the ℓ2 term in g and heavy-ball momentum."""
-        flat, local = self.flat, self._local
+    def gradient(self, start: Vector, rng: np.random.Generator) -> Result:
+        """The gradient of one mini-batch at `start`, shape (d,)."""
+        self._load(start)
+        loss = self._gradient(next(batches(len(self._y), self._local.batch_size, rng)))
+        return Result(self.flat.gradient.numpy().copy(), 1, loss)
+
+    def _load(self, start: Vector) -> None:
+        np.copyto(self._start.numpy(), start)
+        self.flat.load(start)
+        self._velocity.zero_()
+
+    def _gradient(self, batch: torch.Tensor) -> float:
+        """The local objective on `batch`, its gradient in `flat`: FedProx's and the ℓ2 term included."""
+        flat, local, l2 = self.flat, self._local, self._task.l2
         flat.gradient.zero_()
-        logits = flat.module(self._x[batch])
-        loss = torch.nn.functional.cross_entropy(logits, self._y[batch])
+        loss = self._task.loss(flat.module(self._x[batch]), self._y[batch]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         value = loss.item()
         with torch.no_grad():
-            if self._l2:
-                value += 0.5 * self._l2 * float(flat.w @ flat.w)
-                flat.gradient.add_(flat.w, alpha=self._l2)
+            if l2:
+                value += 0.5 * l2 * float(flat.w @ flat.w)
+                flat.gradient.add_(flat.w, alpha=l2)
             if local.proximal:
                 flat.gradient.add_(flat.w, alpha=local.proximal)
                 flat.gradient.sub_(self._start, alpha=local.proximal)
-            direction = flat.gradient
-            if local.momentum:
-                direction = self._velocity.mul_(local.momentum).add_(flat.gradient)
-            flat.w.sub_(direction, alpha=local.lr)
         return value
+
+    def _descend(self, lr: float) -> None:
+        """One step: w ← w − lr·g, with heavy-ball momentum."""
+        flat = self.flat
+        with torch.no_grad():
+            direction = flat.gradient
+            if self._local.momentum:
+                direction = self._velocity.mul_(self._local.momentum).add_(flat.gradient)
+            flat.w.sub_(direction, alpha=lr)
 
     def _clip(self, end: torch.Tensor, bound: float) -> None:
         """Shorten the update so that ‖end − start‖ ≤ bound."""

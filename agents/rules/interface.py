@@ -113,8 +113,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Give every client the global model as it is when this instant is over, also those that join
-    later. In a client's receive buffer it overwrites an older one."""
+    """Give every client the global model as it is when this instant is over. In a client's receive
+    buffer it overwrites an older one. A client that joins later needs a `Send`."""
 
 
 @dataclass(frozen=True, slots=True)

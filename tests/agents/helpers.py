@@ -13,8 +13,8 @@ from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator.core import AggregatorCore, Settings
 from agents.client.core import Actions as ClientActions
-from agents.client.core import ClientCore, Identity, SendUpdate, Think, Train, Trained
-from agents.config import Stop
+from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Think, Train, Trained
+from agents.config import Local, Stop
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, Update
 
@@ -44,15 +44,17 @@ def weights(actions: Actions) -> list[tuple[str, Any]]:
 
 def make_core(rule: Rule, stop: Stop | None = None, **settings: Any) -> tuple[AggregatorCore, Server]:
     """A core for the model (0.0,) in float32 and, unless told otherwise, the clients a and b."""
-    server = Server(np.zeros(1, np.float32), {}, np.random.default_rng(0))
     defaults: dict[str, Any] = {"importance": {"a": 0.5, "b": 0.5}, "evaluate_every": 1e6}
+    chosen = defaults | settings
+    rng = np.random.default_rng(0)
+    server = Server(np.zeros(1, np.float32), {}, rng, population=chosen["importance"])
     asked = Settings(
         run="run",
         schema="s",
-        kind=rule.kind,
+        side=rule.client_side,
         stop=stop or Stop(after=1e6),
         checkpoint_every=1e6,
-        **(defaults | settings),
+        **chosen,
     )
     return AggregatorCore(asked, rule.begin(server), server), server
 
@@ -69,6 +71,7 @@ def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wi
         kind="delta",
         samples=10,
         steps=2,
+        effective_steps=1.0,
         loss=0.5,
         downloaded=100.125,
         train_start=100.25,
@@ -118,10 +121,13 @@ class Simulation:
         names = NAMES[: len(centers)]
         importance = dict.fromkeys(names, 1 / len(names))
         self.core, self.server = make_core(rule, stop, importance=importance, evaluate_every=1.0)
-        self.clients = {n: ClientCore(Identity("run", n, rule.kind, 10), lambda: 0.0) for n in names}
+        self.clients = {
+            n: ClientCore(Identity("run", n, 10, rule.client_side, Local(steps=1)), lambda _: 0.0)
+            for n in names
+        }
         self._centers = dict(zip(names, centers, strict=True))
         self._periods = dict(zip(names, periods, strict=True))
-        self._phi, self._kind = phi, rule.kind
+        self._phi = phi
         self._heap: list[tuple[float, str, wire.ModelMessage]] = []
         self.records: list[events.Record] = []
         self.models: list[float] = [0.0]
@@ -144,9 +150,9 @@ class Simulation:
 
     def _trained(self, name: str, model: wire.ModelMessage, now: float) -> None:
         progress = (self._phi * (self._centers[name] - model.vector)).astype(np.float32)
-        vector = progress if self._kind == "delta" else model.vector + progress
-        started = now - self._periods[name]
-        self._obey(name, self.clients[name].trained(Trained(vector, 1, 0.5, started, now)), now)
+        outcome = Outcome(model.vector + progress, 0.5)
+        trained = Trained(lambda: outcome, 1, now - self._periods[name], now)
+        self._obey(name, self.clients[name].trained(trained), now)
 
     def _obey(self, name: str, actions: ClientActions, now: float) -> None:
         for action in actions:
@@ -155,8 +161,8 @@ class Simulation:
                     heapq.heappush(self._heap, (now + self._periods[name], name, model))
                 case Think(_):
                     self._obey(name, self.clients[name].thought(now), now)
-                case SendUpdate(update):
-                    payload = wire.encode(update)
+                case SendUpdate(message):
+                    payload = wire.encode(message())
                     received = wire.decode_update(payload)
                     self._execute(self.core.update(name, received, len(payload), now), now)
 

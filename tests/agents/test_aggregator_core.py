@@ -75,7 +75,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
             )
         ),
         Log(events.VersionMade(1.5, 2, 1)),
-        Dispatch("a", 2, 4),
+        Dispatch("a", 2, 4, acknowledged=1),
     ]
 
 
@@ -129,9 +129,11 @@ def test_a_round_goes_on_without_an_update_that_diverged() -> None:
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.update("a", message("a", 1, float("nan")), 4, 1.5)
     assert (server.w.tolist(), server.version) == ([3.0], 1)
-    assert core.end_of_instant(1.5) == [Dispatch("b", 1, 3)]  # a takes part from the next round on
+    assert core.end_of_instant(1.5) == [
+        Dispatch("b", 1, 3, acknowledged=1)
+    ]  # a takes part from the next round on
     core.update("b", message("b", 3, 1.0, sequence=2, base_version=1), 4, 2.0)
-    assert core.end_of_instant(2.0) == [Dispatch("a", 2, 4), Dispatch("b", 2, 5)]
+    assert core.end_of_instant(2.0) == [Dispatch("a", 2, 4), Dispatch("b", 2, 5, acknowledged=2)]
 
 
 def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> None:
@@ -203,7 +205,7 @@ def test_a_restarted_client_counts_from_one_again_beside_its_old_update() -> Non
     core, server = started(FedBuff(buffer_size=2))
     core.update("a", message("a", 1, 2.0), 4, 1.0)
     core.status("a", "joining", 2.0)
-    assert of(Dispatch, core.status("a", "ready", 3.0)) == [Dispatch("a", 0, 4)]
+    assert of(Dispatch, core.status("a", "ready", 3.0)) == [Dispatch("a", 0, 4, acknowledged=1)]
     first, second, _ = records(core.update("a", message("a", 4, 4.0), 4, 4.0))
     assert isinstance(first, events.UpdateApplied)
     assert isinstance(second, events.UpdateApplied)
@@ -225,7 +227,7 @@ def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
     core.update("b", message("b", 2), 4, 1.0)
     core.status("a", "offline", 1.0)
     core.status("a", "ready", 1.0)
-    assert core.end_of_instant(1.0) == [Dispatch("b", 1, 3)]
+    assert core.end_of_instant(1.0) == [Dispatch("b", 1, 3, acknowledged=1)]
 
 
 def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
@@ -233,7 +235,10 @@ def test_deferred_models_go_out_once_at_the_end_of_the_instant() -> None:
     core.update("b", message("b", 2, 1.0), 4, 1.0)
     assert of(Dispatch, core.update("a", message("a", 1, 3.0), 4, 1.0)) == []
     assert server.w.tolist() == [2.0]
-    assert core.end_of_instant(1.0) == [Dispatch("a", 1, 3), Dispatch("b", 1, 4)]
+    assert core.end_of_instant(1.0) == [
+        Dispatch("a", 1, 3, acknowledged=1),
+        Dispatch("b", 1, 4, acknowledged=1),
+    ]
     assert core.end_of_instant(1.0) == []
 
 

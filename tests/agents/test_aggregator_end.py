@@ -103,10 +103,10 @@ def test_no_clients_left() -> None:
 )
 def test_nothing_moves_after_the_end(rule: Rule) -> None:
     core, server = started(rule, Stop(after=4.0, updates=100))
-    core.update("a", message("a", 1, kind=rule.kind), 4, 1.0)
+    core.update("a", message("a", 1, kind=rule.client_side.kind), 4, 1.0)
     core.due(4.0)
     w, version = server.w.copy(), server.version
-    assert core.update("b", message("b", 2, kind=rule.kind), 4, 4.1) == []
+    assert core.update("b", message("b", 2, kind=rule.client_side.kind), 4, 4.1) == []
     assert core.reject("b", "garbage", 4.1) == []
     assert core.status("a", "offline", 4.2) == []
     assert core.status("b", "offline", 4.2) == []

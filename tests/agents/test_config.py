@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agents import config
+from agents.rules.interface import ClientSide
 
 BROKER = config.Broker("127.0.0.1", 1883, "a", "s3cret")
 TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
@@ -22,9 +23,13 @@ EXAMPLES: list[Any] = [
         seed=7,
         shard="/data/a",
         threads=1,
-        kind="delta",
+        side=ClientSide(send_buffer="hold"),
+        timing=config.Duration("trace", {"values": [0.1, 0.2]}),
+        memory="/memory",
     ),
-    config.ClientConfig("r", "a", BROKER, TASK, config.Local(epochs=1), None, 7, "/data/a", 1, "model"),
+    config.ClientConfig(
+        "r", "a", BROKER, TASK, config.Local(epochs=1), None, 7, "/data/a", 1, ClientSide("model")
+    ),
     config.AggregatorConfig(
         run="r",
         broker=BROKER,

@@ -18,7 +18,7 @@ from agents.tasks.interface import Task
 
 
 @dataclass(frozen=True)
-class Tiny:
+class Tiny(Task):
     """4 inputs, 3 hidden units, 2 classes: 23 parameters."""
 
     dataset: ClassVar[str] = "none"
@@ -35,11 +35,10 @@ _RNG = np.random.default_rng(5)
 SHARD = Shard(_RNG.normal(size=(10, 4)).astype(np.float32), _RNG.integers(0, 2, 10), scale=0.5)
 
 
-def _train(local: Local, task: Task | None = None, kind: str = "delta", seed: int = 1) -> np.ndarray:
+def _train(local: Local, task: Task | None = None, seed: int = 1) -> np.ndarray:
+    """The progress: end minus start."""
     trainer = Trainer(task or Tiny(), SHARD, local)
-    result = trainer.train(START, kind, np.random.default_rng(seed))
-    assert result is not None
-    return result.vector.copy()
+    return trainer.train(START, np.random.default_rng(seed)).end - START
 
 
 def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray:
@@ -78,7 +77,7 @@ def test_a_step_by_hand() -> None:
     """Zero weights, one sample x = (1, 2) of class 0: p = ½, so g = −½ x for class 0 and ½ x for 1."""
 
     @dataclass(frozen=True)
-    class Linear:
+    class Linear(Task):
         dataset: ClassVar[str] = "none"
         l2: float = 0.0
 
@@ -87,25 +86,31 @@ def test_a_step_by_hand() -> None:
 
     shard = Shard(np.array([[10, 20]], np.uint8), np.array([0]), scale=0.1)
     trainer = Trainer(Linear(), shard, Local(steps=1, lr=0.5))
-    result = trainer.train(np.zeros(4, np.float32), "delta", np.random.default_rng(0))
-    assert result is not None
-    assert result.vector.tolist() == pytest.approx([0.25, 0.5, -0.25, -0.5])
+    result = trainer.train(np.zeros(4, np.float32), np.random.default_rng(0))
+    assert result.end.tolist() == pytest.approx([0.25, 0.5, -0.25, -0.5])
     assert result.loss == pytest.approx(np.log(2))
     assert result.steps == 1
 
 
 def test_the_loss_is_the_mean_over_the_steps_with_the_l2_term() -> None:
     standing_still = Trainer(Tiny(l2=0.2), SHARD, Local(steps=3, batch_size=10, lr=0.0))
-    result = standing_still.train(START, "delta", np.random.default_rng(1))
-    assert result is not None
+    result = standing_still.train(START, np.random.default_rng(1))
     logits = Tiny().model()(torch.from_numpy(SHARD.x) * 0.5)
     loss = nn.functional.cross_entropy(logits, torch.from_numpy(SHARD.y)).item()
     assert result.loss == pytest.approx(loss + 0.1 * float(START @ START))
 
 
-def test_model_is_start_plus_delta() -> None:
-    local = Local(steps=5, batch_size=4)
-    np.testing.assert_allclose(_train(local, kind="model"), START + _train(local), atol=1e-6)
+def test_the_step_size_may_be_assigned() -> None:
+    trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.1))
+    end = trainer.train(START, np.random.default_rng(1), lr=0.3).end
+    np.testing.assert_array_equal(end - START, _train(Local(steps=5, lr=0.3)))
+
+
+def test_a_gradient_is_what_one_step_of_size_one_goes_down() -> None:
+    local = Local(steps=5, batch_size=4, lr=1.0, momentum=0.9)
+    result = Trainer(Tiny(l2=0.2), SHARD, local).gradient(START, np.random.default_rng(1))
+    np.testing.assert_allclose(-result.end, _reference(local, 0.2, 1), atol=1e-6)
+    assert result.steps == 1
 
 
 def test_training_depends_on_start_and_seed_alone() -> None:
@@ -113,9 +118,8 @@ def test_training_depends_on_start_and_seed_alone() -> None:
     trainer = Trainer(Tiny(), SHARD, local)
     trainer.warm_up()
     for _ in range(2):
-        result = trainer.train(START, "delta", np.random.default_rng(1))
-        assert result is not None
-        np.testing.assert_array_equal(result.vector, _train(local))
+        result = trainer.train(START, np.random.default_rng(1))
+        np.testing.assert_array_equal(result.end - START, _train(local))
     assert not np.array_equal(_train(local, seed=2), _train(local))
 
 
@@ -125,13 +129,11 @@ def test_two_trainers_leave_their_shard_as_it_is() -> None:
     np.testing.assert_array_equal(SHARD.x, before)
 
 
-@pytest.mark.parametrize("kind", ["delta", "model"])
-def test_clip_bounds_the_update_and_keeps_its_direction(kind: str) -> None:
+def test_clip_bounds_the_update_and_keeps_its_direction() -> None:
     free = _train(Local(steps=5, lr=1.0))
     length = float(np.linalg.norm(free))
-    clipped = _train(Local(steps=5, lr=1.0, clip=length / 2), kind=kind)
-    delta = clipped if kind == "delta" else clipped - START
-    np.testing.assert_allclose(delta, free / 2, atol=1e-5)
+    clipped = _train(Local(steps=5, lr=1.0, clip=length / 2))
+    np.testing.assert_allclose(clipped, free / 2, atol=1e-5)
     np.testing.assert_allclose(_train(Local(steps=5, lr=1.0, clip=length * 2)), free, atol=1e-6)
 
 
@@ -145,11 +147,9 @@ def test_clip_bounds_the_update_and_keeps_its_direction(kind: str) -> None:
     ],
 )
 def test_steps(local: Local, steps: int) -> None:
+    assert local.count(len(SHARD)) == steps
     trainer = Trainer(Tiny(), SHARD, local)
-    assert trainer.steps == steps
-    result = trainer.train(START, "delta", np.random.default_rng(0))
-    assert result is not None
-    assert result.steps == steps
+    assert trainer.train(START, np.random.default_rng(0)).steps == steps
 
 
 def test_an_epoch_sees_every_sample_once() -> None:
@@ -160,10 +160,15 @@ def test_an_epoch_sees_every_sample_once() -> None:
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
 
 
-def test_training_stops_between_two_steps() -> None:
-    trainer = Trainer(Tiny(), SHARD, Local(steps=1000))
+def test_training_cut_short_gives_what_is_done() -> None:
+    trainer = Trainer(Tiny(), SHARD, Local(steps=1000, batch_size=4))
     asked = iter([False, False, True])
-    assert trainer.train(START, "delta", np.random.default_rng(0), lambda: next(asked)) is None
+    result = trainer.train(START, np.random.default_rng(1), stopped=lambda: next(asked))
+    assert result.steps == 2
+    np.testing.assert_array_equal(result.end - START, _train(Local(steps=2, batch_size=4)))
+    nothing = trainer.train(START, np.random.default_rng(1), stopped=lambda: True)
+    assert nothing.steps == 0
+    np.testing.assert_array_equal(nothing.end, START)
 
 
 def test_the_module_is_a_view_of_the_flat_vector() -> None:

@@ -1,0 +1,60 @@
+"""Which model went to whom, and is not answered yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """The model of `version`, sent at time `at`."""
+
+    version: int
+    at: float
+
+
+class Dispatches:
+    """Dispatches are numbered through the run. A client answers them in order: what it has passed over,
+    it will not answer any more. One number of a broadcast is open to every client."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._open: dict[str, dict[int, Dispatched]] = {}
+        self._broadcasts: dict[int, Dispatched] = {}
+        self._answered: dict[str, int] = {}
+
+    def send(self, client: str, version: int, at: float) -> int:
+        """Count a dispatch to `client`; its number."""
+        self._count += 1
+        self._open.setdefault(client, {})[self._count] = Dispatched(version, at)
+        return self._count
+
+    def broadcast(self, version: int, at: float) -> int:
+        """Count a dispatch to all; its number."""
+        self._count += 1
+        self._broadcasts[self._count] = Dispatched(version, at)
+        return self._count
+
+    def find(self, client: str, number: int) -> Dispatched | None:
+        """Dispatch `number`, if `client` may answer it."""
+        if number in self._broadcasts and number > self._answered.get(client, 0):
+            return self._broadcasts[number]
+        return self._open.get(client, {}).get(number)
+
+    def answered(self, client: str, number: int) -> None:
+        """`client` has answered dispatch `number`."""
+        later = {n: sent for n, sent in self._open.get(client, {}).items() if n > number}
+        self._open[client] = later
+        self._answered[client] = number
+
+    def has_open(self, client: str) -> bool:
+        """Whether a dispatch of its own waits for the answer of `client`."""
+        return bool(self._open.get(client))
+
+    def forget(self, client: str) -> None:
+        """`client` is gone, and what it was sent with it."""
+        self._open.pop(client, None)
+
+    def begin_anew(self, client: str) -> None:
+        """`client` starts without knowing what it has answered."""
+        self._answered.pop(client, None)

@@ -1,0 +1,37 @@
+"""What a client remembers over a restart, as one file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from agents import wire
+from agents.client.uploads import Memory
+
+_FIELDS = ("applied", "sent")
+
+
+def save(memory: Memory, path: Path) -> None:
+    """Write `memory` to the disk; a crash leaves the old file or the new one."""
+    known = {name: getattr(memory, name) for name in _FIELDS if getattr(memory, name) is not None}
+    metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
+    vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(wire.pack(vectors, metadata))
+        file.flush()
+        os.fdatasync(file.fileno())
+    partial.replace(path)
+
+
+def load(path: Path) -> Memory:
+    """What `save` wrote; nothing, where there is no file. Raises WireError for one that is not whole."""
+    if not path.is_file():
+        return Memory()
+    vectors, metadata = wire.unpack(path.read_bytes())
+    names = [name for name in _FIELDS if name in metadata]
+    parts = np.split(vectors, len(names))
+    known = {name: (int(metadata[name]), part) for name, part in zip(names, parts, strict=True)}
+    return Memory(**known)
