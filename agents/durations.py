@@ -7,7 +7,9 @@ docstring names.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -21,8 +23,8 @@ Seconds = Annotated[float, "s"]
 class Distribution(Protocol):
     """The parameters of a distribution on [0, ∞); its constructor raises ValueError for unfit ones."""
 
-    def draw(self, rng: np.random.Generator) -> float:
-        """One duration in seconds."""
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        """What gives the next duration, in seconds, at each call."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Constant:
     def __post_init__(self) -> None:
         _at_least_zero("value", self.value)
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return self.value
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        return lambda: self.value
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,32 @@ class Uniform:
         if self.high < self.low:
             raise ValueError(f"high is {self.high:g} s, expected at least low, {self.low:g} s")
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(rng.uniform(self.low, self.high))
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        return lambda: float(rng.uniform(self.low, self.high))
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal, truncated at zero: what would be below zero is drawn again."""
+    """Normal, truncated: what would be below `low` is drawn again."""
 
     mean: Seconds
     """Before the truncation."""
     std: Seconds
+    low: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_zero("mean", self.mean)  # so at least every second draw is kept
+        _at_least_zero("low", self.low)
         _at_least_zero("std", self.std)
+        if not self.mean >= self.low:  # so at least every second draw is kept
+            raise ValueError(f"mean is {self.mean:g} s, expected at least low, {self.low:g} s")
 
-    def draw(self, rng: np.random.Generator) -> float:
-        while (value := float(rng.normal(self.mean, self.std))) < 0:
-            pass
-        return value
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        def sample() -> float:
+            while (value := float(rng.normal(self.mean, self.std))) < self.low:
+                pass
+            return value
+
+        return sample
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,8 @@ class Lognormal:
         _above_zero("median", self.median)
         _at_least_zero("sigma", self.sigma)
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(rng.lognormal(math.log(self.median), self.sigma))
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        return lambda: float(rng.lognormal(math.log(self.median), self.sigma))
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,9 @@ class Exponential:
         if self.rate is not None:
             _above_zero("rate", self.rate)
 
-    def draw(self, rng: np.random.Generator) -> float:
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         mean = self.mean if self.mean is not None else 1 / (self.rate or math.inf)
-        return float(rng.exponential(mean))
+        return lambda: float(rng.exponential(mean))
 
 
 @dataclass(frozen=True)
@@ -120,13 +128,13 @@ class Pareto:
         _above_zero("scale", self.scale)
         _above_zero("shape", self.shape)
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return self.scale * (1 + float(rng.pareto(self.shape)))
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        return lambda: self.scale * (1 + float(rng.pareto(self.shape)))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Measured durations; each draw takes one of them, all equally likely, independently."""
+    """Measured durations, replayed in their order, from the first one again when they are used up."""
 
     values: tuple[Seconds, ...]
 
@@ -136,8 +144,8 @@ class Trace:
         for value in self.values:
             _at_least_zero("values", value)
 
-    def draw(self, rng: np.random.Generator) -> float:
-        return float(self.values[rng.integers(len(self.values))])
+    def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
+        return itertools.cycle(self.values).__next__
 
 
 DISTRIBUTIONS: dict[str, type[Distribution]] = {
@@ -151,8 +159,8 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
 }
 
 
-def draw(duration: Duration, rng: np.random.Generator) -> float:
-    """One duration in seconds, zero or more.
+def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]:
+    """What gives the next such duration, in seconds, zero or more, at each call.
 
     Raises ValueError for an unknown distribution, TypeError or ValueError for unfit parameters.
     """
@@ -161,7 +169,12 @@ def draw(duration: Duration, rng: np.random.Generator) -> float:
         raise ValueError(
             f"{duration.distribution!r} is no distribution, expected one of {', '.join(DISTRIBUTIONS)}"
         )
-    return distribution(**duration.params).draw(rng)
+    return distribution(**duration.params).sampler(rng)
+
+
+def draw(duration: Duration, rng: np.random.Generator) -> float:
+    """The first of a new `sampler`: of a trace always its first value."""
+    return sampler(duration, rng)()
 
 
 def _at_least_zero(name: str, value: float) -> None:

@@ -53,7 +53,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directorie
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 RuntimeName = Annotated[
     str | None,
-    typer.Option("--runtime", help="docker, process or auto; overrides the topology's."),
+    typer.Option("--runtime", help="docker, process, virtual or auto; overrides the topology's."),
 ]
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Run even where the devices ask for more than there is.")
@@ -197,8 +197,10 @@ def plan_command(
 
     _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
     _show(describe(plan), as_json, "")
-    if not as_json:
-        asked = sum(device.cpu for device in plan.devices)
+    if not as_json and plan.runtime == "virtual":
+        _say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
+    elif not as_json:
+        asked = sum(device.share for device in plan.devices)
         _say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "

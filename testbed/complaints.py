@@ -14,14 +14,11 @@ from testbed.fields import OneOf
 from testbed.yamlfile import Document, Problem, Where
 
 _LATER = {
-    "delay": "link delays are",
     "dilation": "dilation of time is",
     "jitter": "link jitter is",
     "loss": "loss on links is",
     "profile": "device profiles are",
-    "rtt": "link delays are",
     "scenario": "scenarios are",
-    "timing": "timing models are",
 }
 """Keys that a later version will read. To ignore them would be to lie about the experiment."""
 
@@ -38,7 +35,6 @@ _EXPECTED = {
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
-    "cpu": "cpu: 0.25 (a share of one host core)",
     "devices": "devices: [{name: nano, count: 4, cpu: 0.25}]",
     "distribution": "distribution: exponential",
     "evaluate": "evaluate: {every: 2s}",
@@ -49,6 +45,7 @@ _EXAMPLES = {
     "rule": "rule: {name: fedbuff, buffer_size: 3}",
     "runtime": "runtime: {name: docker}",
     "scheme": "scheme: dirichlet",
+    "server": "server: {link: {up: 100mbit, down: 100mbit}}",
     "start": "start: {timeout: 5min, quorum: 90%}",
     "stop": "stop: {after: 60s}",
     "task": "task: {name: digits-logreg, local: {steps: 20}}",

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
@@ -21,7 +22,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 
 from testbed import units
 
@@ -139,6 +140,33 @@ class OneOf:
     def models(self, base: type[Variant]) -> dict[str, type[Variant]]:
         """The model of each variant, by name."""
         return {name: _variant(base, name, cls) for name, cls in self._types.items()}
+
+
+class OrConstant:
+    """Annotates a field of distributions: `200ms` is short for `{distribution: constant, value: 200ms}`.
+
+    `types` are those of a short value and `schema` is its JSON Schema.
+    """
+
+    def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
+        self._types = types
+        self._schema = schema
+        self._expected = expected
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._spell_out, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [self._schema, handler(schema)]}
+
+    def _spell_out(self, value: Any) -> Any:
+        if isinstance(value, self._types) and not isinstance(value, bool):
+            return {"distribution": "constant", "value": value}
+        if not isinstance(value, dict | Model):
+            raise ValueError(f"expected {self._expected}")
+        return value
 
 
 def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:

@@ -12,12 +12,13 @@ from typing import Any
 import psutil
 
 from agents.config import Duration, Link, Local
+from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
-from testbed.topology import DeviceGroup, Topology
+from testbed.topology import Topology
 from testbed.units import format_duration, format_rate, format_size
-from testbed.yamlfile import Problem
+from testbed.yamlfile import Problem, Where
 
-RUNTIMES = ("docker", "process")
+RUNTIMES = ("docker", "process", "virtual")
 _RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _SHARED_CAPACITY = 0.5
@@ -30,23 +31,36 @@ _ROUNDING = 1e-9
 class PlannedDevice:
     name: str
     group: str
-    cpu: float
-    """Share of one host core."""
+    cpu: float | None
+    """Share of one host core; given where the runtime is real."""
     memory: int
     """Bytes."""
     local: Local
     link: Link | None = None
     think: Duration | None = None
+    timing: Duration | None = None
+    """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
+    gflops: float | None = None
+    """1e9 operations per second; still to be multiplied by `speed`."""
+    speed: float = 1.0
+    """This device's own, as drawn."""
+
+    @property
+    def share(self) -> float:
+        """`cpu` of a device that is to be launched. Raises ValueError where it has none."""
+        if self.cpu is None:
+            raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
+        return self.cpu
 
     @property
     def period(self) -> int:
         """CFS period in µs: 10 ms, longer where the quota would fall under the kernel's 1 ms."""
-        return max(10_000, round(1_000 / self.cpu))
+        return max(10_000, round(1_000 / self.share))
 
     @property
     def quota(self) -> int:
         """CFS quota in µs per period."""
-        return round(self.cpu * self.period)
+        return round(self.share * self.period)
 
     @property
     def threads(self) -> int:
@@ -55,20 +69,29 @@ class PlannedDevice:
 
     @property
     def profile(self) -> str:
-        """What to call this device's hardware in a table: `0.25 cpu, 512 MiB`."""
-        return f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB"
+        """What to call this device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        facts = []
+        if self.cpu is not None:
+            facts.append(f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB")
+        if self.gflops is not None:
+            facts.append(f"{self.gflops:g} gflops")
+        if self.timing is not None:
+            facts.append(f"timing {_duration(self.timing)}")
+        return ", ".join(facts)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
+
     runtime: str
-    """`docker` or `process`."""
+    """One of RUNTIMES."""
     devices: tuple[PlannedDevice, ...]
-    infrastructure_cpus: str
+    infrastructure_cpus: str = ""
     """cpuset of broker and aggregator, as in `0` or `0-1`."""
-    device_cpus: str
+    device_cpus: str = ""
     """cpuset of the devices."""
-    device_capacity: float
+    device_capacity: float = 0.0
     """Cores that the devices can have in all."""
 
 
@@ -92,14 +115,16 @@ def this_host() -> Host:
 
 
 def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
-    """What `runtime` (`docker` or `process`) will launch on `host`.
+    """What `runtime`, one of RUNTIMES, will launch on `host`.
 
     Broker and aggregator have the first core to themselves, the devices the others. Raises
     BadInputError, with the numbers, where the devices ask for more than that, unless `oversubscribe`;
     and always where the runtime cannot do what the topology asks.
     """
     if runtime not in RUNTIMES:
-        raise BadInputError(f"no runtime is called {runtime!r}, expected {' or '.join(RUNTIMES)}")
+        raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
+    if runtime == "virtual":
+        return Plan(runtime, _planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
@@ -110,7 +135,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         raise topology.source.error(problems)
     return Plan(
         runtime=runtime,
-        devices=tuple(device for group in topology.devices for device in _devices(group)),
+        devices=_planned(topology),
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
         device_capacity=capacity,
@@ -118,43 +143,87 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
-    """A row per device with what it is given: for `testbed plan`."""
-    return [
-        {
-            "device": device.name,
-            "cpu": device.cpu,
-            "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms",
-            "memory": format_size(device.memory),
-            "up": None if device.link is None else _rate(device.link.up),
-            "down": None if device.link is None else _rate(device.link.down),
-            "think": _think(device.think),
-            "local": _local(device.local),
-        }
-        for device in plan.devices
-    ]
+    """A row per device with what it is given, for `testbed plan`: what none is given has no column."""
+    rows = [_row(device, real=plan.runtime != "virtual") for device in plan.devices]
+    unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-def _devices(group: DeviceGroup) -> Iterator[PlannedDevice]:
+_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt")
+
+
+def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
+    link = device.link or Link()
+    return {
+        "device": device.name,
+        "cpu": device.cpu,
+        "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms" if real else None,
+        "memory": format_size(device.memory) if real else None,
+        "gflops": device.gflops,
+        "timing": _duration(device.timing),
+        "speed": None if device.speed == 1 else round(device.speed, 3),
+        "up": _rate(link.up),
+        "down": _rate(link.down),
+        "rtt": format_duration(link.rtt) if link.rtt else None,
+        "think": _duration(device.think),
+        "local": _local(device.local),
+    }
+
+
+def _planned(topology: Topology) -> tuple[PlannedDevice, ...]:
+    return tuple(device for group in topology.devices for device in _devices(group, topology.seed))
+
+
+def _devices(group: DeviceGroup, seed: int) -> Iterator[PlannedDevice]:
+    local = group.local.plain()
+    link = None if group.link is None else group.link.plain()
+    think = None if group.think is None else group.think.plain()
+    timing = None if group.timing is None else group.timing.plain()
     for name in group.device_names:
         yield PlannedDevice(
             name=name,
             group=group.name,
             cpu=group.cpu,
             memory=group.memory,
-            local=group.local.plain(),
-            link=None if group.link is None else group.link.plain(),
-            think=None if group.think is None else group.think.plain(),
+            local=local,
+            link=link,
+            think=think,
+            timing=timing,
+            gflops=group.gflops,
+            speed=group.speed.draw(seed, name),
         )
 
 
 def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """What `runtime`, a real one, cannot do, with the place and the mend."""
+    if topology.server.link is not None:
+        yield _not_emulated(topology, ("server", "link"), runtime)
     for index, group in enumerate(topology.devices):
+        where: Where = ("devices", index)
+        if group.cpu is None:
+            yield topology.source.problem(
+                where,
+                f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
+                "one host core), or use the virtual runtime",
+            )
+        if not group.has_plain_speed:
+            yield _not_emulated(topology, (*where, "speed"), runtime)
         if group.link is not None and runtime == "process":
             yield topology.source.problem(
-                ("devices", index, "link"),
+                (*where, "link"),
                 "the process runtime does not shape links: remove this, or use the docker runtime",
                 at_key=True,
             )
+        elif group.link is not None and group.link.rtt:
+            yield _not_emulated(topology, (*where, "link", "rtt"), runtime)
+
+
+def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
+    return topology.source.problem(
+        where,
+        f"the {runtime} runtime does not emulate this yet: remove it, or use the virtual runtime",
+        at_key=True,
+    )
 
 
 def _too_much_cpu(topology: Topology, host: Host, capacity: float) -> Iterator[Problem]:
@@ -164,14 +233,14 @@ def _too_much_cpu(topology: Topology, host: Host, capacity: float) -> Iterator[P
     )
     single = False
     for index, group in enumerate(topology.devices):
-        if group.cpu > capacity:
+        if group.cpu is not None and group.cpu > capacity:
             single = True
             yield topology.source.problem(
                 ("devices", index, "cpu"),
                 f"found {group.cpu:g}, expected at most {capacity:g}: {have}. Lower it, "
                 "use a larger host, or run slower than asked with --oversubscribe",
             )
-    asked = math.fsum(group.cpu * len(group.device_names) for group in topology.devices)
+    asked = math.fsum((group.cpu or 0) * len(group.device_names) for group in topology.devices)
     if asked > capacity + _ROUNDING and not single:
         yield topology.source.problem(
             ("devices",),
@@ -199,7 +268,7 @@ def _parts(topology: Topology, what: str) -> str:
     """Who asks for how much: `4 x 0.25 pi4, 2 x 0.1 nano`."""
     return ", ".join(
         f"{len(group.device_names)} x "
-        f"{format_size(group.memory) if what == 'memory' else f'{group.cpu:g}'} {group.name}"
+        f"{format_size(group.memory) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
         for group in topology.devices
     )
 
@@ -219,12 +288,13 @@ def _rate(bits: int | None) -> str | None:
     return None if bits is None else format_rate(bits)
 
 
-def _think(think: Duration | None) -> str | None:
-    if think is None:
+def _duration(duration: Duration | None) -> str | None:
+    """`200ms`, or the name of the distribution."""
+    if duration is None:
         return None
-    if think.distribution == "constant":
-        return format_duration(think.params["value"])
-    return think.distribution
+    if duration.distribution == "constant":
+        return format_duration(duration.params["value"])
+    return duration.distribution
 
 
 def _local(local: Local) -> str:

@@ -7,74 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from agents import config
-from agents.durations import DISTRIBUTIONS
 from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER
 from testbed import complaints, yamlfile
+from testbed.devices import DeviceGroup, Local, ServerLink
 from testbed.fields import (
-    SECONDS_SCHEMA,
     Count,
-    Memory,
     Model,
     Name,
-    NotNegative,
     OneOf,
     Positive,
     PositiveSeconds,
     PositiveShare,
-    Rate,
     Variant,
     expecting,
 )
-from testbed.yamlfile import Document, Problem, Source
+from testbed.yamlfile import Document, Problem, Source, Where
 
 RESERVED = (AGGREGATOR, CONTROLLER, "broker")
 """Names of the run's other processes."""
-
-_MOST_DEVICES = 10_000  # of one group
-
-
-class Local(Model):
-    """Local training of one round: SGD on the device's shard. Give steps or epochs."""
-
-    steps: Count | None = Field(default=None, description="Mini-batch steps per round")
-    epochs: Count | None = Field(default=None, description="Passes over the shard per round")
-    batch_size: Count = 32
-    lr: Positive = Field(default=0.1, description="Step size")
-    momentum: Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")] = 0.0
-    proximal: NotNegative = Field(default=0.0, description="FedProx's mu")
-    clip: Positive | None = Field(default=None, description="Upper bound of an update's l2 norm")
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("found both steps and epochs, expected one of them")
-        return self
-
-    def changed_by(self, other: Local) -> Local:
-        """What `other` says, and where `other` is silent what this one says."""
-        changes = {name: getattr(other, name) for name in other.model_fields_set}
-        if changes.get("steps") or changes.get("epochs"):
-            changes = {"steps": None, "epochs": None} | changes
-        return self.model_copy(update=changes)
-
-    def plain(self) -> config.Local:
-        return config.Local(**self.model_dump())
 
 
 def _says_how_long(local: Local) -> Local:
@@ -113,14 +70,17 @@ class Task(Variant):
     )
     partition: Annotated[Iid | Dirichlet, Field(discriminator="scheme")] = Iid()
     local: Annotated[Local, AfterValidator(_says_how_long)]
+    flops_per_step: Positive | None = Field(
+        default=None, description="Operations of one mini-batch step, for devices with gflops"
+    )
 
     @property
     def named(self) -> config.Named:
         return config.Named(self.name, self.params)
 
     @property
-    def dataset(self) -> str:
-        """Name in `testbed.data.DATASETS`."""
+    def dataset(self) -> str | None:
+        """Name in `testbed.data.DATASETS`; None where the task brings its data."""
         return TASKS[self.name].dataset
 
 
@@ -134,83 +94,10 @@ class Rule(Variant):
         return config.Named(self.name, self.params)
 
 
-class Link(Model):
-    """Access link of each device of the group; a rate left out is unlimited."""
+class Server(Model):
+    """The aggregator's own access link, shared by all transfers; in virtual time."""
 
-    up: Rate | None = None
-    down: Rate | None = None
-
-    @model_validator(mode="after")
-    def _limits(self) -> Self:
-        if self.up is None and self.down is None:
-            raise ValueError("found neither up nor down, expected a rate such as up: 5mbit")
-        return self
-
-    def plain(self) -> config.Link:
-        return config.Link(self.up, self.down)
-
-
-class Think(Variant):
-    """Extra delay of a device before it sends an update."""
-
-    tag: ClassVar[str] = "distribution"
-    distribution: str
-
-    def plain(self) -> config.Duration:
-        return config.Duration(self.distribution, self.params)
-
-
-class _OrConstant:
-    """Annotates a Think: `200ms` is short for `{distribution: constant, value: 200ms}`."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self._spell_out, handler(source))
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"anyOf": [SECONDS_SCHEMA, handler(schema)]}
-
-    @staticmethod
-    def _spell_out(value: Any) -> Any:
-        if isinstance(value, str):
-            return {"distribution": "constant", "value": value}
-        if not isinstance(value, dict):
-            raise ValueError(
-                "expected a duration such as 200ms, or a distribution such as "
-                "{distribution: exponential, mean: 200ms}"
-            )
-        return value
-
-
-class DeviceGroup(Model):
-    """One device, or `count` equal ones."""
-
-    name: Name = Field(description="Of the device, or with count of name-1, name-2, ...")
-    count: (
-        Annotated[
-            int,
-            Field(ge=1, le=_MOST_DEVICES),
-            expecting(f"a whole number of devices from 1 to {_MOST_DEVICES}"),
-        ]
-        | None
-    ) = None
-    # No default: how slow a device is, is what the experiment is about.
-    cpu: Annotated[
-        float,
-        Field(gt=0, description="Share of one host core; above 1 is more than one core"),
-        expecting("a positive share of one host core such as 0.25"),
-    ]
-    memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
-    link: Link | None = None
-    think: Annotated[Think, OneOf(DISTRIBUTIONS), _OrConstant()] | None = None
-    local: Local = Field(default_factory=Local, description="What differs from task.local here")
-
-    @property
-    def device_names(self) -> tuple[str, ...]:
-        if self.count is None:
-            return (self.name,)
-        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
+    link: ServerLink | None = None
 
 
 def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
@@ -254,7 +141,12 @@ class Start(Model):
 class Runtime(Model):
     """Where the devices run; auto takes docker where an engine answers, else process."""
 
-    name: Literal["auto", "docker", "process"] = "auto"
+    name: Literal["auto", "docker", "process", "virtual"] = "auto"
+    step_time: PositiveSeconds | None = Field(
+        default=None,
+        description="One mini-batch step on a whole host core, for the virtual time of devices with "
+        "cpu; measured where not given",
+    )
 
 
 class Topology(Model):
@@ -269,6 +161,7 @@ class Topology(Model):
         Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_at_least_one),
     ]
+    server: Server = Server()
     evaluate: Evaluate = Evaluate()
     stop: Stop
     start: Start = Start()
@@ -312,10 +205,7 @@ def _topology(document: Document) -> Topology:
     except ValidationError as error:
         problems += complaints.problems(error, document, Topology)
         raise document.source.error(problems) from None
-    try:
-        topology.rule.build().check(len(topology.device_names))
-    except ValueError as error:
-        problems.append(complaints.misfit(document, ("rule",), error))
+    problems += _misfits(topology, document)
     if problems:
         raise document.source.error(problems)
     devices = tuple(
@@ -325,6 +215,43 @@ def _topology(document: Document) -> Topology:
     topology = topology.model_copy(update={"devices": devices})
     topology._source = document.source
     return topology
+
+
+def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
+    """Parts of which each is right by itself, and that do not go together."""
+    for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
+        try:
+            parameters.check(len(topology.device_names))
+        except ValueError as error:
+            yield complaints.misfit(document, (part,), error)
+    for where, message in _contradictions(topology):
+        yield document.source.problem(where, message, at_key=True)
+
+
+def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
+    task, groups = topology.task, topology.devices
+    if not topology.rule.build().takes_fednova:
+        settings: list[tuple[Where, Local]] = [(("task",), task.local)]
+        settings += [(("devices", index), group.local) for index, group in enumerate(groups)]
+        for where, local in settings:
+            if local.fednova:
+                yield (
+                    (*where, "local", "fednova"),
+                    f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
+                    "take a rule that does (testbed rules shows them)",
+                )
+    for index, group in enumerate(groups):
+        if group.gflops is not None and task.flops_per_step is None:
+            yield (
+                ("devices", index, "gflops"),
+                "how long a step takes is not known: add task.flops_per_step, such as "
+                "flops_per_step: 1e6",
+            )
+    if topology.stop.target_accuracy is not None and not TASKS[task.name].has_accuracy:
+        yield (
+            ("stop", "target_accuracy"),
+            f"the task {task.name} has no accuracy: remove this, and give after or updates",
+        )
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:

@@ -20,6 +20,8 @@ class Task(Protocol):
 
     dataset: ClassVar[str | None]
     """Name in `testbed.data.DATASETS`; None where `shards` brings the data."""
+    has_accuracy: ClassVar[bool] = True
+    """Whether `correct` means something."""
 
     @property
     def l2(self) -> float: ...
@@ -47,5 +49,5 @@ class Task(Protocol):
         return  # a body: what has none is abstract to mypy
 
     def shards(self) -> Sequence[Shard]:
-        """A shard per client, in device order, of a task without dataset; the test set is all of them."""
+        """A shard per client, in device order, for a task without dataset; they are its test set too."""
         raise LookupError(f"{type(self).__name__} learns from the dataset {self.dataset}")

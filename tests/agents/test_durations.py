@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from agents.config import Duration
-from agents.durations import draw
+from agents.durations import sampler
 
 N = 20_000
 
 
 def draws(distribution: str, **params: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    rng = np.random.default_rng(1)
-    duration = Duration(distribution, params)
-    return np.array([draw(duration, rng) for _ in range(N)])
+    sample = sampler(Duration(distribution, params), np.random.default_rng(1))
+    return np.array([sample() for _ in range(N)])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,11 @@ def test_a_normal_is_cut_at_zero_and_not_piled_up_there() -> None:
 
 def test_bounds_hold() -> None:
     assert draws("pareto", scale=3, shape=2).min() >= 3
-    assert set(draws("trace", values=(1.0, 0.02))) == {1.0, 0.02}
+    assert draws("normal", mean=2, std=1, low=1.5).min() >= 1.5
+
+
+def test_a_trace_is_replayed_in_its_order() -> None:
+    assert draws("trace", values=(1.0, 0.02, 3.0))[:7].tolist() == [1, 0.02, 3, 1, 0.02, 3, 1]
 
 
 def test_the_same_generator_draws_the_same() -> None:
@@ -60,6 +63,7 @@ def test_the_same_generator_draws_the_same() -> None:
         ("constant", {"value": -1}),
         ("uniform", {"low": 2, "high": 1}),
         ("normal", {"mean": -1, "std": 1}),
+        ("normal", {"mean": 1, "std": 1, "low": 2}),
         ("lognormal", {"median": 0, "sigma": 1}),
         ("exponential", {}),
         ("exponential", {"mean": 1, "rate": 1}),
@@ -71,4 +75,4 @@ def test_the_same_generator_draws_the_same() -> None:
 )
 def test_unfit_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"expected|give one of"):
-        draw(Duration(distribution, params), np.random.default_rng())
+        sampler(Duration(distribution, params), np.random.default_rng())

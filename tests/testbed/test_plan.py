@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.config import Link
+from agents.config import Duration, Link
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, describe, plan, this_host
@@ -11,13 +11,13 @@ GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
 
 
-def fleet(devices: str) -> topology.Topology:
+def fleet(devices: str, more: str = "") -> topology.Topology:
     return topology.parse(
         "name: fleet\n"
-        "task: {name: digits-logreg, local: {steps: 20}}\n"
+        "task: {name: digits-logreg, flops_per_step: 1e6, local: {steps: 20}}\n"
         "rule: {name: fedasync}\n"
         f"devices: [{devices}]\n"
-        "stop: {updates: 10}\n"
+        f"stop: {{updates: 10}}\n{more}"
     )
 
 
@@ -68,8 +68,68 @@ def test_links_are_refused_where_nothing_shapes_them() -> None:
     assert plan(wanted, "docker", FOUR_CORES).devices[0].link == Link(up=5_000_000)
 
 
+@pytest.mark.parametrize(
+    ("devices", "told"),
+    [
+        (
+            "{name: pi, timing: 1s}",
+            "4:11: devices[0]: has no cpu, which the docker runtime needs: add one",
+        ),
+        (
+            "{name: pi, cpu: 1, link: {rtt: 9ms}}",
+            "4:37: devices[0].link.rtt: the docker runtime does not",
+        ),
+        (
+            "{name: pi, cpu: 1, timing: 1s, speed: 2}",
+            "4:42: devices[0].speed: the docker runtime does not",
+        ),
+        (
+            "{name: pi, cpu: 1}",
+            "6:10: server.link: the docker runtime does not emulate this yet: remove it",
+        ),
+    ],
+)
+def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str) -> None:
+    wanted = fleet(devices, "server: {link: {up: 1mbit}}")
+    assert plan(wanted, "virtual", FOUR_CORES).devices
+    with pytest.raises(BadInputError) as refused:
+        plan(wanted, "docker", FOUR_CORES, oversubscribe=True)
+    assert told in str(refused.value)
+    assert "use the virtual runtime" in str(refused.value)
+
+
+def test_real_runtimes_take_a_timing_beside_the_cpu() -> None:
+    (device,) = plan(fleet("{name: pi, cpu: 1, timing: 1s}"), "docker", FOUR_CORES).devices
+    assert device.timing == Duration("constant", {"value": 1.0})
+    assert device.profile == "1 cpu, 512 MiB, timing 1s"
+
+
+def test_virtual_time_has_room_for_any_fleet() -> None:
+    wanted = fleet("{name: pi, count: 20000, cpu: 8, memory: 64GiB}", "runtime: {name: virtual}")
+    planned = plan(wanted, "virtual", Host((0,), GIB))
+    assert len(planned.devices) == 20_000
+    assert planned.devices[-1].name == "pi-20000"
+
+
+def test_a_virtual_device_is_described_by_what_it_is_given() -> None:
+    wanted = fleet(
+        "{name: a, gflops: 10, speed: 0.5, link: {rtt: 60ms}}, "
+        "{name: b, timing: {distribution: exponential, rate: 5}}"
+    )
+    planned = plan(wanted, "virtual", FOUR_CORES)
+    a, b = planned.devices
+    assert (a.profile, b.profile) == ("10 gflops", "timing exponential")
+    assert (a.speed, b.speed) == (0.5, 1.0)
+    assert b.timing == Duration("exponential", {"mean": None, "rate": 5.0})
+    silent = {"up": None, "down": None, "think": None, "local": "20 steps x 32"}
+    assert describe(planned) == [
+        {"device": "a", "gflops": 10.0, "timing": None, "speed": 0.5, "rtt": "60ms", **silent},
+        {"device": "b", "gflops": None, "timing": "exponential", "speed": None, "rtt": None, **silent},
+    ]
+
+
 def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(BadInputError, match="expected docker or process"):
+    with pytest.raises(BadInputError, match="expected docker, process or virtual"):
         plan(fleet("{name: pi, cpu: 1}"), "swarm", FOUR_CORES)
 
 

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agents.config import Duration, Local, Named
+from agents.config import Duration, Link, Local, Named
+from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
@@ -47,7 +49,7 @@ stop: {after: 60s}
         (
             "unknown-rule",
             "3:14: rule.name",
-            "found 'fedbuf', expected fedasync, fedavg or fedbuff; did you",
+            "; did you mean fedbuff?",
         ),
         (
             "duplicate-device",
@@ -91,7 +93,7 @@ def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
         ["5:3", "task.l3"],
         ["6:10", "task.local"],
         ["7:37", "rule.round_timeout"],
-        ["9:36", "devices[0].link.rtt"],
+        ["9:36", "devices[0].link.jitter"],
         ["10:12", "devices[1].name"],
         ["11:5", "devices[2]"],
         ["13:5", "devices[2].memory"],
@@ -167,6 +169,99 @@ def test_defaults_and_groups_are_spelled_out() -> None:
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
+VIRTUAL = """
+name: virtual
+task: {name: digits-logreg, local: {steps: 20, fednova: true}, flops_per_step: 1e6}
+rule: {name: fedavg}
+server: {link: {up: 100mbit}}
+devices:
+  - {name: a, timing: 200ms, speed: {distribution: normal, mean: 1, std: 0.3}}
+  - {name: b, gflops: 10, speed: 0.5, link: {up: 5mbit, rtt: 60ms}}
+  - {name: c, cpu: 0.5, timing: {distribution: normal, mean: 1s, std: 1s, low: 100ms}}
+stop: {after: 60s, target_accuracy: 90%}
+runtime: {name: virtual, step_time: 2ms}
+"""
+
+
+def test_what_virtual_time_takes_is_resolved() -> None:
+    parsed = topology.parse(VIRTUAL)
+    a, b, c = parsed.devices
+    assert a.timing is not None
+    assert a.timing.plain() == Duration("constant", {"value": 0.2})
+    assert b.link is not None
+    assert b.link.plain() == Link(up=5_000_000, rtt=0.06)
+    assert c.timing is not None
+    assert c.timing.plain() == Duration("normal", {"mean": 1.0, "std": 1.0, "low": 0.1})
+    assert c.local.plain().fednova
+    assert parsed.server.link is not None
+    assert parsed.server.link.plain() == Link(up=100_000_000)
+    assert parsed.runtime.step_time == 0.002
+    assert topology.parse(parsed.to_yaml()) == parsed
+
+
+def test_a_speed_is_drawn_for_each_device_from_the_seed() -> None:
+    speed = topology.parse(VIRTUAL).devices[0].speed
+    drawn = np.array([speed.draw(1, f"a-{k}") for k in range(2000)])
+    assert drawn.mean() == pytest.approx(1, abs=0.03)
+    assert drawn.std() == pytest.approx(0.3, abs=0.03)
+    assert drawn.min() >= 0.1
+    assert speed.draw(1, "a-7") == drawn[7]
+    assert speed.draw(2, "a-7") != drawn[7]
+
+
+@pytest.mark.parametrize(
+    ("speed", "lowest", "median", "highest"),
+    [
+        ("0.5", 0.5, 0.5, 0.5),
+        ("{distribution: uniform, low: 1, high: 3}", 1.0, 2.0, 3.0),
+        ("{distribution: lognormal, median: 2, sigma: 0.5}", 0.0, 2.0, np.inf),
+    ],
+)
+def test_speeds_are_those_of_their_distribution(
+    speed: str, lowest: float, median: float, highest: float
+) -> None:
+    group = topology.parse(VIRTUAL.replace("0.5, link", f"{speed}, link")).devices[1]
+    drawn = np.array([group.speed.draw(1, f"b-{k}") for k in range(2000)])
+    assert drawn.min() >= lowest
+    assert np.median(drawn) == pytest.approx(median, rel=0.05)
+    assert drawn.max() <= highest
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "told"),
+    [
+        ("fedavg", "fedasync", "3:48: task.local.fednova: the rule fedasync does not take normalised"),
+        (", flops_per_step: 1e6", "", "8:15: devices[1].gflops: how long a step takes is not known"),
+        ("gflops: 10, speed: 0.5, ", "", "8:5: devices[1]: found none of cpu, timing and gflops"),
+        ("gflops: 10", "cpu: 0.1", "8:32: devices[1].speed: has nothing to act on"),
+        ("speed: 0.5", "speed: 0", "8:34: devices[1].speed: found 0, expected a number above 0"),
+        (
+            "speed: 0.5",
+            "speed: fast",
+            "devices[1].speed: found 'fast', expected a number such as 0.5, or",
+        ),
+        (
+            "mean: 1,",
+            "mean: 0.05,",
+            "7:66: devices[0].speed.mean: found 0.05, expected at least low, 0.1",
+        ),
+        ("{up: 100mbit}", "{rtt: 9ms}", "5:17: server.link.rtt: unknown key; expected one of up, down"),
+        ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
+        ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
+        (
+            "virtual,",
+            "virtul,",
+            "runtime.name: found 'virtul', expected auto, docker, process or virtual",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(found: str, instead: str, told: str) -> None:
+    assert VIRTUAL.count(found) == 1
+    with pytest.raises(BadInputError) as refused:
+        topology.parse(VIRTUAL.replace(found, instead))
+    assert told in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "topologies").glob("*.yaml")), ids=lambda path: path.stem
 )
@@ -180,7 +275,7 @@ def test_our_topologies_fit_on_two_cores_and_resolve(path: Path) -> None:
 def test_the_schema_knows_the_parameters_of_every_rule_and_task() -> None:
     schema = topology.json_schema()
     rules = schema["properties"]["rule"]["discriminator"]["mapping"]
-    assert sorted(rules) == ["fedasync", "fedavg", "fedbuff"]
+    assert sorted(rules) == sorted(RULES)
     assert "buffer_size" in schema["$defs"]["FedBuff"]["properties"]
     assert schema["$defs"]["Evaluate"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)

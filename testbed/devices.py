@@ -1,0 +1,238 @@
+"""What a topology says of its devices: their speed, link, waiting and local training."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agents import config
+from agents.durations import DISTRIBUTIONS
+from testbed import seeds
+from testbed.fields import (
+    SECONDS_SCHEMA,
+    Count,
+    Memory,
+    Model,
+    Name,
+    NotNegative,
+    OneOf,
+    OrConstant,
+    Positive,
+    Rate,
+    Seconds,
+    Variant,
+    expecting,
+)
+
+_MOST_DEVICES = 100_000  # of one group
+
+
+class Local(Model):
+    """Local training of one round: SGD on the device's shard. Give steps or epochs."""
+
+    steps: Count | None = Field(default=None, description="Mini-batch steps per round")
+    epochs: Count | None = Field(default=None, description="Passes over the shard per round")
+    batch_size: Count = 32
+    lr: Positive = Field(default=0.1, description="Step size")
+    momentum: Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")] = 0.0
+    proximal: NotNegative = Field(default=0.0, description="FedProx's mu")
+    clip: Positive | None = Field(default=None, description="Upper bound of an update's l2 norm")
+    fednova: bool = Field(
+        default=False, description="Updates are divided by their effective number of local steps"
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("found both steps and epochs, expected one of them")
+        return self
+
+    def changed_by(self, other: Local) -> Local:
+        """What `other` says, and where `other` is silent what this one says."""
+        changes = {name: getattr(other, name) for name in other.model_fields_set}
+        if changes.get("steps") or changes.get("epochs"):
+            changes = {"steps": None, "epochs": None} | changes
+        return self.model_copy(update=changes)
+
+    def plain(self) -> config.Local:
+        return config.Local(**self.model_dump())
+
+
+class ServerLink(Model):
+    """An access link; a rate left out is unlimited."""
+
+    up: Rate | None = None
+    down: Rate | None = None
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        fields = type(self).model_fields
+        if all(getattr(self, name) is None for name in fields):
+            raise ValueError(f"found none of {', '.join(fields)}, expected a rate such as up: 5mbit")
+        return self
+
+    def plain(self) -> config.Link:
+        return config.Link(self.up, self.down)
+
+
+class Link(ServerLink):
+    """Access link of each device of the group; a rate left out is unlimited."""
+
+    rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
+
+    def plain(self) -> config.Link:
+        return config.Link(self.up, self.down, self.rtt or 0.0)
+
+
+class _Duration(Variant):
+    """Of one of the distributions, drawn anew each time."""
+
+    tag: ClassVar[str] = "distribution"
+    distribution: str
+
+    def plain(self) -> config.Duration:
+        return config.Duration(self.distribution, self.params)
+
+
+Duration = Annotated[
+    _Duration,
+    OneOf(DISTRIBUTIONS),
+    OrConstant(
+        (str,),
+        SECONDS_SCHEMA,
+        "a duration such as 200ms, or a distribution such as {distribution: exponential, mean: 200ms}",
+    ),
+]
+
+
+class ConstantSpeed(Model):
+    """The same for every device."""
+
+    distribution: Literal["constant"]
+    value: Positive
+
+    def draw(self, seed: int, device: str) -> float:
+        return self.value
+
+
+class UniformSpeed(Model):
+    """Every speed between `low` and `high` is equally likely."""
+
+    distribution: Literal["uniform"]
+    low: Positive
+    high: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.high < self.low:
+            raise ValueError(f"high is {self.high:g}, expected at least low, {self.low:g}")
+        return self
+
+    def draw(self, seed: int, device: str) -> float:
+        return float(seeds.generator(seed, device, "speed").uniform(self.low, self.high))
+
+
+class NormalSpeed(Model):
+    """Normal, truncated: what would be below `low` is drawn again."""
+
+    distribution: Literal["normal"]
+    mean: Positive
+    std: NotNegative
+    low: Positive = 0.1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.mean < self.low:  # so at least every second draw is kept
+            raise ValueError(f"mean is {self.mean:g}, expected at least low, {self.low:g}")
+        return self
+
+    def draw(self, seed: int, device: str) -> float:
+        rng = seeds.generator(seed, device, "speed")
+        while (speed := float(rng.normal(self.mean, self.std))) < self.low:
+            pass
+        return speed
+
+
+class LognormalSpeed(Model):
+    """exp of a normal with mean ln(`median`) and standard deviation `sigma`."""
+
+    distribution: Literal["lognormal"]
+    median: Positive
+    sigma: NotNegative
+
+    def draw(self, seed: int, device: str) -> float:
+        rng = seeds.generator(seed, device, "speed")
+        return self.median * float(rng.lognormal(0.0, self.sigma))
+
+
+Speed = Annotated[
+    ConstantSpeed | UniformSpeed | NormalSpeed | LognormalSpeed,
+    Field(discriminator="distribution"),
+    OrConstant(
+        (int, float),
+        {"type": "number", "exclusiveMinimum": 0},
+        "a number such as 0.5, or a distribution such as {distribution: uniform, low: 0.5, high: 2}",
+    ),
+]
+_PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
+
+
+class DeviceGroup(Model):
+    """One device, or `count` equal ones. Give at least one of cpu, timing and gflops."""
+
+    name: Name = Field(description="Of the device, or with count of name-1, name-2, ...")
+    count: (
+        Annotated[
+            int,
+            Field(ge=1, le=_MOST_DEVICES),
+            expecting(f"a whole number of devices from 1 to {_MOST_DEVICES}"),
+        ]
+        | None
+    ) = None
+    # No default: how slow a device is, is what the experiment is about.
+    cpu: (
+        Annotated[
+            float,
+            Field(gt=0, description="Share of one host core; above 1 is more than one core"),
+            expecting("a positive share of one host core such as 0.25"),
+        ]
+        | None
+    ) = None
+    gflops: Positive | None = Field(
+        default=None, description="1e9 operations per second, of task.flops_per_step; in virtual time"
+    )
+    timing: Duration | None = Field(
+        default=None, description="From receiving a model to its update's arrival, at the least"
+    )
+    speed: Speed = Field(
+        default=_PLAIN_SPEED, description="Drawn once per device: divides timing, multiplies gflops"
+    )
+    memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
+    link: Link | None = None
+    think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
+    local: Local = Field(default_factory=Local, description="What differs from task.local here")
+
+    @model_validator(mode="after")
+    def _has_a_speed(self) -> Self:
+        if self.cpu is None and self.timing is None and self.gflops is None:
+            raise ValueError(
+                "found none of cpu, timing and gflops; add one such as "
+                "cpu: 0.25 (a share of one host core)"
+            )
+        if not self.has_plain_speed and self.timing is None and self.gflops is None:
+            raise ValueError(
+                "speed has nothing to act on: it divides timing and multiplies gflops. "
+                "Give one of these, or change cpu instead"
+            )
+        return self
+
+    @property
+    def has_plain_speed(self) -> bool:
+        return self.speed == _PLAIN_SPEED
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        if self.count is None:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
