@@ -1,4 +1,4 @@
-"""Datasets, and their partition among the clients: done once, by the controller.
+"""Datasets, and what each client has of them: prepared once, by the controller.
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
 the hub itself. Decoding 70,000 images takes seconds, so the arrays are kept in the user's cache. To add
@@ -12,12 +12,11 @@ import hashlib
 import io
 import os
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
@@ -25,19 +24,34 @@ from safetensors import SafetensorError
 from agents import shards as files
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
+from testbed.partition import Indices, Parts
 from testbed.rundir import RunDirectory
+from testbed.topology import Topology
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MIN_SAMPLES = 10
-"""No client gets fewer samples than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
     train: Shard
     test: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The data of a run."""
+
+    train: Shard
+    """Of all clients together."""
+    test: Shard
+    indices: Mapping[str, Indices]
+    """Of each client, in device order: its samples in `train`."""
+
+    def shard(self, client: str) -> Shard:
+        """A copy of what `client` trains on."""
+        chosen = self.indices[client]
+        return Shard(self.train.x[chosen], self.train.y[chosen], self.train.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HubImages:
-    """Labelled images of one size, as a dataset of the Hugging Face hub."""
+    """Labelled images of one size, as a dataset of the Hugging Face hub.
+
+    In grey x has shape (n, height, width), in colour (n, channels, height, width).
+    """
 
     hub_id: str
     image: str
@@ -127,7 +144,10 @@ class HubImages:
         from PIL import Image
 
         images = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in frame[self.image]]
-        return Shard(np.stack(images), frame[self.label].to_numpy(np.int64), scale=1 / 255)
+        x = np.stack(images)
+        if x.ndim == 4:  # colours: channels first, as torch's convolutions take them
+            x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        return Shard(x, frame[self.label].to_numpy(np.int64), scale=1 / 255)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +174,7 @@ class Digits:
 
 DATASETS: dict[str, Source] = {
     "digits": Digits(),
+    "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", image="img", label="label"),
     "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
 }
 
@@ -178,70 +199,48 @@ def load(dataset: str, root: Path | None) -> Dataset:
     return decoded
 
 
-def partition(
-    train: Shard, scheme: str, params: Mapping[str, float], clients: Sequence[str], seed: int
-) -> dict[str, Shard]:
-    """Deal `train` out among `clients`: every sample to one of them, MIN_SAMPLES or more to each.
+def prepare(topology: Topology, root: Path | None) -> Prepared:
+    """The data of the task, and what each device has of it; `root` as for `load`, and raises the same.
 
-    The same for the same arguments. Raises BadInputError, naming the knob, where it cannot be done.
+    The same for the same topology. Raises BadInputError, naming the knob, where the data cannot be
+    dealt out.
     """
-    from datasets import Dataset as Table
-
-    if len(train) < MIN_SAMPLES * len(clients):
-        raise BadInputError(
-            f"{len(clients)} devices for {len(train)} training samples: each needs at least "
-            f"{MIN_SAMPLES}. Use at most {len(train) // MIN_SAMPLES} devices, or a larger dataset."
+    task, clients = topology.task, topology.device_names
+    if task.dataset is None:
+        shards = task.build().shards()
+        ends = np.cumsum([len(shard) for shard in shards])
+        everything = Shard(
+            np.concatenate([shard.x for shard in shards]),
+            np.concatenate([shard.y for shard in shards]),
+            shards[0].scale,
         )
-    # Permuted, as the iid partitioner deals out contiguous pieces. Labels alone, and in arrow's format:
-    # in any other they are handed over one by one, which takes seconds.
-    order = np.random.default_rng(seed).permutation(len(train))
-    partitioner = _partitioner(scheme, params, len(clients), seed)
-    partitioner.dataset = Table.from_dict({"index": order, "label": train.y[order]}).with_format("arrow")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
-            parts = [np.asarray(partitioner.load_partition(k)["index"]) for k in range(len(clients))]
-    except ValueError as error:  # so was every draw
-        raise _too_skewed(scheme, params, len(clients)) from error
+        own = Parts(clients, lambda k, _: np.arange(ends[k] - len(shards[k]), ends[k]))
+        return Prepared(everything, everything, own)
+    dataset = load(task.dataset, root)
+    indices = task.partition.build().deal(dataset.train.y, clients, topology.seed)
+    return Prepared(dataset.train, dataset.test, indices)
+
+
+def label_counts(prepared: Prepared) -> dict[str, list[int]]:
+    """Of each client: how many samples it has of class 0, 1, ..."""
+    labels = prepared.train.y
+    classes = 1 + int(labels.max())
     return {
-        client: Shard(train.x[part], train.y[part], train.scale)
-        for client, part in zip(clients, parts, strict=True)
+        client: np.bincount(labels[chosen], minlength=classes).tolist()
+        for client, chosen in prepared.indices.items()
     }
 
 
-def label_counts(shards: Mapping[str, Shard]) -> dict[str, list[int]]:
-    """Of each client: how many samples it has of class 0, 1, ..."""
-    classes = 1 + max(int(shard.y.max()) for shard in shards.values())
-    return {client: np.bincount(shard.y, minlength=classes).tolist() for client, shard in shards.items()}
-
-
-def write(dataset: Dataset, shards: Mapping[str, Shard], directory: RunDirectory) -> None:
+def write(prepared: Prepared, directory: RunDirectory) -> None:
     """Save every client's shard and the test set where the run's processes expect them."""
-    paths = {directory.shard(client): shard for client, shard in shards.items()}
-    for path, shard in {**paths, directory.test_set: dataset.test}.items():
-        files.save(shard, path)
-        path.chmod(0o644)  # a container reads it as another user
+    _save_readable(prepared.test, directory.test_set)
+    for client in prepared.indices:
+        _save_readable(prepared.shard(client), directory.shard(client))
 
 
-def _partitioner(scheme: str, params: Mapping[str, float], count: int, seed: int) -> Any:
-    from flwr_datasets.partitioner import DirichletPartitioner, IidPartitioner
-
-    match scheme:
-        case "iid":
-            return IidPartitioner(count)
-        case "dirichlet":
-            return DirichletPartitioner(
-                count, "label", float(params["alpha"]), min_partition_size=MIN_SAMPLES, seed=seed
-            )
-    raise BadInputError(f"task.partition.scheme is {scheme!r}, expected iid or dirichlet")
-
-
-def _too_skewed(scheme: str, params: Mapping[str, float], count: int) -> BadInputError:
-    given = ", ".join(f"{name} {value:g}" for name, value in params.items())
-    return BadInputError(
-        f"task.partition: {scheme} with {given} leaves some of the {count} devices fewer than "
-        f"{MIN_SAMPLES} samples, in every draw. Raise task.partition.alpha, or use fewer devices."
-    )
+def _save_readable(shard: Shard, path: Path) -> None:
+    files.save(shard, path)
+    path.chmod(0o644)  # a container reads it as another user
 
 
 def _cache() -> Path:

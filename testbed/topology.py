@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
@@ -28,6 +28,7 @@ from testbed.fields import (
     Variant,
     expecting,
 )
+from testbed.partition import SCHEMES
 from testbed.yamlfile import Document, Problem, Source, Where
 
 RESERVED = (AGGREGATOR, CONTROLLER, "broker")
@@ -40,25 +41,11 @@ def _says_how_long(local: Local) -> Local:
     return local
 
 
-class Iid(Model):
-    """Every shard is drawn from the whole."""
+class Partition(Variant):
+    """Which samples each device has."""
 
-    scheme: Literal["iid"] = "iid"
-
-    @property
-    def params(self) -> dict[str, float]:
-        return {}
-
-
-class Dirichlet(Model):
-    """Each class is dealt out in shares drawn from Dirichlet(alpha): the smaller, the more skewed."""
-
-    scheme: Literal["dirichlet"]
-    alpha: Positive
-
-    @property
-    def params(self) -> dict[str, float]:
-        return {"alpha": self.alpha}
+    tag: ClassVar[str] = "scheme"
+    scheme: str
 
 
 class Task(Variant):
@@ -68,7 +55,9 @@ class Task(Variant):
     importance: Literal["uniform", "samples"] = Field(
         default="uniform", description="What a client counts for in the objective: 1/N, or its samples"
     )
-    partition: Annotated[Iid | Dirichlet, Field(discriminator="scheme")] = Iid()
+    partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
+        default={"scheme": "iid"}, validate_default=True
+    )
     local: Annotated[Local, AfterValidator(_says_how_long)]
     flops_per_step: Positive | None = Field(
         default=None, description="Operations of one mini-batch step, for devices with gflops"
@@ -247,6 +236,11 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "how long a step takes is not known: add task.flops_per_step, such as "
                 "flops_per_step: 1e6",
             )
+    if task.dataset is None and task.partition.scheme != "iid":
+        yield (
+            ("task", "partition"),
+            f"the task {task.name} brings each device its own data: remove this",
+        )
     if topology.stop.target_accuracy is not None and not TASKS[task.name].has_accuracy:
         yield (
             ("stop", "target_accuracy"),

@@ -77,16 +77,14 @@ def _prepare(
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
     directory.claim()
-    dataset_name = topology.task.dataset
-    scheme = topology.task.partition
-    view.progress(f"Preparing the data: {dataset_name}, {scheme.scheme} partition")
-    dataset = data.load(dataset_name, options.data_root)
-    clients = [device.name for device in plan.devices]
-    shards = data.partition(dataset.train, scheme.scheme, scheme.params, clients, topology.seed)
-    data.write(dataset, shards, directory)
-    samples = {name: len(shard) for name, shard in shards.items()}
+    task = topology.task
+    told = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    view.progress(f"Preparing the data: {told}")
+    prepared = data.prepare(topology, options.data_root)
+    data.write(prepared, directory)
+    samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.resume)
-    directory.write_manifest(**manifest.describe(spec, data.label_counts(shards)))
+    directory.write_manifest(**manifest.describe(spec, data.label_counts(prepared)))
     return spec
 
 

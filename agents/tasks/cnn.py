@@ -33,3 +33,30 @@ class MnistCnn(Task):
             nn.Flatten(),
             nn.Linear(32 * 7 * 7, 10),
         )
+
+
+@dataclass(frozen=True)
+class Cifar10Cnn(Task):
+    """CIFAR-10: LeNet-5 with ReLU and max pooling: two 5×5 convolutions (6, 16 channels), each with
+    2×2 pooling, and linear layers of 120, 84 and 10; 62,006 parameters."""
+
+    dataset: ClassVar[str] = "uoft-cs/cifar10"
+    l2: float = 0.0
+
+    def model(self) -> torch.nn.Module:
+        from torch import nn
+
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * 5 * 5, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        )

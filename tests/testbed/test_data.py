@@ -1,4 +1,4 @@
-"""Datasets, their cache, and their partition. Digits are bundled; MNIST needs TESTBED_DATA."""
+"""Datasets, their cache, and a run's data. Digits are bundled; MNIST and CIFAR-10 need TESTBED_DATA."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from agents import shards as files
 from agents.shards import Shard
-from testbed import data
+from testbed import data, topology
 from testbed.errors import BadInputError, HostError
 from testbed.rundir import RunDirectory
 
@@ -41,11 +42,15 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _parquet(path: Path, shades: list[int]) -> None:
     """Images of 2×3 pixels, all of one shade, labelled shade − 10."""
+    _write(path, [np.full((2, 3), shade, np.uint8) for shade in shades], [s - 10 for s in shades])
+
+
+def _write(path: Path, images: list[NDArray[np.uint8]], labels: list[int]) -> None:
     rows = []
-    for shade in shades:
+    for image, label in zip(images, labels, strict=True):
         png = io.BytesIO()
-        Image.fromarray(np.full((2, 3), shade, np.uint8)).save(png, "png")
-        rows.append({"picture": {"bytes": png.getvalue(), "path": None}, "digit": shade - 10})
+        Image.fromarray(image).save(png, "png")
+        rows.append({"picture": {"bytes": png.getvalue(), "path": None}, "digit": label})
     pd.DataFrame(rows).to_parquet(path)
 
 
@@ -57,6 +62,18 @@ def test_parquet_images_become_arrays(root: Path) -> None:
     assert tiny.train.y.tolist() == [0, 1, 2]
     assert tiny.test.y.tolist() == [3]
     assert tiny.test.scale == 1 / 255
+
+
+def test_colours_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(data.DATASETS, "tests/tiny", TINY)
+    folder = tmp_path / "tests" / "tiny"
+    folder.mkdir(parents=True)
+    image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+    for split in ("train", "validation"):
+        _write(folder / f"{split}-00000-of-00001.parquet", [image], [4])
+    tiny = data.load("tests/tiny", tmp_path)
+    assert tiny.train.x.shape == (1, 3, 2, 3)
+    assert tiny.train.x[0, 1].tolist() == [[1, 4, 7], [10, 13, 16]]  # green
 
 
 def test_images_are_decoded_once_until_their_files_change(
@@ -118,70 +135,65 @@ def test_mnist(data_root: Path) -> None:
     assert mnist.train.x.mean() / 255 == pytest.approx(0.1307, abs=1e-4)  # the known mean of MNIST
 
 
-def _numbered(samples: int, classes: int = 10) -> Shard:
-    """Sample k is the number k, of class k mod `classes`."""
-    k = np.arange(samples)
-    return Shard(k.astype(np.float32).reshape(-1, 1), k % classes, 0.5)
+def test_cifar10(data_root: Path) -> None:
+    cifar = data.load("uoft-cs/cifar10", data_root)
+    assert cifar.train.x.shape == (50_000, 3, 32, 32)
+    assert np.bincount(cifar.train.y).tolist() == 10 * [5000]
+    assert np.bincount(cifar.test.y).tolist() == 10 * [1000]
+    means = cifar.train.x[::10].mean(axis=(0, 2, 3)) / 255
+    assert means == pytest.approx([0.491, 0.482, 0.447], abs=5e-3)  # known, of red, green and blue
 
 
-@pytest.mark.parametrize(("scheme", "params"), [("iid", {}), ("dirichlet", {"alpha": 0.3})])
-def test_a_partition_deals_out_every_sample_once(scheme: str, params: dict[str, float]) -> None:
-    train = _numbered(1003)
-    shards = data.partition(train, scheme, params, CLIENTS, seed=7)
-    assert list(shards) == CLIENTS
-    x = np.concatenate([shard.x[:, 0] for shard in shards.values()])
-    assert sorted(x.tolist()) == list(range(1003))
-    for shard in shards.values():
-        assert len(shard) >= data.MIN_SAMPLES
-        assert np.array_equal(shard.x[:, 0] % 10, shard.y)
-        assert shard.scale == 0.5
+DIGITS = """
+name: digits
+seed: 7
+task: {name: digits-logreg, partition: {scheme: dirichlet, alpha: 1}, local: {steps: 20}}
+rule: {name: fedasync}
+devices: [{name: pi, count: 8, cpu: 0.1}]
+stop: {updates: 10}
+"""
 
 
-@pytest.mark.parametrize(("scheme", "params"), [("iid", {}), ("dirichlet", {"alpha": 0.3})])
-def test_the_seed_decides_the_partition(scheme: str, params: dict[str, float]) -> None:
-    def first(seed: int) -> list[float]:
-        shards = data.partition(_numbered(1000), scheme, params, CLIENTS, seed)
-        return shards[CLIENTS[0]].x[:, 0].tolist()  # type: ignore[no-any-return]
-
-    assert first(1) == first(1)
-    assert first(1) != first(2)
-
-
-def test_alpha_is_the_skew() -> None:
-    def largest_class_share(alpha: float) -> float:
-        shards = data.partition(_numbered(10_000), "dirichlet", {"alpha": alpha}, CLIENTS, seed=1)
-        counts = np.array(list(data.label_counts(shards).values()))
-        return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-
-    assert largest_class_share(1000.0) == pytest.approx(0.1, abs=0.03)
-    assert largest_class_share(0.1) > 0.35
+def test_a_topology_has_its_data_prepared() -> None:
+    prepared = data.prepare(topology.parse(DIGITS), None)
+    assert (len(prepared.train), len(prepared.test)) == (1437, 360)
+    assert list(prepared.indices) == CLIENTS
+    assert sorted(np.concatenate(list(prepared.indices.values()))) == list(range(1437))
+    shard = prepared.shard("pi-3")
+    first = prepared.indices["pi-3"][0]
+    assert np.array_equal(shard.x[0], prepared.train.x[first])
+    assert shard.y[0] == prepared.train.y[first]
+    assert shard.scale == 1 / 16
 
 
-def test_iid_shards_hold_all_classes_alike() -> None:
-    shards = data.partition(_numbered(8000), "iid", {}, CLIENTS, seed=1)
-    counts = np.array(list(data.label_counts(shards).values()))
-    assert counts.sum(axis=1).tolist() == [1000] * 8
-    assert counts.min() > 60  # 100 expected
+def test_a_task_without_dataset_brings_its_own() -> None:
+    text = DIGITS.replace(
+        "digits-logreg, partition: {scheme: dirichlet, alpha: 1}", "quadratic, centers: [[0, 1], [2, 3]]"
+    )
+    prepared = data.prepare(topology.parse(text.replace("count: 8", "count: 2")), None)
+    assert prepared.train.x.tolist() == prepared.test.x.tolist() == [[0, 1], [2, 3]]
+    assert prepared.indices["pi-2"].tolist() == [1]
+    assert prepared.shard("pi-2").x.tolist() == [[2, 3]]
+    assert data.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
 
 
-def test_what_cannot_be_dealt_out_names_the_knob() -> None:
-    with pytest.raises(BadInputError, match=r"alpha 0\.01 .* 8 devices .* Raise task\.partition\.alpha"):
-        data.partition(_numbered(100), "dirichlet", {"alpha": 0.01}, CLIENTS, seed=1)
-    with pytest.raises(BadInputError, match=r"8 devices for 79 training samples: .* at most 7 devices"):
-        data.partition(_numbered(79), "iid", {}, CLIENTS, seed=1)
+@pytest.fixture
+def tiny() -> data.Prepared:
+    """Sample k is the number k; there is none of class 2."""
+    x, y = np.arange(5, dtype=np.float32).reshape(-1, 1), np.array([0, 0, 1, 3, 1])
+    indices = {"a": np.array([0, 1, 2]), "b": np.array([3, 4, 2])}
+    return data.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
 
 
-def test_labels_are_counted_up_to_the_largest_class_of_all() -> None:
-    x = np.zeros((3, 1), np.float32)
-    shards = {"a": Shard(x, np.array([0, 0, 1])), "b": Shard(x, np.array([3, 1, 1]))}
-    assert data.label_counts(shards) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
+def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: data.Prepared) -> None:
+    assert data.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
 
 
-def test_the_run_directory_gets_what_others_can_read(tmp_path: Path) -> None:
+def test_the_run_directory_gets_what_others_can_read(tiny: data.Prepared, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "run")
-    train, test = _numbered(20), _numbered(5)
-    data.write(data.Dataset(train, test), {"pi-1": train}, directory)
-    assert files.load(directory.shard("pi-1")).y.tolist() == train.y.tolist()
-    assert files.load(directory.test_set).x.tolist() == test.x.tolist()
+    data.write(tiny, directory)
+    assert files.load(directory.shard("b")).x.tolist() == [[3], [4], [2]]
+    assert files.load(directory.shard("b")).y.tolist() == [3, 1, 1]
+    assert files.load(directory.test_set).x.tolist() == [[0], [1]]
     assert files.load(directory.test_set).scale == 0.5
-    assert directory.shard("pi-1").stat().st_mode & 0o777 == 0o644
+    assert directory.shard("a").stat().st_mode & 0o777 == 0o644

@@ -199,6 +199,67 @@ def test_what_virtual_time_takes_is_resolved() -> None:
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
+QUADRATIC = VIRTUAL.replace("digits-logreg,", "quadratic, centers: [[0, 1], [2, 3.5], [4, 5]],").replace(
+    ", target_accuracy: 90%", ""
+)
+
+
+def test_a_task_may_bring_data_for_each_device() -> None:
+    parsed = topology.parse(QUADRATIC)
+    assert parsed.task.named.params == {"centers": ((0.0, 1.0), (2.0, 3.5), (4.0, 5.0))}
+    assert parsed.task.dataset is None
+    assert topology.parse(parsed.to_yaml()) == parsed
+
+
+@pytest.mark.parametrize(
+    ("found", "instead", "told"),
+    [
+        (", [4, 5]", "", "3:34: task.centers: found 2 points, expected one for each of the 3 devices"),
+        (
+            "[4, 5]",
+            "[4]",
+            "3:34: task.centers: found 3 points of [1, 2] numbers, expected one per device",
+        ),
+        ("[4, 5]", "4", "3:53: task.centers[2]: found 4, expected a list"),
+        ("60s", "60s, target_accuracy: 90%", "stop.target_accuracy: the task quadratic has no accuracy"),
+        (
+            "local",
+            "partition: {scheme: shards}, local",
+            "3:62: task.partition: the task quadratic brings",
+        ),
+    ],
+)
+def test_what_a_task_with_its_own_data_cannot_do(found: str, instead: str, told: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        topology.parse(QUADRATIC.replace(found, instead))
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("partition", "params"),
+    [
+        ("{scheme: iid}", {}),
+        ("{scheme: dirichlet, alpha: 1}", {"alpha": 1.0, "min_samples": 10}),
+        ("{scheme: pathological}", {"classes_per_client": 2}),
+        ("{scheme: shards, shards_per_client: 4}", {"shards_per_client": 4}),
+        ("{scheme: resampled}", {"samples": 60}),
+    ],
+)
+def test_partition_schemes(partition: str, params: dict[str, object]) -> None:
+    text = MINIMAL.replace("local:", f"partition: {partition}, local:")
+    parsed = topology.parse(text)
+    assert parsed.task.partition.params == params
+    assert topology.parse(parsed.to_yaml()) == parsed
+
+
+def test_unfit_partitions_are_refused() -> None:
+    text = MINIMAL.replace("local:", "partition: {scheme: dirichlet, alpha: 0}, local:")
+    with pytest.raises(
+        BadInputError, match=r"task\.partition\.alpha: found 0, expected a number above 0"
+    ):
+        topology.parse(text)
+
+
 def test_a_speed_is_drawn_for_each_device_from_the_seed() -> None:
     speed = topology.parse(VIRTUAL).devices[0].speed
     drawn = np.array([speed.draw(1, f"a-{k}") for k in range(2000)])

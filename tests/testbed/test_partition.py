@@ -1,0 +1,152 @@
+"""Which samples each client gets."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from testbed.errors import BadInputError
+from testbed.partition import MIN_SAMPLES, SCHEMES, Indices, Parts, Pathological, Resampled
+
+CLIENTS = [f"pi-{number}" for number in range(1, 9)]
+ALL = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.3}),
+    ("pathological", {"classes_per_client": 3}),
+    ("shards", {"shards_per_client": 2}),
+    ("resampled", {"samples": 60}),
+]
+EACH_ONCE = ALL[:3]
+
+
+def labels(samples: int) -> Indices:
+    """Sample k is of class k mod 10."""
+    return np.arange(samples) % 10
+
+
+def deal(samples: int, scheme: str, params: dict[str, Any], seed: int = 7) -> list[Indices]:
+    parts = SCHEMES[scheme](**params).deal(labels(samples), CLIENTS, seed)
+    assert list(parts) == CLIENTS
+    return list(parts.values())
+
+
+def classes(parts: list[Indices]) -> NDArray[np.int64]:
+    """How many samples of each class each client has, shape (clients, 10)."""
+    return np.array([np.bincount(part % 10, minlength=10) for part in parts])
+
+
+@pytest.mark.parametrize(("scheme", "params"), EACH_ONCE)
+def test_every_sample_is_dealt_out_once(scheme: str, params: dict[str, Any]) -> None:
+    parts = deal(1003, scheme, params)
+    assert sorted(np.concatenate(parts)) == list(range(1003))
+    assert all(part.dtype == np.int64 and len(part) >= MIN_SAMPLES for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "params", "digest"),
+    [("iid", {}, "2e8f2744ac27b450"), ("dirichlet", {"alpha": 0.3}, "4d76dee2594d95bb")],
+)
+def test_shards_are_what_they_have_always_been(scheme: str, params: dict[str, Any], digest: str) -> None:
+    together = np.concatenate(deal(1003, scheme, params)).astype("<i8").tobytes()
+    assert hashlib.sha256(together).hexdigest()[:16] == digest
+
+
+@pytest.mark.parametrize(("scheme", "params"), ALL)
+def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
+    first, again, other = (deal(1000, scheme, params, seed)[0].tolist() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_alpha_is_the_skew() -> None:
+    def largest_class_share(alpha: float) -> float:
+        counts = classes(deal(10_000, "dirichlet", {"alpha": alpha}))
+        return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+    assert largest_class_share(1000.0) == pytest.approx(0.1, abs=0.03)
+    assert largest_class_share(0.1) > 0.35
+
+
+def test_a_skewed_partition_is_had_with_fewer_samples_at_the_least() -> None:
+    with pytest.raises(BadInputError, match=r"lower task\.partition\.min_samples"):
+        deal(100, "dirichlet", {"alpha": 0.5})
+    assert min(map(len, deal(100, "dirichlet", {"alpha": 0.5, "min_samples": 1}))) >= 1
+
+
+def test_iid_shards_hold_all_classes_alike() -> None:
+    counts = classes(deal(8000, "iid", {}))
+    assert counts.sum(axis=1).tolist() == [1000] * 8
+    assert counts.min() > 60  # 100 expected
+
+
+def test_pathological_shards_hold_so_many_classes() -> None:
+    counts = classes(deal(8000, "pathological", {"classes_per_client": 3}))
+    assert (counts > 0).sum(axis=1).tolist() == [3] * 8
+
+
+def test_shards_are_equal_pieces_of_few_classes() -> None:
+    parts = deal(1603, "shards", {"shards_per_client": 2})
+    assert [len(part) for part in parts] == [200] * 8
+    assert len(set(np.concatenate(parts))) == 1600
+    assert (classes(parts) > 0).sum(axis=1).max() <= 4  # a piece of 100 meets two classes at most
+
+
+def test_resampling_serves_any_number_of_clients_one_by_one() -> None:
+    clients = [f"pi-{number}" for number in range(50_000)]
+    parts = Resampled(samples=500).deal(labels(1000), clients, seed=1)
+    assert len(parts) == 50_000
+    drawn = parts["pi-49999"]
+    assert drawn.shape == (500,)
+    assert len(set(drawn)) < 500  # with replacement
+    assert 0 <= drawn.min() < drawn.max() < 1000
+    assert drawn.tolist() != parts["pi-0"].tolist()
+    alone = Resampled(samples=500).deal(labels(1000), ["pi-49999"], seed=1)
+    assert alone["pi-49999"].tolist() == drawn.tolist()
+
+
+def test_a_part_is_worked_out_when_it_is_asked_for_and_once() -> None:
+    asked: list[int] = []
+    parts = Parts(["a", "b"], lambda number, _: asked.append(number) or np.arange(number + 1))  # type: ignore[func-returns-value]
+    assert (len(parts), list(parts), asked) == (2, ["a", "b"], [])
+    assert parts["b"].tolist() == parts["b"].tolist() == [0, 1]
+    assert asked == [1]
+    with pytest.raises(KeyError):
+        parts["c"]
+
+
+def test_what_cannot_be_dealt_out_names_the_knob() -> None:
+    with pytest.raises(BadInputError, match=r"alpha 0\.01 .* 8 devices .* Raise task\.partition\.alpha"):
+        deal(100, "dirichlet", {"alpha": 0.01})
+    with pytest.raises(BadInputError, match=r"8 devices for 79 training samples: .* at most 7 devices"):
+        deal(79, "iid", {})
+    with pytest.raises(
+        BadInputError, match=r"has 10 classes\. Lower task\.partition\.classes_per_client"
+    ):
+        deal(100, "pathological", {"classes_per_client": 11})
+    with pytest.raises(BadInputError, match=r"each needs at least 13\. Use at most 7 devices"):
+        deal(100, "shards", {"shards_per_client": 13})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "params"),
+    [
+        ("dirichlet", {"alpha": 0}),
+        ("dirichlet", {"alpha": 1, "min_samples": 0}),
+        ("pathological", {"classes_per_client": 0}),
+        ("shards", {"shards_per_client": 0}),
+        ("resampled", {"samples": 0}),
+    ],
+)
+def test_unfit_parameters_are_refused(scheme: str, params: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        SCHEMES[scheme](**params)
+
+
+def test_a_class_needed_more_often_than_it_has_samples_is_told() -> None:
+    scarce = np.array([0, *[1] * 99])
+    with pytest.raises(BadInputError, match="finds no 2 classes with a sample left for each of the 8"):
+        Pathological(2).deal(scarce, CLIENTS, seed=1)
