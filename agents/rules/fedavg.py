@@ -27,17 +27,22 @@ from agents.vectors import add_scaled
 class FedAvg(Rule):
     """A round sends w to all clients (or to `sample` of them) and waits for all of these:
 
-        w ← w + η_g Σ_{i∈S} p'_i Δ_i
+        w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
     with p' the importance p renormalised over S, multiplicity counted (Wang et al., DeFedAvg,
     (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)).
     With non-uniform p and sampling that is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni
     et al. 2023, Appendix C). A selected client that goes offline, or is not back within
     `round_timeout` seconds, is dropped from the round.
+
+    τ_eff is 1 or, with `local.fednova`, where the Δ_i are normalised, the mean effective number of local
+    steps, weighted as the updates are (Wang et al. 2020, arXiv 2007.07481). It is part of the weight
+    that is logged.
     """
 
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
-    equation: ClassVar[str] = "w ← w + η_g Σ_{i∈S} p'_i Δ_i"
+    equation: ClassVar[str] = "w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i"
+    takes_fednova: ClassVar[bool] = True
 
     sample: int | None = None
     """Clients per round; None selects all."""
@@ -80,6 +85,7 @@ class FedAvgState(State):
         """How often each client was drawn for this round, without those that were dropped."""
         self._waiting: set[str] = set()
         self._arrived: list[tuple[Contribution, float]] = []
+        """With p_i, multiplicity counted, as weight; and effective local steps."""
 
     def start(self) -> Actions:
         return self._new_round()
@@ -90,7 +96,7 @@ class FedAvgState(State):
         weight = self._server.clients[update.client] * self._round[update.client]
         add_scaled(self._sum, update.vector, weight)
         contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
-        self._arrived.append((contribution, weight))
+        self._arrived.append((contribution, update.effective_steps))
         self._waiting.remove(update.client)
         return self._end_round_if_complete()
 
@@ -117,17 +123,20 @@ class FedAvgState(State):
             return []
         if not self._arrived:
             return self._new_round()
-        scale = self._params.server_lr * self._normaliser()
+        scale = self._scale()
         add_scaled(self._server.w, self._sum, scale)
         self._sum[:] = 0
-        used = [(update, weight * scale) for update, weight in self._arrived]
+        used = [(update, update.weight * scale) for update, _ in self._arrived]
         self._arrived = []
         return [self._server.aggregated(used), *self._new_round()]
 
-    def _normaliser(self) -> float:
-        if self._params.weights == "unbiased":
-            return len(self._server.clients) / self._round.total()
-        return 1.0 / sum(weight for _, weight in self._arrived)
+    def _scale(self) -> float:
+        """What Σ p_i Δ_i is multiplied by: η_g τ_eff, and what makes p' of p."""
+        total = sum(update.weight for update, _ in self._arrived)
+        tau_eff = sum(update.weight * steps for update, steps in self._arrived) / total
+        unbiased = self._params.weights == "unbiased"
+        share = len(self._server.clients) / self._round.total() if unbiased else 1 / total
+        return self._params.server_lr * tau_eff * share
 
     def _new_round(self) -> Actions:
         clients = list(self._server.clients)

@@ -89,6 +89,25 @@ def test_unbiased_weights_are_the_importance_on_average(replacement: bool) -> No
     assert total == pytest.approx({"a": 0.6, "b": 0.3, "c": 0.1}, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("rule", "tau_eff"),
+    [
+        (FedAvg(), 0.25 * 2 + 0.75 * 4),  # = 3.5
+        (FedAvg(weights="unbiased"), 3.5),  # 1 with N = n: nothing else changes
+    ],
+)
+def test_fednova_multiplies_by_the_weighted_mean_of_effective_steps(
+    rule: FedAvg, tau_eff: float
+) -> None:
+    server = make_server(0.25, 0.75)
+    state = rule.begin(server)
+    state.start()
+    state.update(update("a", 8.0, effective_steps=2.0))
+    done = state.update(update("b", 4.0, effective_steps=4.0))
+    assert server.w.tolist() == [tau_eff * (0.25 * 8 + 0.75 * 4)] == [17.5]
+    assert weights(done) == [("a", tau_eff * 0.25), ("b", tau_eff * 0.75)]
+
+
 def test_who_leaves_is_dropped_from_the_round() -> None:
     server = make_server(0.5, 0.25, 0.25)
     state = FedAvg().begin(server)

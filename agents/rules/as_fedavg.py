@@ -1,0 +1,93 @@
+"""AS-FedAvg, an asynchronous baseline (Iakovidou, Kim 2024, arXiv 2405.10123)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    ClientSide,
+    Contribution,
+    Rule,
+    Send,
+    Server,
+    SetTimer,
+    State,
+    Update,
+)
+from agents.vectors import mix
+
+
+@dataclass(frozen=True)
+class AsFedAvg(Rule):
+    """At every Δ-th arrival, over the Δ models that came since the last (Iakovidou & Kim, section 5):
+
+        w ← (1 − η_g) w + η_g (1/Δ) Σ w_i
+
+    The paper has η_g = 1. Every sender gets the w of before that aggregation, the Δ-th too: our reading,
+    as the paper does not say. The server keeps the running mean only.
+    """
+
+    paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123 (section 5)"
+    equation: ClassVar[str] = "w ← (1/Δ) Σ w_i"
+
+    every: int
+    """Δ."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}, expected at least 1")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide("model")
+
+    def begin(self, server: Server) -> AsFedAvgState:
+        return AsFedAvgState(self, server)
+
+
+class AsFedAvgState(State):
+    """The Δ-th sender is to get the old w, and actions are carried out after the rule has returned. So
+    the aggregation waits for a timer of no time, or for the next event, whichever is first."""
+
+    def __init__(self, params: AsFedAvg, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._mean = np.empty_like(server.w)
+        self._arrived: list[tuple[Contribution, float]] = []
+
+    def start(self) -> Actions:
+        return [Send(client) for client in self._server.clients]
+
+    def update(self, update: Update) -> Actions:
+        actions = [*self._aggregate_if_due(), Send(update.client)]
+        weight = self._params.server_lr / self._params.every
+        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
+        self._arrived.append((contribution, weight))
+        mix(self._mean, update.vector, 1 / len(self._arrived))
+        return [*actions, SetTimer("aggregate", 0.0)] if self._due else actions
+
+    def join(self, client: str) -> Actions:
+        return [*self._aggregate_if_due(), Send(client)]
+
+    def timer(self, name: str) -> Actions:
+        return self._aggregate_if_due()
+
+    @property
+    def _due(self) -> bool:
+        return len(self._arrived) == self._params.every
+
+    def _aggregate_if_due(self) -> list[Action]:
+        if not self._due:
+            return []
+        mix(self._server.w, self._mean, self._params.server_lr)
+        used, self._arrived = self._arrived, []
+        return [self._server.aggregated(used)]

@@ -1,0 +1,91 @@
+"""Asynchronous FedAvg (Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from agents.rules.interface import Actions, Rule, Send, Server, State, Update
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class AsyncFedAvg(Rule):
+    """On every update, at once (Fraboni et al., 4.3):
+
+        w ← w + η_g d_i Δ_i
+
+    d_i: `identical` 1, which favours fast clients; `time_based` (Σ_j 1/τ_j) τ_i p_i with τ_j the update
+    time of client j, which makes up for it: a client that uploads half as often counts twice. The
+    sender gets the new w.
+
+    Where `update_times` are not given, τ_j is the running mean of client j's round trips; d_i is 1 until
+    every client of the run has been seen once.
+    """
+
+    paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.3)"
+    equation: ClassVar[str] = "w ← w + η_g d_i Δ_i,   d_i = 1 or (Σ_j 1/τ_j) τ_i p_i"
+
+    weights: Literal["identical", "time_based"] = "identical"
+    update_times: tuple[Annotated[float, "s"], ...] | None = None
+    """τ of every device, in device order; None to estimate them."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        if self.update_times is None:
+            return
+        if self.weights != "time_based":
+            raise ValueError("update_times are of use to `weights: time_based` only")
+        if not all(time > 0 for time in self.update_times):
+            raise ValueError("update_times must all be longer than 0 s")
+
+    def check(self, clients: int) -> None:
+        if self.update_times is not None and len(self.update_times) != clients:
+            raise ValueError(
+                f"update_times has {len(self.update_times)} entries, expected {clients}: one per client"
+            )
+
+    def begin(self, server: Server) -> AsyncFedAvgState:
+        return AsyncFedAvgState(self, server)
+
+
+class AsyncFedAvgState(State):
+    def __init__(self, params: AsyncFedAvg, server: Server) -> None:
+        self._params = params
+        self._server = server
+        given = params.update_times
+        self._times = {} if given is None else dict(zip(server.population, given, strict=True))
+        """τ_j in seconds, of the clients of which it is known."""
+        self._seen: Counter[str] = Counter()
+
+    def start(self) -> Actions:
+        return [Send(client) for client in self._server.clients]
+
+    def update(self, update: Update) -> Actions:
+        weight = self._params.server_lr
+        if self._params.weights == "time_based":
+            self._observe(update)
+            weight *= self._time_weight(update.client)
+        add_scaled(self._server.w, update.vector, weight)
+        return [self._server.aggregated([(update, weight)]), Send(update.client)]
+
+    def join(self, client: str) -> Actions:
+        return [Send(client)]
+
+    def _observe(self, update: Update) -> None:
+        if self._params.update_times is not None or update.round_trip <= 0:
+            return
+        self._seen[update.client] += 1
+        mean = self._times.get(update.client, 0.0)
+        self._times[update.client] = mean + (update.round_trip - mean) / self._seen[update.client]
+
+    def _time_weight(self, client: str) -> float:
+        """d_i."""
+        if len(self._times) < len(self._server.population):
+            return 1.0
+        rate = sum(1 / time for time in self._times.values())
+        return rate * self._times[client] * self._server.clients[client]

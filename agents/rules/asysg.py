@@ -1,0 +1,100 @@
+"""AsySG-con, asynchronous stochastic gradient (Lian, Huang, Li, Liu 2015, arXiv 1506.08272)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.rules.interface import Actions, ClientSide, Contribution, Rule, Send, Server, State, Update
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class AsySG(Rule):
+    """At every n gradients, each taken at whatever version its client had (Lian et al., Algorithm 1):
+
+        w ← w − γ (1/n) Σ g_i
+
+    A client sends the gradient of one mini-batch and takes no local step; it gets the new w after the
+    aggregation that it contributed to. The paper adds the gradients up (`mean: false`); with the mean,
+    γ compares with the step sizes of other rules. The weight that is logged of a gradient is γ/n (or γ),
+    without the sign.
+    """
+
+    paper: ClassVar[str] = "Lian, Huang, Li, Liu 2015, arXiv 1506.08272 (AsySG-con)"
+    equation: ClassVar[str] = "w ← w − γ (1/n) Σ g_i"
+
+    gradients: int
+    """n."""
+    server_lr: float = 1.0
+    """γ, the step size."""
+    mean: bool = True
+    """Whether the sum of gradients is divided by n."""
+
+    def __post_init__(self) -> None:
+        if self.gradients < 1:
+            raise ValueError(f"gradients is {self.gradients}, expected at least 1")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide("gradient")
+
+    @property
+    def weight(self) -> float:
+        """Of one gradient."""
+        return self.server_lr / self.gradients if self.mean else self.server_lr
+
+    def check(self, clients: int) -> None:
+        if self.gradients > clients:
+            raise ValueError(
+                f"gradients is {self.gradients}, but only {clients} clients compute at once and "
+                "wait for the aggregation: it would never come"
+            )
+
+    def begin(self, server: Server) -> AsySGState:
+        return AsySGState(self, server)
+
+
+class AsySGState(State):
+    """A present client computes a gradient, or waits for the aggregation that it contributed to."""
+
+    def __init__(self, params: AsySG, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._arrived: list[tuple[Contribution, float]] = []
+        self._waiting: set[str] = set()
+
+    def start(self) -> Actions:
+        return [Send(client) for client in self._server.clients]
+
+    def update(self, update: Update) -> Actions:
+        weight = self._params.weight
+        add_scaled(self._sum, update.vector, 1.0)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
+        self._arrived.append((contribution, weight))
+        self._waiting.add(update.client)
+        return self._go_on()
+
+    def join(self, client: str) -> Actions:
+        return [Send(client)]
+
+    def leave(self, client: str) -> Actions:
+        self._waiting.discard(client)
+        return self._go_on()
+
+    def _go_on(self) -> Actions:
+        """Clients that left may leave too few for n gradients: aggregate what there is."""
+        receivers = [client for client in self._server.clients if client in self._waiting]
+        nobody_computes = receivers and len(receivers) == len(self._server.clients)
+        if len(self._arrived) < self._params.gradients and not nobody_computes:
+            return []
+        add_scaled(self._server.w, self._sum, -self._params.weight)
+        self._sum[:] = 0
+        used, self._arrived = self._arrived, []
+        self._waiting.clear()
+        return [self._server.aggregated(used), *(Send(c, deferred=True) for c in receivers)]

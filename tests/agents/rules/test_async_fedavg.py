@@ -1,0 +1,101 @@
+"""Asynchronous FedAvg: w ← w + η_g d_i Δ_i at every arrival. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.rules.async_fedavg import AsyncFedAvg
+from agents.rules.interface import Send
+from tests.agents.helpers import make_server, sent, update, weights
+
+TIMES = (1.0, 2.0, 4.0)
+"""Σ 1/τ = 1.75."""
+
+
+def test_every_update_is_added_and_answered_with_the_new_model() -> None:
+    server = make_server(0.25, 0.75, w=(1.0, 2.0))
+    state = AsyncFedAvg(server_lr=0.5).begin(server)
+    assert sent(state.start()) == ["a", "b"]
+    done = state.update(update("b", 4.0, -2.0))
+    assert server.w.tolist() == [3.0, 1.0]
+    assert weights(done) == [("b", 0.5)]  # whatever its importance and its time
+    assert done[1:] == [Send("b")]
+    assert server.version == 1
+
+
+def test_given_times_weigh_the_slow_more() -> None:
+    server = make_server(0.5, 0.25, 0.25)
+    state = AsyncFedAvg(weights="time_based", update_times=TIMES).begin(server)
+    for client, weight in [("a", 0.875), ("b", 0.875), ("c", 1.75)]:  # 1.75 τ_i p_i
+        assert weights(state.update(update(client, 1.0, round_trip=99.0))) == [(client, weight)]
+    assert server.w.tolist() == [3.5]
+
+
+def test_equal_times_and_importance_give_weight_1() -> None:
+    server = make_server(0.25, 0.25, 0.25, 0.25)
+    state = AsyncFedAvg(weights="time_based", update_times=(8.0,) * 4, server_lr=0.5).begin(server)
+    assert weights(state.update(update("c", 1.0))) == [("c", 0.5)]
+
+
+def test_estimated_times_are_running_means_and_count_once_all_were_seen() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsyncFedAvg(weights="time_based").begin(server)
+
+    def weight(client: str, round_trip: float) -> float:
+        ((_, given),) = weights(state.update(update(client, 0.0, round_trip=round_trip)))
+        return float(given)
+
+    assert weight("a", 1.0) == 1.0
+    assert weight("a", 3.0) == 1.0  # b has not been seen
+    assert weight("b", 8.0) == (1 / 2 + 1 / 8) * 8 * 0.5 == 2.5
+    assert weight("a", 8.0) == pytest.approx((1 / 4 + 1 / 8) * 4 * 0.5) == 0.75
+
+
+def test_a_round_trip_of_no_time_tells_nothing() -> None:
+    server = make_server(1.0)
+    state = AsyncFedAvg(weights="time_based").begin(server)
+    assert weights(state.update(update("a", 1.0, round_trip=0.0))) == [("a", 1.0)]
+
+
+def test_times_are_those_of_the_population_whoever_is_present() -> None:
+    server = make_server(0.5, 0.25, 0.25)
+    del server.clients["b"]
+    state = AsyncFedAvg(weights="time_based", update_times=TIMES).begin(server)
+    assert sent(state.start()) == ["a", "c"]
+    assert weights(state.update(update("c", 1.0))) == [("c", 1.75)]
+    state = AsyncFedAvg(weights="time_based").begin(server)
+    for client in "acac":  # b has never been seen
+        assert weights(state.update(update(client, 1.0, round_trip=2.0))) == [(client, 1.0)]
+
+
+def test_who_joins_or_comes_back_gets_the_model_at_once() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsyncFedAvg().begin(server)
+    state.start()
+    del server.clients["a"]
+    assert state.leave("a") == []
+    assert sent(state.update(update("b", 1.0))) == ["b"]
+    server.clients["a"] = 0.5
+    assert state.join("a") == [Send("a")]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"server_lr": 0.0},
+        {"update_times": TIMES},  # of no use to identical weights
+        {"update_times": (1.0, 0.0), "weights": "time_based"},
+    ],
+)
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        AsyncFedAvg(**parameters)
+
+
+def test_one_time_for_every_device() -> None:
+    rule = AsyncFedAvg(weights="time_based", update_times=TIMES)
+    rule.check(3)
+    with pytest.raises(ValueError, match="3 entries, expected 4"):
+        rule.check(4)

@@ -1,0 +1,92 @@
+"""AsySG-con: at n gradients, w ← w − γ (1/n) Σ g. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.rules.asysg import AsySG
+from agents.rules.interface import Send
+from tests.agents.helpers import make_server, sent, update, weights
+
+
+@pytest.mark.parametrize(
+    ("mean", "w", "weight"), [(True, [1 - 0.25 * 6, 2 + 0.25 * 4], 0.25), (False, [-2.0, 4.0], 0.5)]
+)
+def test_n_gradients_make_a_step_down(mean: bool, w: list[float], weight: float) -> None:
+    server = make_server(0.25, 0.25, 0.5, w=(1.0, 2.0))
+    state = AsySG(gradients=2, server_lr=0.5, mean=mean).begin(server)
+    assert sent(state.start()) == ["a", "b", "c"]
+    assert state.update(update("c", 4.0, 0.0)) == []
+    done = state.update(update("a", 2.0, -4.0))
+    assert (server.w.tolist(), server.version) == (w, 1)
+    assert weights(done) == [("c", weight), ("a", weight)]
+    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True)]  # b computes on
+    state.update(update("a", 0.0, 0.0, base=1))
+    assert sent(state.update(update("b", 0.0, 0.0))) == ["a", "b"]
+
+
+def test_stale_gradients_count_like_any_other_and_the_sum_starts_anew() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsySG(gradients=1).begin(server)
+    for version in range(3):
+        state.update(update("a", 1.0, base=version))
+    done = state.update(update("b", 5.0, base=0))
+    assert weights(done) == [("b", 1.0)]
+    assert server.w.tolist() == [-8.0]
+
+
+def test_it_asks_for_gradients() -> None:
+    assert AsySG(gradients=1).client_side.kind == "gradient"
+
+
+def test_too_few_left_for_n_gradients() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = AsySG(gradients=3).begin(server)
+    state.start()
+    state.update(update("a", 3.0))
+    state.update(update("b", 6.0))
+    del server.clients["c"]
+    done = state.leave("c")
+    assert weights(done) == [("a", 1 / 3), ("b", 1 / 3)]
+    assert server.w.tolist() == [-3.0]
+    assert sent(done) == ["a", "b"]
+
+
+def test_what_a_departed_client_sent_counts_and_it_gets_one_model_when_back() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsySG(gradients=2).begin(server)
+    state.start()
+    state.update(update("a", 2.0))
+    del server.clients["a"]
+    assert state.leave("a") == []  # b computes
+    server.clients["a"] = 0.5
+    assert state.join("a") == [Send("a")]
+    done = state.update(update("b", 4.0))
+    assert weights(done) == [("a", 0.5), ("b", 0.5)]
+    assert sent(done) == ["b"]
+
+
+def test_a_gradient_waits_when_everybody_has_left() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsySG(gradients=2).begin(server)
+    state.update(update("a", 2.0))
+    server.clients.clear()
+    assert state.leave("b") == []
+    assert state.leave("a") == []
+    server.clients["b"] = 0.5
+    assert state.join("b") == [Send("b")]
+    assert weights(state.update(update("b", 2.0))) == [("a", 0.5), ("b", 0.5)]
+
+
+@pytest.mark.parametrize("parameters", [{"gradients": 0}, {"server_lr": 0.0, "gradients": 1}])
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        AsySG(**parameters)
+
+
+def test_more_gradients_than_clients_would_never_come() -> None:
+    AsySG(gradients=2).check(2)
+    with pytest.raises(ValueError, match="only 2 clients"):
+        AsySG(gradients=3).check(2)

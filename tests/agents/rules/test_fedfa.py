@@ -1,0 +1,121 @@
+"""FedFa: a sliding window of the last K updates, applied at every arrival. Computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from agents.rules.fedfa import FedFa
+from agents.rules.interface import Send
+from tests.agents.helpers import make_server, sent, update, weights
+
+
+def test_param_is_the_mean_of_the_last_models() -> None:
+    server = make_server(0.5, 0.5, w=(9.0, 9.0))
+    state = FedFa(window_size=2).begin(server)
+    assert sent(state.start()) == ["a", "b"]
+    assert state.update(update("a", 1.0, 0.0)) == [Send("a")]  # the window is not full
+    assert (server.w.tolist(), server.version) == ([9.0, 9.0], 0)
+    state.update(update("b", 3.0, 4.0))
+    assert (server.w.tolist(), server.version) == ([2.0, 2.0], 1)
+    state.update(update("a", 5.0, 0.0))
+    assert (server.w.tolist(), server.version) == ([4.0, 2.0], 2)
+
+
+def test_delta_adds_the_mean_of_the_last_deltas() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,))
+    state = FedFa(window_size=2, variant="delta", server_lr=0.5).begin(server)
+    models = []
+    for value in (2.0, 4.0, 8.0, 0.0):
+        state.update(update("a", value))
+        models.append(server.w.item())
+    assert models == [1.0, 1 + 1.5, 2.5 + 3.0, 5.5 + 2.0]
+
+
+def test_every_update_is_listed_once_with_the_weight_of_one_application() -> None:
+    server = make_server(0.5, 0.5)
+    state = FedFa(window_size=4, variant="delta", server_lr=0.5).begin(server)
+    for client in "aba":
+        assert weights(state.update(update(client, 1.0))) == []
+    share = 0.5 / 4
+    assert weights(state.update(update("b", 1.0))) == [(c, share) for c in "abab"]
+    done = state.update(update("a", 1.0))
+    assert weights(done) == [("a", share)]
+    assert done[1:] == [Send("a")]
+
+
+def test_server_lr_mixes_models() -> None:
+    server = make_server(1.0, w=(8.0,))
+    state = FedFa(window_size=1, server_lr=0.25).begin(server)
+    assert weights(state.update(update("a", 4.0))) == [("a", 0.25)]
+    assert server.w.tolist() == [7.0]
+
+
+@pytest.mark.parametrize("variant", ["param", "delta"])
+def test_the_running_sum_is_that_of_the_window(variant: Literal["param", "delta"]) -> None:
+    """Vectors of very different size leave no trace once they are out of the window."""
+    server = make_server(1.0, w=(0.0, 0.0))
+    state = FedFa(window_size=3, variant=variant).begin(server)
+    vectors = np.random.default_rng(0).normal(size=(20, 2)) * 10.0 ** np.arange(20, 0, -1)[:, None]
+    expected = np.zeros(2)
+    for n, vector in enumerate(vectors):
+        state.update(update("a", *vector))
+        if n >= 2:
+            mean = vectors[n - 2 : n + 1].mean(0)
+            expected = mean if variant == "param" else expected + mean
+    np.testing.assert_allclose(server.w, expected, rtol=1e-12)
+
+
+def test_it_keeps_copies() -> None:
+    server = make_server(1.0)
+    state = FedFa(window_size=2).begin(server)
+    first = update("a", 1.0)
+    state.update(first)
+    first.vector[:] = 100.0
+    state.update(update("a", 3.0))
+    assert server.w.tolist() == [2.0]
+
+
+def test_equal_models_in_float32_are_a_fixed_point() -> None:
+    server = make_server(1.0)
+    server.w = np.array([0.1], np.float32)
+    state = FedFa(window_size=3).begin(server)
+    for _ in range(7):
+        state.update(update("a", float(np.float32(0.1))))
+    assert server.w.tolist() == np.array([0.1], np.float32).tolist()
+
+
+def test_fednova_multiplies_by_the_mean_effective_steps_of_the_window() -> None:
+    server = make_server(1.0)
+    state = FedFa(window_size=2, variant="delta").begin(server)
+    state.update(update("a", 1.0, effective_steps=2.0))
+    done = state.update(update("a", 3.0, effective_steps=4.0))
+    assert server.w.tolist() == [3 * 2.0]
+    assert weights(done) == [("a", 1.5), ("a", 1.5)]
+    state.update(update("a", 1.0, effective_steps=6.0))
+    assert server.w.tolist() == [6 + 5 * 2.0]
+
+
+def test_what_it_asks_of_clients() -> None:
+    param, delta = FedFa(2), FedFa(2, variant="delta")
+    assert (param.client_side.kind, param.takes_fednova) == ("model", False)
+    assert (delta.client_side.kind, delta.takes_fednova) == ("delta", True)
+
+
+def test_what_a_departed_client_sent_stays_in_the_window() -> None:
+    server = make_server(0.5, 0.5)
+    state = FedFa(window_size=2).begin(server)
+    state.update(update("a", 1.0))
+    del server.clients["a"]
+    assert state.leave("a") == []
+    assert weights(state.update(update("b", 3.0))) == [("a", 0.5), ("b", 0.5)]
+    assert server.w.tolist() == [2.0]
+    assert state.join("a") == [Send("a")]
+
+
+@pytest.mark.parametrize("parameters", [{"window_size": 0}, {"server_lr": 0.0, "window_size": 1}])
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        FedFa(**parameters)

@@ -1,0 +1,129 @@
+"""FedFix: every Δt, w ← w + η_g Σ ⌈τ_i/Δt⌉ p_i Δ_i. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.rules.fedfix import FedFix
+from agents.rules.interface import Aggregated, Send, SetTimer
+from tests.agents.helpers import make_server, sent, update, weights
+
+AGAIN = SetTimer("tick", 2.0)
+
+
+def test_the_tick_adds_what_came_and_answers_its_senders_only() -> None:
+    server = make_server(0.25, 0.25, 0.5, w=(1.0, 2.0))
+    state = FedFix(period=2.0, server_lr=0.5).begin(server)
+    assert state.start() == [Send("a"), Send("b"), Send("c"), AGAIN]
+    assert state.update(update("c", 4.0, 0.0)) == []
+    assert state.update(update("a", 8.0, -8.0)) == []
+    assert server.w.tolist() == [1.0, 2.0]
+    done = state.timer("tick")
+    assert server.w.tolist() == [1 + 0.25 * 4 + 0.125 * 8, 2 - 0.125 * 8] == [3.0, 1.0]
+    assert weights(done) == [("c", 0.25), ("a", 0.125)]
+    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True), AGAIN]
+    assert server.version == 1
+    state.update(update("a", 8.0, 0.0, base=1))
+    assert sent(state.timer("tick")) == ["a"]
+    assert server.w.tolist() == [4.0, 1.0]  # the sum began anew
+
+
+def test_an_empty_tick_makes_no_version_but_counts() -> None:
+    server = make_server(0.5, 0.5, w=(7.0,))
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    assert state.timer("tick") == [Aggregated(0, ()), AGAIN]
+    assert (server.w.tolist(), server.version) == ([7.0], 0)
+    state.update(update("b", 1.0))
+    assert weights(state.timer("tick")) == [("b", 1.0)]  # 2 ticks · 1/2
+
+
+def test_ticks_are_counted_from_the_dispatch_to_the_application() -> None:
+    server = make_server(0.25, 0.75)
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    for _ in range(2):
+        state.update(update("a", 0.0, base=server.version))
+        assert weights(state.timer("tick")) == [("a", 0.25)]
+    state.update(update("b", 0.0))
+    state.update(update("a", 0.0, base=2))
+    assert weights(state.timer("tick")) == [("b", 2.25), ("a", 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("period", "time", "ticks"),
+    [
+        (2.0, 5.0, 3),
+        (2.0, 4.0, 2),
+        (2.0, 0.01, 1),
+        (0.1, 3 * 0.1, 3),  # 3 * 0.1 / 0.1 is 3.0000000000000004
+        (0.1, 0.3 + 1e-6, 4),
+    ],
+)
+def test_ticks_of_an_update_time(period: float, time: float, ticks: int) -> None:
+    assert FedFix(period).ticks(time) == ticks
+
+
+def test_given_times_are_rounded_up_to_ticks() -> None:
+    server = make_server(0.5, 0.25, 0.25)
+    state = FedFix(period=2.0, update_times=(1.0, 4.0, 5.0)).begin(server)
+    state.start()
+    for client in "abc":
+        state.update(update(client, 1.0))
+    assert weights(state.timer("tick")) == [("a", 0.5), ("b", 0.5), ("c", 0.75)]
+    assert server.w.tolist() == [1.75]
+
+
+def test_who_joins_gets_the_model_at_once_and_counts_from_there() -> None:
+    server = make_server(0.5)
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    for _ in range(3):
+        state.timer("tick")
+    server.clients["b"] = 0.5
+    assert state.join("b") == [Send("b")]
+    state.update(update("b", 1.0))
+    assert weights(state.timer("tick")) == [("b", 0.5)]
+
+
+def test_what_a_departed_client_sent_counts_and_it_is_sent_one_model_when_back() -> None:
+    server = make_server(0.5, 0.5)
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    state.update(update("a", 4.0))
+    del server.clients["a"]
+    assert state.leave("a") == []
+    server.clients["a"] = 0.5
+    assert sent(state.join("a")) == ["a"]
+    done = state.timer("tick")
+    assert weights(done) == [("a", 0.5)]
+    assert sent(done) == []  # it trains already
+
+
+def test_the_ticks_go_on_when_everybody_has_left() -> None:
+    server = make_server(1.0)
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    state.update(update("a", 4.0))
+    server.clients.clear()
+    state.leave("a")
+    assert weights(state.timer("tick")) == [("a", 1.0)]
+    assert state.timer("tick") == [Aggregated(1, ()), AGAIN]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"period": 0.0}, {"server_lr": 0.0, "period": 1.0}, {"update_times": (0.0,), "period": 1.0}],
+)
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        FedFix(**parameters)
+
+
+def test_one_time_for_every_device() -> None:
+    rule = FedFix(period=1.0, update_times=(1.0, 2.0))
+    rule.check(2)
+    with pytest.raises(ValueError, match="2 entries, expected 3"):
+        rule.check(3)
