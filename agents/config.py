@@ -87,6 +87,8 @@ class ClientConfig:
     """What the rule asks of its clients."""
     timing: Duration | None = None
     """Floor under the time from having received a model to sending the update."""
+    speed: float = 1.0
+    """Divides `timing`."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
 

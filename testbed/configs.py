@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, dump
-from agents.rules import RULES
+from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
@@ -23,6 +23,8 @@ DEVICE_CONFIG = "/testbed/device.json"
 CLIENT_CONFIG = "/testbed/client.json"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
+MEMORY = "/testbed/memory"
+"""A folder: a file that is replaced cannot be mounted itself."""
 CLIENT_USER = 10001
 """User and group id of the client in its container: an ordinary user without capabilities."""
 
@@ -39,6 +41,12 @@ class RunSpec:
     resume: bool = False
     """Whether the run carries on in a directory that has a past."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the rule's clients have a memory that outlives their process."""
+        side: ClientSide = self.topology.rule.build().client_side
+        return side.kind == "residual"
+
 
 class Places(Protocol):
     """Where the processes of a runtime find the broker and their files."""
@@ -53,6 +61,7 @@ class Places(Protocol):
 
     def run_directory(self, directory: RunDirectory) -> str: ...
     def shard(self, directory: RunDirectory, client: str) -> str: ...
+    def memory(self, directory: RunDirectory, client: str) -> str: ...
     def test_set(self, directory: RunDirectory) -> str: ...
 
 
@@ -66,6 +75,9 @@ class _InContainers:
 
     def shard(self, directory: RunDirectory, client: str) -> str:
         return SHARD
+
+    def memory(self, directory: RunDirectory, client: str) -> str:
+        return f"{MEMORY}/{directory.memory(client).name}"
 
     def test_set(self, directory: RunDirectory) -> str:
         return TEST_SET
@@ -90,6 +102,9 @@ class OnHost:
     def shard(self, directory: RunDirectory, client: str) -> str:
         return str(directory.shard(client))
 
+    def memory(self, directory: RunDirectory, client: str) -> str:
+        return str(directory.memory(client))
+
     def test_set(self, directory: RunDirectory) -> str:
         return str(directory.test_set)
 
@@ -113,6 +128,9 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     The files carry passwords; they lie in `work/`, which is closed to other users.
     """
     file = spec.directory.config
+    if spec.remembers:
+        for device in spec.plan.devices:
+            spec.directory.memory(device.name).parent.mkdir(exist_ok=True)
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     for device in spec.plan.devices:
         dump(_client(spec, device, accounts[device.name], places), file(device.name))
@@ -139,6 +157,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
 
 
 def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
+    side = spec.topology.rule.build().client_side
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
@@ -149,7 +168,10 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         seed=spec.topology.seed,
         shard=places.shard(spec.directory, device.name),
         threads=device.threads,
-        kind=RULES[spec.topology.rule.name].kind,
+        side=side,
+        timing=device.timing,
+        speed=device.speed,
+        memory=places.memory(spec.directory, device.name) if spec.remembers else None,
     )
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from agents import events
+from agents.config import Stop
 from testbed.plan import PlannedDevice
 from testbed.tally import DeviceTally, Notice, Tally, merged
 
@@ -68,9 +70,10 @@ class Overview:
     """What is known of a run before it begins."""
 
     rule: str
-    after: float | None
-    """Seconds of device time after which the run ends at the latest, if the topology says so."""
+    stop: Stop
     devices: tuple[PlannedDevice, ...]
+    virtual: bool = False
+    """Whether the clock is simulated: device time goes as fast as it can be computed."""
 
 
 class LiveView:
@@ -83,6 +86,7 @@ class LiveView:
         self._notices: list[Notice] = []
         self._notices_due: float | None = None
         self._epoch: float | None = None
+        self._real = 0.0
         self._said: events.Evaluated | None = None
 
     def __enter__(self) -> Self:
@@ -114,12 +118,14 @@ class LiveView:
             return
         if self._epoch is None:
             self._epoch = now - self._tally.at
+        self._real = now - self._epoch
         if self._notices and self._notices_due is None:
             self._notices_due = now + _SAY_EVERY  # those that come together share a line
         if self._notices_due is not None and now >= self._notices_due:
             self._say_notices()
-        ended = self._tally.ended
-        self._draw(ended.at if ended else max(self._tally.at, now - self._epoch), now)
+        ended, simulated = self._tally.ended, self._overview.virtual
+        running = self._tally.at if simulated else max(self._tally.at, now - self._epoch)
+        self._draw(ended.at if ended else running, now)
 
     def _say(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
@@ -183,11 +189,22 @@ class TerminalView(LiveView):
 
     def render(self, at: float) -> RenderableType:
         """The screen at device time `at`, in seconds."""
-        return Group(Text(), self._header(at), _device_table(self._rows(), self._tally.updates))
+        table = _device_table(self._rows(), self._tally.updates)
+        bar = [self._bar(at)] if self._overview.virtual else []
+        return Group(Text(), self._header(at), *bar, table)
+
+    def _bar(self, at: float) -> RenderableType:
+        """How much of the way to the end is gone, by the stop condition that is nearest to it."""
+        stop, tally = self._overview.stop, self._tally
+        gone = [0.0 if stop.after is None else at / stop.after]
+        gone += [0.0 if stop.updates is None else tally.updates / stop.updates]
+        return ProgressBar(total=1.0, completed=min(1.0, max(gone)), width=60)
 
     def _header(self, at: float) -> Text:
-        tally, after = self._tally, self._overview.after
+        tally, after = self._tally, self._overview.stop.after
         time = f"{at:.1f} s" if after is None else f"{at:.1f} of {after:g} s"
+        if self._overview.virtual:
+            time += f" virtual, {self._real:.1f} s real"
         progress = (
             time,
             f"version {tally.version}",
@@ -200,7 +217,7 @@ class TerminalView(LiveView):
             _quality(tally.evaluation),
         )  # fmt: skip
 
-    def _rows(self) -> Iterator[tuple[str, float, Sequence[DeviceTally]]]:
+    def _rows(self) -> Iterator[tuple[str, float | None, Sequence[DeviceTally]]]:
         """Name, CPU share and tallies of each row: a device, or a group of equal ones."""
         devices, tallies = self._overview.devices, self._tally.devices
         if len(devices) <= min(_MOST_ROWS, self._console.height - _HEADER):
@@ -245,7 +262,7 @@ def render_summary(run: Run) -> RenderableType:
     return Group(Text(), table, Text(), Text.assemble((line.rule, "bold"), f": {quality}"), Text(facts))
 
 
-def _device_table(rows: Iterator[tuple[str, float, Sequence[DeviceTally]]], total: int) -> Table:
+def _device_table(rows: Iterator[tuple[str, float | None, Sequence[DeviceTally]]], total: int) -> Table:
     table = _table("device", "cpu", "state", "updates", "share", "staleness", "mean", "training")
     for name, cpu, members in rows:
         updates = sum(m.updates for m in members)
@@ -255,7 +272,7 @@ def _device_table(rows: Iterator[tuple[str, float, Sequence[DeviceTally]]], tota
         training = sum(trained) / len(trained) if trained else nan
         table.add_row(
             _short(name),
-            f"{cpu:g}",
+            "–" if cpu is None else f"{cpu:g}",
             _state(members),
             str(updates),
             _percent(updates / total if total else nan),
@@ -283,6 +300,8 @@ def _state(members: Sequence[DeviceTally]) -> Text:
 def _quality(evaluation: events.Evaluated | None) -> str:
     if evaluation is None:
         return "accuracy     –  loss     –"
+    if isnan(evaluation.accuracy):  # the task has none
+        return f"loss {evaluation.loss:8.4g}"
     return f"accuracy {evaluation.accuracy:5.1%}  loss {evaluation.loss:5.3f}"
 
 

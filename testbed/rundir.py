@@ -91,6 +91,10 @@ class RunDirectory:
     def shard(self, client: str) -> Path:
         return self.work / f"{client}.shard.safetensors"
 
+    def memory(self, client: str) -> Path:
+        """What a client remembers over its restarts (AREA), in a folder of its own."""
+        return self.work / f"{client}.memory" / "memory.safetensors"
+
     @property
     def test_set(self) -> Path:
         return self.work / "test.safetensors"

@@ -30,6 +30,19 @@ def uninterrupted() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def noted() -> Iterator[Callable[[], bool]]:
+    """Inside, what would interrupt is only taken note of; the function given says whether it came."""
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    wanted = _wanted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _handlers(dict.fromkeys(wanted, note)):
+        yield lambda: bool(came)
+
+
 def _wanted(*numbers: signal.Signals) -> list[signal.Signals]:
     """Those that are not ignored from the start: `nohup` means it."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]

@@ -112,6 +112,11 @@ class AggregatorCore:
         """When `due` is to be called next."""
         return min(self._timers.values(), default=None)
 
+    @property
+    def rule_waits(self) -> bool:
+        """Whether the rule will do something by itself, at a time that it has set."""
+        return any(name.startswith(_RULE) for name in self._timers)
+
     def start(self, wall_clock: float, epoch: float, past: Past = _NOTHING) -> Actions:
         """The run clock starts, or goes on after `past`, with the clients that are ready now.
 
@@ -297,9 +302,13 @@ class AggregatorCore:
         return None
 
     def _obey(
-        self, actions: rules.Actions, at: float, update: rules.Update | None = None
+        self,
+        actions: rules.Actions,
+        at: float,
+        update: rules.Update | None = None,
+        ticked: float | None = None,
     ) -> list[Action]:
-        """Carry out what the rule wants; `update` is what it was just given."""
+        """Carry out what the rule wants; it was just given `update`, or the timer due at `ticked`."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -321,7 +330,7 @@ class AggregatorCore:
                 case rules.Request(client, what):
                     done.append(Request(client, what))
                 case rules.SetTimer(name, after):
-                    self._timers[_RULE + name] = at + after
+                    self._timers[_RULE + name] = (at if ticked is None else ticked) + after
         return done
 
     def _dispatch(self, send: Send, at: float) -> Dispatch:
@@ -374,7 +383,8 @@ class AggregatorCore:
             return [Save(self._server.version)]
         if name == _AFTER:
             return self.end("after", at)
-        return self._obey(self._rule.timer(name.removeprefix(_RULE)), at)
+        # The next tick counts from when this one was due: a late one does not make all others late.
+        return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=planned)
 
     def _evaluate(self, at: float) -> Actions:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""

@@ -9,7 +9,6 @@ then do the replies leave. So whatever a client hears of is on disk, at one sync
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import sys
@@ -25,7 +24,7 @@ from numpy.random import SeedSequence
 
 from agents import config, events, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, resume
+from agents.aggregator import core, models, resume
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
 from agents.config import AggregatorConfig
@@ -62,9 +61,7 @@ class Aggregator:
         torch.set_num_threads(cfg.threads)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
-        with torch.random.fork_rng():
-            torch.manual_seed(cfg.seed)
-            module = task.model()
+        module = models.first(task, cfg.seed)
         self._directory = Path(cfg.run_directory)
         self._past, w, self._lost = core.Past(), initial(module), 0
         if cfg.resume:
@@ -192,7 +189,8 @@ class Aggregator:
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w)
                 case act.Save(version, final):
-                    self._save("final" if final else f"{version:06d}", version)
+                    name = "final" if final else f"{version:06d}"
+                    models.save(self._directory / "models", name, self._server.w, version, self._schema)
                 case act.StopClients():
                     self._outbox += [(self._topics.request(c), topics.STOP) for c in self._clients]
                 case act.Finish(reason):
@@ -208,17 +206,6 @@ class Aggregator:
         for topic, payload in self._outbox:
             self._connection.publish(topic, payload)
         self._outbox.clear()
-
-    def _save(self, name: str, version: int) -> None:
-        """Write models/<name>.safetensors to the disk; a crash leaves no half file by that name."""
-        path = self._directory / "models" / f"{name}.safetensors"
-        partial = path.with_suffix(".partial")
-        metadata = {"version": str(version), "schema": self._schema}
-        with partial.open("wb") as file:
-            file.write(wire.pack(self._server.w, metadata))
-            file.flush()
-            os.fdatasync(file.fileno())
-        partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -73,8 +73,9 @@ class Remember:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Send what `message` makes; it may be called later, once."""
+    """Send what `message` makes of training `sequence`; it may be called later, once."""
 
+    sequence: int
     message: Callable[[], UpdateMessage]
 
 
@@ -208,4 +209,4 @@ class ClientCore:
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []
-        return [*remember, SendUpdate(message)]
+        return [*remember, SendUpdate(done.sequence, message)]

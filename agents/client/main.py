@@ -10,24 +10,20 @@ import signal
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.random import SeedSequence
 
 from agents import config, durations, shards, topics, wire
-from agents.client import core, memory
+from agents.client import core, memory, randomness
 from agents.config import ClientConfig
 from agents.tasks import TASKS
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
-
-_TRAINING, _THINKING, _TIMING = 1, 2, 3
 
 
 def main() -> None:
@@ -68,11 +64,11 @@ class Client:
     def _thinking_time(self) -> Callable[[float], float]:
         """What is left to wait when `elapsed` seconds have gone since the model was there."""
         think, timing = self._config.think, self._config.timing
-        extra = None if think is None else durations.sampler(think, self._rng(_THINKING))
-        floor = None if timing is None else durations.sampler(timing, self._rng(_TIMING))
+        extra = None if think is None else durations.sampler(think, self._rng(randomness.THINKING))
+        floor = None if timing is None else durations.sampler(timing, self._rng(randomness.TIMING))
 
         def left(elapsed: float) -> float:
-            wait = 0.0 if floor is None else max(0.0, floor() - elapsed)
+            wait = 0.0 if floor is None else max(0.0, floor() / self._config.speed - elapsed)
             return wait + (0.0 if extra is None else extra())
 
         return left
@@ -115,14 +111,14 @@ class Client:
                     self._thinking_until = time.monotonic() + seconds
                 case core.Remember(known) if self._memory is not None:
                     memory.save(known, self._memory)
-                case core.SendUpdate(message):
+                case core.SendUpdate(_, message):
                     self._connection.publish(
                         self._topics.update(self._config.client), wire.encode(message())
                     )
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
-        started, rng = time.monotonic(), self._rng(_TRAINING, sequence)
+        started, rng = time.monotonic(), self._rng(randomness.TRAINING, sequence)
         if self._config.side.kind == "gradient":
             result = self._trainer.gradient(model.vector, rng)
         else:
@@ -140,9 +136,7 @@ class Client:
         return self._cut or self._stopped.is_set()
 
     def _rng(self, *purpose: int) -> np.random.Generator:
-        """The same for the same run seed, client and purpose, whatever happened before."""
-        client = zlib.crc32(self._config.client.encode())
-        return np.random.default_rng(SeedSequence(self._config.seed, spawn_key=(client, *purpose)))
+        return randomness.generator(self._config.seed, self._config.client, *purpose)
 
     def _sink(self, event: Event) -> None:
         """In paho's thread: a stop goes before all that waits."""

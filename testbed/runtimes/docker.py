@@ -128,7 +128,8 @@ class DockerRuntime:
         """Let any user read configurations and shards: a container gets its own alone, whoever it runs
         as, and on the host `work/` is closed to others. Our umask may say otherwise."""
         for path in self._directory.work.iterdir():
-            path.chmod(0o644)
+            if path.is_file():
+                path.chmod(0o644)
 
     def _labels(self, part: str) -> dict[str, str]:
         return {
@@ -188,6 +189,11 @@ class DockerRuntime:
 
     def _start_device(self, device: PlannedDevice, networks: _Networks) -> None:
         directory = self._directory
+        memory = []
+        if self._spec.remembers:
+            folder = directory.memory(device.name).parent
+            self._let_write(folder)
+            memory = [_writable(folder, configs.MEMORY)]
         self._create(
             device.name,
             self._images.agent,
@@ -197,6 +203,7 @@ class DockerRuntime:
                 _read_only(directory.config(configs.init_name(device.name)), configs.DEVICE_CONFIG),
                 _read_only(directory.config(device.name), configs.CLIENT_CONFIG),
                 _read_only(directory.shard(device.name), configs.SHARD),
+                *memory,
             ],
             user=0,
             cap_add=["SETUID", "SETGID", "KILL", *(["NET_ADMIN"] if device.link else [])],
@@ -254,6 +261,13 @@ class DockerRuntime:
         api.start(container)
         self._containers[part] = container
         return container
+
+    def _let_write(self, folder: Path) -> None:
+        """Let the client, an ordinary user in its container, write into `folder`."""
+        if os.getuid() == 0:
+            os.chown(folder, configs.CLIENT_USER, configs.CLIENT_USER)
+        else:
+            folder.chmod(0o777)  # `work/`, around it, is closed to others
 
     def _give_away(self, paths: Iterable[Path]) -> None:
         """Make the containers' user the owner where we are root; elsewhere it is us already."""

@@ -93,7 +93,9 @@ class ProcessRuntime:
         """
         if self._duty_cycle is None:
             self._duty_cycle = DutyCycle()
-        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].cpu)
+        cpu = self._devices[device].cpu
+        if cpu is not None:  # the plan of a process run sees to it
+            self._duty_cycle.limit(device, self._children[device].pid, cpu)
 
     def ended(self) -> dict[str, int]:
         """Exit code of each part that has ended: negative for the number of a signal."""

@@ -161,7 +161,7 @@ class Simulation:
                     heapq.heappush(self._heap, (now + self._periods[name], name, model))
                 case Think(_):
                     self._obey(name, self.clients[name].thought(now), now)
-                case SendUpdate(message):
+                case SendUpdate(_, message):
                     payload = wire.encode(message())
                     received = wire.decode_update(payload)
                     self._execute(self.core.update(name, received, len(payload), now), now)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from agents import events
+from agents.config import Stop
 from agents.config import Local
 from analysis.load import load
 from testbed import live
@@ -61,7 +62,7 @@ def tallied(records: Iterable[events.Record]) -> Tally:
 def shown(records: Iterable[events.Record], *, terminal: bool = False) -> list[str]:
     """What a user sees of `records` that come all at once, line by line."""
     console = Console(file=io.StringIO(), width=80, force_terminal=terminal)
-    with live.view(console, Overview("fedbuff", 60.0, fleet(3))) as view:
+    with live.view(console, Overview("fedbuff", Stop(after=60.0), fleet(3))) as view:
         for record in records:
             view.record(record)
         view.refresh(now=1000.0)
@@ -149,7 +150,7 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
 def test_notices_wait_a_second_for_their_like() -> None:
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)
-    view = live.view(console, Overview("fedbuff", None, fleet(2)))
+    view = live.view(console, Overview("fedbuff", Stop(updates=10), fleet(2)))
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ()))
     view.record(events.ClientStatus(3.0, "pi-1", "offline"))
     view.refresh(now=1000.0)
@@ -187,7 +188,7 @@ def test_a_large_fleet_is_shown_by_group_and_fits_the_screen() -> None:
 def _screen(devices: tuple[PlannedDevice, ...], records: Iterable[events.Record]) -> list[str]:
     """A terminal of 80 columns and 24 lines, at seven seconds."""
     console = Console(file=io.StringIO(), width=80, height=24)
-    view = TerminalView(console, Overview("fedbuff", 60.0, devices))
+    view = TerminalView(console, Overview("fedbuff", Stop(after=60.0), devices))
     for record in records:
         view.record(record)
     console.print(view.render(at=7.0))
@@ -207,7 +208,7 @@ def test_a_terminal_gets_its_cursor_back() -> None:
 
 def test_messages_are_shown_as_they_are() -> None:
     console = Console(file=io.StringIO(), width=80)
-    live.view(console, Overview("fedbuff", 60.0, fleet(1))).progress("[/bold] " + 100 * "x")
+    live.view(console, Overview("fedbuff", Stop(after=60.0), fleet(1))).progress("[/bold] " + 100 * "x")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
 

@@ -1,0 +1,30 @@
+"""The run's models: how the first one comes about, and how they are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from agents import wire
+from agents.tasks.interface import Task
+from agents.vectors import Vector
+
+
+def first(task: Task, seed: int) -> torch.nn.Module:
+    """The model that the run with this seed begins with."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return task.model()
+
+
+def save(folder: Path, name: str, w: Vector, version: int, schema: str) -> None:
+    """Write `folder/<name>.safetensors` to the disk; a crash leaves no half file by that name."""
+    path = folder / f"{name}.safetensors"
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        file.write(wire.pack(w, {"version": str(version), "schema": schema}))
+        file.flush()
+        os.fdatasync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,16 @@
+"""A client's own randomness: fixed by run seed, client and purpose, whatever happened before."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.random import SeedSequence
+
+TRAINING, THINKING, TIMING = 1, 2, 3
+"""Purposes. The mini-batches of each training have a generator of their own, by its sequence number."""
+
+
+def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
+    key = (zlib.crc32(client.encode()), *purpose)
+    return np.random.default_rng(SeedSequence(seed, spawn_key=key))
