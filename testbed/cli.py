@@ -24,6 +24,7 @@ from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
 
 if TYPE_CHECKING:
+    from testbed.catalogue import Entry
     from testbed.plan import Plan
     from testbed.topology import Topology
 
@@ -216,6 +217,27 @@ def schema() -> None:
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
+RuleOrTask = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
+]
+
+
+@app.command("rules")
+def rules_command(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+    """Show the aggregation rules, or explain one: paper, equation, parameters."""
+    from testbed import catalogue
+
+    _show_catalogue(catalogue.rules(), "rule", name, as_json)
+
+
+@app.command("tasks")
+def tasks_command(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+    """Show the learning tasks, or explain one: dataset, parameters."""
+    from testbed import catalogue
+
+    _show_catalogue(catalogue.tasks(), "task", name, as_json)
+
+
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Examine what this host can do, with the command that mends what it cannot."""
@@ -278,6 +300,20 @@ def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> Non
         raise typer.Exit(code)
     run = directory.run
     _say(f"{run} is running. Next: testbed ps · testbed logs {run} · testbed down {run}")
+
+
+def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
+    from testbed import catalogue
+
+    chosen = entries if name is None else [catalogue.find(name, entries, what)]
+    if as_json:
+        found = [entry.as_dict() for entry in chosen]
+        sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
+    elif name is None:
+        _say("\n\n".join(map(catalogue.brief, chosen)))
+        _say(f"\nNext: testbed {what}s NAME explains one.")
+    else:
+        _say(catalogue.full(chosen[0]))
 
 
 def _say(text: str) -> None:
