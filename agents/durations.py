@@ -172,11 +172,6 @@ def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]
     return distribution(**duration.params).sampler(rng)
 
 
-def draw(duration: Duration, rng: np.random.Generator) -> float:
-    """The first of a new `sampler`: of a trace always its first value."""
-    return sampler(duration, rng)()
-
-
 def _at_least_zero(name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{name} is {value:g}, expected at least 0")
