@@ -282,15 +282,20 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
             f"{why}devices are local processes. CPU shares are kept by stopping and continuing them; "
             "memory and links are not limited."
         )
-    overview = live.Overview(topology.rule.name, topology.stop.after, plan.devices)
+    virtual = plan.runtime == "virtual"
+    overview = live.Overview(topology.rule.name, topology.stop.plain(), plan.devices, virtual)
     try:
         with live.view(out, overview) as view:
             up.run(topology, plan, directory, options, view)
     finally:
         _say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
+    from testbed.optimum import ending
 
-    out.print(live.render_summary(load(directory.path)))
+    run = load(directory.path)
+    out.print(live.render_summary(run))
+    if (ended := ending(run)) is not None:
+        _say("\n" + "\n".join(ended.lines()))
     _say(f"Next: testbed runs · testbed logs {directory.run} · change the topology and run it again")
 
 

@@ -252,11 +252,9 @@ def render_summary(run: Run) -> RenderableType:
             _percent(row["idle"]),
         )
     line = summary.headline(run)
-    quality = (
-        "never evaluated"
-        if isnan(line.accuracy)
-        else f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
-    )
+    quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
+    if isnan(line.accuracy):  # a task may have none
+        quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     ended = "not ended" if line.ended is None else _REASONS.get(line.ended, line.ended)
     facts = f"{line.updates} updates in {line.versions} versions, {line.duration:.1f} s ({ended})"
     return Group(Text(), table, Text(), Text.assemble((line.rule, "bold"), f": {quality}"), Text(facts))

@@ -12,6 +12,7 @@ import psutil
 
 from agents import events
 from testbed.configs import RunSpec, importance
+from testbed.plan import Plan
 
 _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "docker", "flwr-datasets")
 
@@ -29,17 +30,14 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "versions": versions(),
         "host": host(),
         "git_commit": git_commit(),
-        "cpus": {
-            "infrastructure": spec.plan.infrastructure_cpus,
-            "devices": spec.plan.device_cpus,
-            "device_capacity": spec.plan.device_capacity,
-            "asked": sum(device.cpu for device in spec.plan.devices),
-        },
+        "cpus": _cpus(spec.plan),
         "devices": {
             device.name: {
                 "group": device.group,
                 "profile": device.profile,
                 "cpu": device.cpu,
+                "gflops": device.gflops,
+                "speed": device.speed,
                 "memory": device.memory,
                 "samples": spec.samples[device.name],
                 "importance": weights[device.name],
@@ -47,8 +45,26 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
             }
             for device in spec.plan.devices
         },
-        "shaper": "tbf" if any(device.link for device in spec.plan.devices) else None,
+        "shaper": _shaper(spec.plan),
     }
+
+
+def _cpus(plan: Plan) -> dict[str, Any] | None:
+    """Who has which CPUs of this host; None where no device is one."""
+    if plan.runtime == "virtual":
+        return None
+    return {
+        "infrastructure": plan.infrastructure_cpus,
+        "devices": plan.device_cpus,
+        "device_capacity": plan.device_capacity,
+        "asked": sum(device.share for device in plan.devices),
+    }
+
+
+def _shaper(plan: Plan) -> str | None:
+    if not any(device.link for device in plan.devices):
+        return None
+    return "model" if plan.runtime == "virtual" else "tbf"
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,8 @@ from agents import events
 from testbed import data, engine, manifest
 from testbed.configs import RunSpec
 from testbed.controller import Controller, View
+from testbed.data import Prepared
+from testbed.errors import BadInputError
 from testbed.plan import Plan, plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
@@ -51,13 +53,9 @@ def run(
     """
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
-        spec = _prepare(topology, plan, directory, options, view)
-        with _runtime(spec, view) as runtime:
-            controller = Controller(spec, runtime, view)
-            try:
-                ended = controller.run()
-            finally:
-                entries["timings"] = controller.timings.as_dict()
+        spec, prepared = _prepare(topology, plan, directory, options, view)
+        simulated = plan.runtime == "virtual"
+        ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         return ended
     except Exception as error:
@@ -71,8 +69,13 @@ def run(
 
 def _prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
-) -> RunSpec:
+) -> tuple[RunSpec, Prepared]:
     """Partition the data and write what the run directory holds from the start."""
+    if options.resume and plan.runtime == "virtual":
+        raise BadInputError(
+            "a run in virtual time cannot be resumed: its seed gives it again from the start, "
+            f"testbed up {directory.topology}"
+        )
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
@@ -81,11 +84,32 @@ def _prepare(
     told = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
     view.progress(f"Preparing the data: {told}")
     prepared = data.prepare(topology, options.data_root)
-    data.write(prepared, directory)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.resume)
     directory.write_manifest(**manifest.describe(spec, data.label_counts(prepared)))
-    return spec
+    return spec, prepared
+
+
+def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+    """Run in virtual time, in this process."""
+    from testbed.virtual.run import run as simulate
+
+    begin = time.monotonic()
+    try:
+        return simulate(spec, prepared, view)
+    finally:
+        entries["timings"] = {"real": round(time.monotonic() - begin, 2)}
+
+
+def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+    """Run in wall time, on devices that a runtime starts and ends."""
+    data.write(prepared, spec.directory)
+    with _runtime(spec, view) as runtime:
+        controller = Controller(spec, runtime, view)
+        try:
+            return controller.run()
+        finally:
+            entries["timings"] = controller.timings.as_dict()
 
 
 @contextmanager
