@@ -1,0 +1,115 @@
+"""DeFedAvg for IID data (Wang, Li, Jin, Zhang 2024, arXiv 2402.11198)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Broadcast,
+    Contribution,
+    Rule,
+    Send,
+    Server,
+    State,
+    Update,
+)
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class DeFedAvgIid(Rule):
+    """A round takes the first n clients whose updates arrive, however stale (Wang et al., Algorithm 2):
+
+        w ← w + η_g (1/n) Σ Δ_i
+
+    Then w is broadcast to all; each client trains anew from the newest model that it got, never twice on
+    one. A round takes a client once: its second update waits for the next. Where fewer than n clients
+    are left, a round ends once it has all of these, with the mean over them.
+    """
+
+    paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 2)"
+    equation: ClassVar[str] = "w ← w + η_g (1/n) Σ Δ_i"
+
+    buffer_size: int
+    """n."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if self.buffer_size < 1:
+            raise ValueError(f"buffer_size is {self.buffer_size}, expected at least 1")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+
+    def check(self, clients: int) -> None:
+        if self.buffer_size > clients:
+            raise ValueError(
+                f"buffer_size is {self.buffer_size}, but there are only {clients} clients and a round "
+                "takes each of them once"
+            )
+
+    def begin(self, server: Server) -> DeFedAvgIidState:
+        return DeFedAvgIidState(self, server)
+
+
+class DeFedAvgIidState(State):
+    def __init__(self, params: DeFedAvgIid, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._round: dict[str, Contribution] = {}
+        self._held: list[Update] = []
+        """Further updates of clients that the round has already, in order."""
+
+    def start(self) -> Actions:
+        return [Broadcast()]
+
+    def update(self, update: Update) -> Actions:
+        if update.client in self._round:
+            self._held.append(dataclasses.replace(update, vector=update.vector.copy()))
+            return []
+        self._take(update)
+        return self._end_complete_rounds()
+
+    def join(self, client: str) -> Actions:
+        return [Send(client)]
+
+    def leave(self, client: str) -> Actions:
+        return self._end_complete_rounds()
+
+    def _take(self, update: Update) -> None:
+        add_scaled(self._sum, update.vector, 1.0)
+        self._round[update.client] = Contribution(
+            update.client, update.dispatch, update.base_version, weight=1.0
+        )
+
+    def _end_complete_rounds(self) -> Actions:
+        """What was held may complete the next round at once."""
+        actions: list[Action] = []
+        while self._complete():
+            actions += [self._end_round(), Broadcast()]
+            held, self._held = self._held, []
+            for update in held:
+                if update.client in self._round:
+                    self._held.append(update)
+                else:
+                    self._take(update)
+        return actions
+
+    def _complete(self) -> bool:
+        nobody_else = self._round and self._server.clients.keys() <= self._round.keys()
+        return len(self._round) >= self._params.buffer_size or bool(nobody_else)
+
+    def _end_round(self) -> Action:
+        weight = self._params.server_lr / len(self._round)
+        add_scaled(self._server.w, self._sum, weight)
+        self._sum[:] = 0
+        used = [(contribution, weight) for contribution in self._round.values()]
+        self._round = {}
+        return self._server.aggregated(used)

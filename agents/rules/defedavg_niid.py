@@ -1,0 +1,113 @@
+"""DeFedAvg for non-IID data (Wang, Li, Jin, Zhang 2024, arXiv 2402.11198)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Broadcast,
+    ClientSide,
+    Contribution,
+    Ignored,
+    Request,
+    Rule,
+    Send,
+    Server,
+    State,
+    Update,
+)
+from agents.vectors import add_scaled
+
+
+@dataclass(frozen=True)
+class DeFedAvgNiid(Rule):
+    """A round draws n clients uniformly with replacement, pulls one update of each of them, however
+    stale, and waits for these (Wang et al., Algorithm 1):
+
+        w ← w + η_g (1/n) Σ m_i Δ_i
+
+    for a client that was drawn m_i times. Then w is broadcast to all, and the next round draws. Clients
+    train on the newest model that they got, never twice on one, and leave the result in a send buffer.
+    So a fast client counts no more often than a slow one. A drawn client that leaves is dropped: the
+    round is then as if it had drawn fewer.
+    """
+
+    paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"
+    equation: ClassVar[str] = "w ← w + η_g (1/n) Σ m_i Δ_i"
+
+    sample: int
+    """n: draws per round."""
+    send_buffer: Literal["overwrite", "hold"] = "overwrite"
+    """A client whose update nobody has fetched goes on training and replaces it, or trains anew only
+    once it was fetched."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 1:
+            raise ValueError(f"sample is {self.sample}, expected at least 1")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide(send_buffer=self.send_buffer)
+
+    def begin(self, server: Server) -> DeFedAvgNiidState:
+        return DeFedAvgNiidState(self, server)
+
+
+class DeFedAvgNiidState(State):
+    """One round after the other."""
+
+    def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._waiting: dict[str, int] = {}
+        """How often each client was drawn whose update is still to come."""
+        self._arrived: list[tuple[Contribution, int]] = []
+
+    def start(self) -> Actions:
+        return [Broadcast(), *self._draw()]
+
+    def update(self, update: Update) -> Actions:
+        times = self._waiting.pop(update.client, 0)
+        if not times:
+            return [Ignored("not asked for in this round")]
+        add_scaled(self._sum, update.vector, times)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, times)
+        self._arrived.append((contribution, times))
+        return self._end_round_if_complete()
+
+    def join(self, client: str) -> Actions:
+        return [Send(client), *([] if self._waiting else self._draw())]
+
+    def leave(self, client: str) -> Actions:
+        return self._end_round_if_complete() if self._waiting.pop(client, 0) else []
+
+    def _end_round_if_complete(self) -> Actions:
+        if self._waiting:
+            return []
+        if not self._arrived:
+            return self._draw()
+        scale = self._params.server_lr / sum(times for _, times in self._arrived)
+        add_scaled(self._server.w, self._sum, scale)
+        self._sum[:] = 0
+        used = [(contribution, times * scale) for contribution, times in self._arrived]
+        self._arrived = []
+        return [self._server.aggregated(used), Broadcast(), *self._draw()]
+
+    def _draw(self) -> list[Action]:
+        clients = list(self._server.clients)
+        if not clients:
+            return []
+        drawn = self._server.rng.integers(len(clients), size=self._params.sample)
+        indices, times = np.unique(drawn, return_counts=True)
+        self._waiting = {clients[i]: int(m) for i, m in zip(indices, times, strict=True)}
+        return [Request(client, "pull") for client in self._waiting]

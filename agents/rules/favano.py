@@ -1,0 +1,140 @@
+"""FAVANO, also FAVAS (Leconte, Nguyen, Moulines 2023, arXiv 2305.16099)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    ClientSide,
+    Contribution,
+    Ignored,
+    Request,
+    Rule,
+    Send,
+    Server,
+    SetTimer,
+    State,
+    Update,
+)
+from agents.vectors import add_scaled
+
+_TIMER = "round"
+
+
+@dataclass(frozen=True)
+class Favano(Rule):
+    """Every `period`, s clients drawn uniformly without replacement are interrupted in their training:
+
+        w ← (1 − η_g) w + η_g (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i
+
+    with w_b the model that client i began with, and α_i the steps that it makes of it as a rule (see
+    `debias`): fast clients move w no further than slow ones. The paper has η_g = 1. The drawn clients
+    get the new w, the others train on, up to their number of local steps K, then wait to be drawn.
+
+    A drawn client that leaves is dropped: s is then one less. A round that takes longer than a period
+    is followed by the next at once; rounds do not overlap.
+    """
+
+    paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
+    equation: ClassVar[str] = "w ← (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i"
+
+    period: Annotated[float, "s"]
+    """Time between rounds."""
+    sample: int
+    """s: clients per round."""
+    debias: Literal["stochastic", "deterministic"] = "stochastic"
+    """α_i, with E_i the local steps done when interrupted: P(E_i > 0)·min(E_i, K), or E[min(E_i, K)]."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        if not self.period > 0:
+            raise ValueError("period must be longer than 0 s")
+        if self.sample < 1:
+            raise ValueError(f"sample is {self.sample}, expected at least 1")
+        if not self.server_lr > 0:
+            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide("model", send_buffer="hold", debias=self.debias)
+
+    def check(self, clients: int) -> None:
+        if self.sample > clients:
+            raise ValueError(
+                f"sample is {self.sample}, but there are only {clients} clients to draw from"
+            )
+
+    def begin(self, server: Server) -> FavanoState:
+        return FavanoState(self, server)
+
+
+class FavanoState(State):
+    def __init__(self, params: Favano, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        """Σ (ŵ_i − w): w stays as it is while a round goes on."""
+        self._waiting: set[str] = set()
+        self._arrived: list[Contribution] = []
+        self._overdue = False
+        """Whether a period ended while a round was going on."""
+
+    def start(self) -> Actions:
+        sends = [Send(client) for client in self._server.clients]
+        return [*sends, SetTimer(_TIMER, self._params.period)]
+
+    def update(self, update: Update) -> Actions:
+        if update.client not in self._waiting:
+            return [Ignored("not asked for in this round")]
+        self._waiting.remove(update.client)
+        add_scaled(self._sum, update.vector, 1.0)
+        add_scaled(self._sum, self._server.w, -1.0)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, weight=1.0)
+        self._arrived.append(contribution)
+        return self._end_round_if_complete()
+
+    def join(self, client: str) -> Actions:
+        return [Send(client)]
+
+    def leave(self, client: str) -> Actions:
+        if client not in self._waiting:
+            return []
+        self._waiting.remove(client)
+        return self._end_round_if_complete()
+
+    def timer(self, name: str) -> Actions:
+        again = SetTimer(_TIMER, self._params.period)
+        if self._waiting:
+            self._overdue = True
+            return [again]
+        return [*self._draw(), again]
+
+    def _end_round_if_complete(self) -> Actions:
+        if self._waiting:
+            return []
+        actions = self._aggregate() if self._arrived else []
+        if self._overdue:
+            self._overdue = False
+            actions += self._draw()
+        return actions
+
+    def _aggregate(self) -> list[Action]:
+        weight = self._params.server_lr / (len(self._arrived) + 1)
+        add_scaled(self._server.w, self._sum, weight)
+        self._sum[:] = 0
+        used, self._arrived = self._arrived, []
+        drawn = {contribution.client for contribution in used}
+        sends = [Send(client, deferred=True) for client in self._server.clients if client in drawn]
+        return [self._server.aggregated((contribution, weight) for contribution in used), *sends]
+
+    def _draw(self) -> list[Action]:
+        clients = list(self._server.clients)
+        drawn = sorted(self._server.rng.permutation(len(clients))[: self._params.sample])
+        self._waiting = {clients[i] for i in drawn}
+        return [Request(clients[i], "interrupt") for i in drawn]

@@ -1,0 +1,190 @@
+"""Port (Su & Li 2022, "How Asynchronous can Federated Learning Be?", IEEE/ACM IWQoS)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Contribution,
+    Request,
+    Rule,
+    Send,
+    Server,
+    State,
+    Update,
+)
+from agents.vectors import Vector, add_scaled
+
+
+@dataclass(frozen=True)
+class Port(Rule):
+    """At `min_updates` deltas, and more where stale clients have to be waited for:
+
+        w ← w + η_g Σ ω_i Δ_i,   ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S)),   Σ ω_i = 1
+
+    with n_i the samples of client i, w_b the model it trained from, and cos 1 where τ ≤ 1, 0 where a
+    vector is zero. While a client trains from a model more than S versions old, the aggregation waits
+    for its update; with `urgent`, the client is asked to send what it has. μ, λ and S are by default
+    those of Plato, its authors' framework; that always takes the model of two versions ago for w_b.
+
+    The contributors then get the new w or, with `concurrency` below the number of clients, as many as
+    there is room for, drawn uniformly among the idle.
+    """
+
+    paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
+    equation: ClassVar[str] = (
+        "w ← w + Σ ω_i Δ_i,   ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S))"
+    )
+
+    min_updates: int = 15
+    """Updates that an aggregation takes at least."""
+    urgent: bool = True
+    """Whether stale clients are asked for what they have, instead of waited for until they finish."""
+    similarity_weight: float = 1.0
+    """μ."""
+    staleness_weight: float = 3.0
+    """λ."""
+    staleness_bound: int = 10
+    """S, in versions."""
+    concurrency: int | None = None
+    """Clients that train at once; None for all."""
+    server_lr: float = 1.0
+    """η_g."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_updates", "staleness_bound", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
+        for name in ("staleness_weight", "server_lr"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"{name} is {value:g}, expected above 0")
+        if not self.similarity_weight >= 0:
+            raise ValueError(f"similarity_weight is {self.similarity_weight:g}, expected at least 0")
+
+    def check(self, clients: int) -> None:
+        if self.concurrency is not None and self.concurrency > clients:
+            raise ValueError(f"concurrency is {self.concurrency}, but there are only {clients} clients")
+        training = self.concurrency or clients
+        if self.min_updates > training:
+            raise ValueError(
+                f"min_updates is {self.min_updates}, but only {training} clients train at once and "
+                "wait for the aggregation: it would never come"
+            )
+
+    def begin(self, server: Server) -> PortState:
+        return PortState(self, server)
+
+
+class PortState(State):
+    """A present client is training, waiting for the aggregation it contributed to, or idle.
+
+    The model does not change while updates are gathered. So the weight of an update, up to the common
+    factor 1/Σ, is known when it arrives, and a running sum is enough.
+    """
+
+    def __init__(self, params: Port, server: Server) -> None:
+        self._params = params
+        self._server = server
+        self._sum = np.zeros_like(server.w)
+        self._buffer: list[tuple[Contribution, float]] = []
+        self._training: dict[str, int] = {}
+        """The version that each of them trains from."""
+        self._waiting: set[str] = set()
+        self._asked: set[str] = set()
+        self.models: dict[int, Vector] = {}
+        """Former versions, from the oldest that a client trains from on."""
+
+    def start(self) -> Actions:
+        return self._send_to_idle(deferred=False)
+
+    def update(self, update: Update) -> Actions:
+        weight = update.samples * self._factor(update)
+        add_scaled(self._sum, update.vector, weight)
+        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
+        self._buffer.append((contribution, weight))
+        self._forget(update.client)
+        self._waiting.add(update.client)
+        return self._aggregate_if_ready()
+
+    def join(self, client: str) -> Actions:
+        return self._send_to_idle(deferred=False)
+
+    def leave(self, client: str) -> Actions:
+        self._forget(client)
+        self._waiting.discard(client)
+        return [*self._send_to_idle(deferred=False), *self._aggregate_if_ready()]
+
+    def _forget(self, client: str) -> None:
+        self._training.pop(client, None)
+        self._asked.discard(client)
+
+    def _factor(self, update: Update) -> float:
+        """μ·(1 + cos)/2 + λ·S/(τ + S), above 0."""
+        params, staleness = self._params, self._server.staleness(update)
+        cosine = 1.0
+        if staleness > 1:
+            cosine = _cosine(self._server.w - self.models[update.base_version], update.vector)
+        bound = params.staleness_bound
+        similarity = params.similarity_weight * (1 + cosine) / 2
+        return similarity + params.staleness_weight * bound / (staleness + bound)
+
+    def _aggregate_if_ready(self) -> list[Action]:
+        """Clients that left may leave too few for `min_updates`: aggregate what there is."""
+        enough = len(self._buffer) >= self._params.min_updates or not self._training
+        if not enough or not self._buffer:
+            return []
+        oldest = self._server.version - self._params.staleness_bound
+        stale = [client for client, version in self._training.items() if version < oldest]
+        if not stale:
+            return self._aggregate()
+        if not self._params.urgent:
+            return []
+        requests = [Request(client, "interrupt") for client in stale if client not in self._asked]
+        self._asked.update(stale)
+        return list(requests)
+
+    def _aggregate(self) -> list[Action]:
+        self._keep_model()
+        scale = self._params.server_lr / sum(weight for _, weight in self._buffer)
+        add_scaled(self._server.w, self._sum, scale)
+        self._sum[:] = 0
+        aggregated = self._server.aggregated((c, scale * weight) for c, weight in self._buffer)
+        self._buffer = []
+        self._waiting.clear()
+        return [aggregated, *self._send_to_idle(deferred=True)]
+
+    def _keep_model(self) -> None:
+        """Before w changes. A deferred model may be newer than the version noted for it, where two
+        aggregations fall into one instant; so all versions from the oldest on are kept."""
+        oldest = min(self._training.values(), default=self._server.version + 1)
+        self.models = {version: w for version, w in self.models.items() if version >= oldest}
+        if self._training:
+            self.models[self._server.version] = self._server.w.copy()
+
+    def _send_to_idle(self, *, deferred: bool) -> list[Action]:
+        busy = self._training.keys() | self._waiting
+        idle = [client for client in self._server.clients if client not in busy]
+        if self._params.concurrency is not None:
+            room = max(0, self._params.concurrency - len(busy))
+            idle = [idle[i] for i in self._server.rng.permutation(len(idle))[:room]]
+        self._training |= dict.fromkeys(idle, self._server.version)
+        return [Send(client, deferred=deferred) for client in idle]
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    """Of the angle between `a` and `b`, shape (d,); 0 where one of them has no direction."""
+    norms = math.sqrt(_dot(a, a) * _dot(b, b))
+    return _dot(a, b) / norms if norms else 0.0
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    """In float64: squares of float32 may overflow."""
+    return float(np.einsum("i,i", a, b, dtype=np.float64))

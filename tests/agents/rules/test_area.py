@@ -1,0 +1,161 @@
+"""AREA: u ← u + p_i m_i, x ← x + u, so that x + u = Σ p_i y_i. Numbers computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.rules.area import Area, AreaState
+from agents.rules.interface import Aggregated, Ignored, Remark, Send, Server, SetTimer
+from tests.agents.helpers import make_server, sent, update, weights
+
+
+def begin(rule: Area, server: Server) -> AreaState:
+    state = rule.begin(server)
+    state.start()
+    return state
+
+
+def test_every_second_message_moves_the_model_after_its_sender_got_the_old_one() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,))
+    state = Area(every=2).begin(server)
+    assert state.start() == [Send("a"), Send("b")]
+    assert state.update(update("a", 3.0, kind="model")) == [Send("a")]
+    assert state.u.tolist() == [0.5 * (3 - 1)]
+    assert state.update(update("b", 5.0, kind="model")) == [Send("b"), SetTimer("aggregate", 0.0)]
+    assert (server.w.tolist(), server.version) == ([1.0], 0)
+    assert weights(state.timer("aggregate")) == [("a", 0.5), ("b", 0.5)]
+    assert (server.w.tolist(), state.u.tolist(), server.version) == ([4.0], [0.0], 1)  # (3 + 5)/2
+    state.update(update("a", -1.0, kind="residual"))  # from 3 to 2
+    assert (server.w + state.u).tolist() == [(2 + 5) / 2]
+
+
+def test_a_message_of_the_same_instant_gets_the_new_model() -> None:
+    server = make_server(0.5, 0.5)
+    state = begin(Area(every=1), server)
+    state.update(update("a", 2.0, kind="model"))
+    aggregated, reply, timer = state.update(update("b", 4.0, kind="model"))
+    assert isinstance(aggregated, Aggregated)
+    assert (server.w.tolist(), reply) == ([1.0], Send("b"))
+    assert isinstance(timer, SetTimer)
+    state.timer("aggregate")
+    assert (server.w.tolist(), state.timer("aggregate")) == ([3.0], [])
+
+
+class Client:
+    """Goes 40 % of the way to its center; what it sends is residual, or its first model."""
+
+    def __init__(self, x: np.ndarray, center: float) -> None:
+        self.y, self.x, self.center, self.known = x.copy(), x.copy(), center, False
+
+    def message(self) -> tuple[float, str]:
+        end = self.x + 0.4 * (self.center - self.x)
+        made = (float((end - self.y)[0]), "residual") if self.known else (float(end[0]), "model")
+        self.y, self.known = end, True
+        return made
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Area(every=3),
+        Area(criterion="period", period=1.0, server_lr=0.5),
+        Area(criterion="random", rate=1.0, tuned=True),
+    ],
+)
+def test_always_x_plus_u_is_the_mean_of_what_the_clients_remember(rule: Area) -> None:
+    p = {"a": 0.5, "b": 0.3, "c": 0.2}
+    server = make_server(*p.values(), w=(0.7,))
+    state = begin(rule, server)
+    clients = {name: Client(server.w, center) for name, center in zip("abc", (0, 3, 9), strict=True)}
+    dice = np.random.default_rng(1)
+    for _ in range(500):
+        name = str(dice.choice(list("aaaabbc")))
+        if dice.random() < 0.1 and len(server.clients) > 1 and name in server.clients:
+            del server.clients[name]
+            state.leave(name)
+        elif name not in server.clients:
+            server.clients[name] = p[name]
+            state.join(name)
+            clients[name].x = server.w.copy()
+        else:
+            value, kind = clients[name].message()
+            state.update(update(name, value, kind=kind, round_trip=1.0))
+            clients[name].x = server.w.copy()
+        assert server.w + state.u == pytest.approx(sum(p[n] * clients[n].y for n in p))
+        if dice.random() < 0.3:
+            state.timer("aggregate")
+            assert server.w + state.u == pytest.approx(sum(p[n] * clients[n].y for n in p))
+    assert server.version > 50
+
+
+def test_steps_too_small_for_float32_add_up() -> None:
+    server = make_server(1.0)
+    server.w = np.ones(1, np.float32)
+    state = begin(Area(every=1), server)
+    state.update(update("a", 1.0, kind="model"))
+    for _ in range(1000):
+        state.update(update("a", 1e-8, kind="residual"))
+        state.timer("aggregate")
+    assert server.w.tolist() == pytest.approx([1 + 1e-5], abs=6e-8)
+
+
+def test_a_client_with_another_memory_is_left_out_for_good() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = begin(Area(every=10), server)
+    state.update(update("a", 4.0, kind="model"))
+    lost, remark = state.update(update("a", 9.0, kind="model"))
+    assert isinstance(lost, Ignored)
+    assert "lost its memory" in lost.reason
+    assert isinstance(remark, Remark)
+    assert "0.25" in remark.text
+    stranger, _ = state.update(update("b", 9.0, kind="residual"))
+    assert isinstance(stranger, Ignored)
+    assert "first message was lost" in stranger.reason
+    (again,) = state.update(update("a", 9.0, kind="residual"))
+    assert isinstance(again, Ignored)
+    assert state.leave("a") == state.join("a") == []
+    assert sent(state.update(update("c", 2.0, kind="model"))) == ["c"]
+    assert (server.w + state.u).tolist() == [0.25 * 4 + 0.25 * 0 + 0.5 * 2]
+
+
+def test_who_is_away_stays_in_the_mean_and_the_log_says_so() -> None:
+    server = make_server(0.75, 0.25, w=(1.0,))
+    del server.clients["b"]
+    state = Area(every=1).begin(server)
+    never_here, send = state.start()
+    assert isinstance(never_here, Remark)
+    assert "the initial model keeps its weight of 0.25" in never_here.text
+    assert send == Send("a")
+    state.update(update("a", 5.0, kind="model"))
+    (left,) = state.leave("a")
+    assert isinstance(left, Remark)
+    assert "its last model keeps its weight of 0.75" in left.text
+    assert sent(state.join("a")) == ["a"]
+    assert server.w.tolist() == [0.75 * 5 + 0.25 * 1]
+
+
+def test_who_retires_takes_its_memory_out() -> None:
+    server = make_server(0.5, 0.3, 0.2, w=(1.0,))
+    state = begin(Area(every=2), server)
+    for name, end in zip("abc", (2.0, 3.0, 7.0), strict=True):
+        state.update(update(name, end, kind="model"))
+    assert (server.w + state.u).tolist() == pytest.approx([0.5 * 2 + 0.3 * 3 + 0.2 * 7])
+    state.retire("b", np.array([3.0]))
+    assert state.leave("b") == state.retire("b", np.array([3.0])) == []
+    assert server.w + state.u == pytest.approx((0.5 * 2 + 0.2 * 7) / 0.7)
+    state.update(update("c", -7.0, kind="residual"))  # its weight is 0.2/0.7 now
+    assert server.w + state.u == pytest.approx(0.5 * 2 / 0.7)
+    state.retire("a", np.array([2.0]))
+    assert server.w + state.u == pytest.approx(0.0)
+    (remark,) = state.retire("c", np.array([0.0]))
+    assert isinstance(remark, Remark)
+    assert server.w + state.u == pytest.approx(0.0)
+
+
+def test_who_retires_unheard_takes_the_initial_model_out() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,))
+    state = begin(Area(every=5), server)
+    state.update(update("a", 4.0, kind="model"))
+    state.retire("b", np.array([9.0]))
+    assert (server.w + state.u).tolist() == [4.0]

@@ -1,0 +1,95 @@
+"""DeFedAvg for IID data: the first n clients, w ← w + (η_g/n) Σ Δ_i. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.rules.defedavg_iid import DeFedAvgIid
+from agents.rules.interface import Broadcast, Send, Update
+from tests.agents.helpers import make_server, update, weights
+
+
+def test_the_first_n_make_a_version_that_all_get() -> None:
+    server = make_server(0.2, 0.3, 0.5, w=(1.0,))
+    state = DeFedAvgIid(buffer_size=2, server_lr=0.5).begin(server)
+    assert state.start() == [Broadcast()]
+    assert state.update(update("c", 4.0)) == []
+    aggregated, broadcast = state.update(update("a", 8.0))
+    assert server.w.tolist() == [1 + 0.5 * (4 + 8) / 2] == [4.0]
+    assert weights([aggregated]) == [("c", 0.25), ("a", 0.25)]
+    assert broadcast == Broadcast()
+    state.update(update("b", 4.0, base=0))  # however stale
+    state.update(update("a", 0.0, base=1))
+    assert server.w.tolist() == [5.0]
+
+
+def test_a_second_update_waits_for_the_next_round() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = DeFedAvgIid(buffer_size=2).begin(server)
+    state.start()
+    state.update(update("a", 2.0))
+    vector = np.array([10.0])
+    assert state.update(Update("a", dispatch=7, base_version=0, vector=vector)) == []
+    vector[:] = 99.0  # whoever handed it in may use it again
+    assert weights(state.update(update("b", 4.0))) == [("a", 0.5), ("b", 0.5)]
+    assert server.w.tolist() == [3.0]
+    (aggregated, _) = state.update(update("c", 6.0))
+    assert weights([aggregated]) == [("a", 0.5), ("c", 0.5)]
+    assert server.w.tolist() == [3 + (10 + 6) / 2]
+
+
+def test_what_waited_may_make_several_versions_at_once() -> None:
+    server = make_server(0.5, 0.5)
+    state = DeFedAvgIid(buffer_size=2).begin(server)
+    state.start()
+    for value in (1.0, 2.0, 3.0):
+        state.update(update("a", value))
+    done = state.update(update("b", 5.0))
+    assert weights(done) == [("a", 0.5), ("b", 0.5)]
+    assert (server.w.tolist(), server.version) == ([3.0], 1)
+    del server.clients["b"]
+    done = state.leave("b")  # a's second and third, as nobody else is left
+    assert weights(done) == [("a", 1.0), ("a", 1.0)]
+    assert (server.w.tolist(), server.version) == ([3.0 + 2 + 3], 3)
+
+
+def test_a_round_ends_with_what_there_is_when_too_few_are_left() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = DeFedAvgIid(buffer_size=3).begin(server)
+    state.start()
+    state.update(update("a", 3.0))
+    del server.clients["c"]
+    assert state.leave("c") == []
+    assert weights(state.update(update("b", 5.0))) == [("a", 0.5), ("b", 0.5)]
+    assert server.w.tolist() == [4.0]
+    server.clients["c"] = 0.5
+    assert state.join("c") == [Send("c")]
+    state.update(update("a", 3.0, base=1))
+    assert state.update(update("b", 3.0, base=1)) == []  # c is waited for again
+
+
+def test_one_that_left_still_counts_with_what_it_sent() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = DeFedAvgIid(buffer_size=2).begin(server)
+    state.start()
+    state.update(update("a", 3.0))
+    del server.clients["a"]
+    assert state.leave("a") == []
+    assert weights(state.update(update("b", 5.0))) == [("a", 0.5), ("b", 0.5)]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"buffer_size": 0}, {"server_lr": float("nan"), "buffer_size": 1}]
+)
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        DeFedAvgIid(**parameters)
+
+
+def test_a_round_that_cannot_fill_is_refused() -> None:
+    with pytest.raises(ValueError, match="only 4 clients"):
+        DeFedAvgIid(buffer_size=5).check(4)
+    DeFedAvgIid(buffer_size=4).check(4)

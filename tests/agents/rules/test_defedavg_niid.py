@@ -1,0 +1,102 @@
+"""DeFedAvg for non-IID data: n draws with replacement, w ← w + (η_g/n) Σ m_i Δ_i. Computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.rules.defedavg_niid import DeFedAvgNiid
+from agents.rules.interface import Actions, Broadcast, ClientSide, Ignored, Request, Send
+from tests.agents.helpers import make_server, update, weights
+
+
+def pulled(actions: Actions) -> list[str]:
+    return [a.client for a in actions if isinstance(a, Request) and a.what == "pull"]
+
+
+def test_a_client_counts_as_often_as_it_is_drawn() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,), seed=0)
+    state = DeFedAvgNiid(sample=4, server_lr=0.5).begin(server)
+    # Drawn with seed 0: b, b, b, a.
+    assert state.start() == [Broadcast(), Request("a", "pull"), Request("b", "pull")]
+    assert state.update(update("b", 8.0)) == []
+    assert server.w.tolist() == [1.0]
+    aggregated, broadcast, *requests = state.update(update("a", 16.0))
+    assert server.w.tolist() == [1 + 0.5 * (3 * 8 + 16) / 4] == [6.0]
+    assert weights([aggregated]) == [("b", 0.375), ("a", 0.125)]
+    assert broadcast == Broadcast()
+    assert pulled(requests)  # the next round has begun
+
+
+def test_a_stale_update_counts_in_full() -> None:
+    server = make_server(1.0)
+    state = DeFedAvgNiid(sample=2).begin(server)
+    state.start()
+    state.update(update("a", 1.0))
+    state.update(update("a", 1.0, base=1))
+    assert weights(state.update(update("a", 3.0, base=0))) == [("a", 1.0)]
+    assert server.w.tolist() == [5.0]
+
+
+def test_on_average_all_count_alike() -> None:
+    server = make_server(0.7, 0.2, 0.1, seed=1)
+    state = DeFedAvgNiid(sample=2).begin(server)
+    drawn = pulled(state.start())
+    total = dict.fromkeys("abc", 0.0)
+    for _ in range(3000):
+        done: Actions = []
+        for client in drawn:
+            done = state.update(update(client, 0.0))
+        for client, weight in weights(done):
+            total[client] += weight
+        drawn = pulled(done)
+    assert list(total.values()) == pytest.approx([1000] * 3, rel=0.05)
+
+
+def test_who_was_not_asked_changes_nothing() -> None:
+    server = make_server(0.5, 0.5, seed=0)
+    state = DeFedAvgNiid(sample=1).begin(server)
+    assert pulled(state.start()) == ["b"]
+    (ignored,) = state.update(update("a", 3.0))
+    assert isinstance(ignored, Ignored)
+    assert server.w.tolist() == [0.0]
+
+
+def test_a_drawn_client_that_leaves_is_dropped_with_its_draws() -> None:
+    server = make_server(0.5, 0.5, seed=0)
+    state = DeFedAvgNiid(sample=4).begin(server)
+    state.start()  # b, b, b, a
+    state.update(update("a", 6.0))
+    del server.clients["b"]
+    done = state.leave("b")
+    assert weights(done) == [("a", 1.0)]
+    assert server.w.tolist() == [6.0]
+    assert pulled(done) == ["a"]
+
+
+def test_a_round_without_anybody_left_draws_anew() -> None:
+    server = make_server(0.5, 0.5, seed=0)
+    state = DeFedAvgNiid(sample=1).begin(server)
+    assert pulled(state.start()) == ["b"]
+    del server.clients["b"]
+    assert state.leave("b") == [Request("a", "pull")]
+    del server.clients["a"]
+    assert state.leave("a") == []
+    server.clients["b"] = 0.5
+    assert state.join("b") == [Send("b"), Request("b", "pull")]
+    server.clients["a"] = 0.5
+    assert state.join("a") == [Send("a")]  # drawn from the next round on
+    assert state.leave("a") == []
+    assert server.version == 0
+
+
+def test_what_it_asks_of_its_clients() -> None:
+    assert DeFedAvgNiid(sample=1).client_side == ClientSide("delta", send_buffer="overwrite")
+    assert DeFedAvgNiid(sample=1, send_buffer="hold").client_side.send_buffer == "hold"
+
+
+@pytest.mark.parametrize("parameters", [{"sample": 0}, {"server_lr": 0.0, "sample": 1}])
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        DeFedAvgNiid(**parameters)

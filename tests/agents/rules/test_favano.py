@@ -1,0 +1,126 @@
+"""FAVANO: every period, w ← (w + Σ ŵ_i)/(s + 1) over s interrupted clients. Numbers computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.rules.favano import Favano
+from agents.rules.interface import Actions, ClientSide, Ignored, Request, Send, SetTimer
+from tests.agents.helpers import make_server, sent, update, weights
+
+AGAIN = SetTimer("round", 2.0)
+
+
+def asked(actions: Actions) -> list[str]:
+    return [a.client for a in actions if isinstance(a, Request) and a.what == "interrupt"]
+
+
+def test_a_round_is_the_mean_of_the_model_and_those_of_the_drawn() -> None:
+    server = make_server(0.5, 0.5, w=(3.0,))
+    state = Favano(period=2.0, sample=2).begin(server)
+    assert state.start() == [Send("a"), Send("b"), AGAIN]
+    assert state.timer("round") == [Request("a", "interrupt"), Request("b", "interrupt"), AGAIN]
+    assert state.update(update("b", 9.0, kind="model")) == []
+    assert server.w.tolist() == [3.0]
+    done = state.update(update("a", 0.0, kind="model"))
+    assert (server.w.tolist(), server.version) == ([(3 + 9 + 0) / 3], 1)
+    assert weights(done) == [("b", 1 / 3), ("a", 1 / 3)]
+    assert done[1:] == [Send("a", deferred=True), Send("b", deferred=True)]
+
+
+def test_only_the_drawn_are_asked_and_get_the_new_model() -> None:
+    server = make_server(0.25, 0.25, 0.5, seed=0)
+    state = Favano(period=2.0, sample=1, server_lr=0.5).begin(server)
+    state.start()
+    (drawn,) = asked(state.timer("round"))
+    other = next(client for client in server.clients if client != drawn)
+    (ignored,) = state.update(update(other, 9.0, kind="model"))
+    assert isinstance(ignored, Ignored)
+    done = state.update(update(drawn, 8.0, kind="model"))
+    assert server.w.tolist() == [0.5 * (0 + 8) / 2] == [2.0]
+    assert weights(done) == [(drawn, 0.25)]
+    assert sent(done) == [drawn]
+
+
+def test_clients_are_drawn_alike_and_at_most_once_a_round() -> None:
+    server = make_server(0.7, 0.2, 0.1)
+    state = Favano(period=2.0, sample=2).begin(server)
+    drawn = dict.fromkeys("abc", 0)
+    for _ in range(1500):
+        pair = asked(state.timer("round"))
+        assert pair in (["a", "b"], ["a", "c"], ["b", "c"])
+        for client in pair:
+            drawn[client] += 1
+            state.update(update(client, 0.0, kind="model"))
+    assert list(drawn.values()) == pytest.approx([1000] * 3, rel=0.05)
+
+
+def test_rounds_do_not_overlap() -> None:
+    server = make_server(0.5, 0.5)
+    state = Favano(period=2.0, sample=2).begin(server)
+    state.timer("round")
+    state.update(update("a", 3.0, kind="model"))
+    assert state.timer("round") == [AGAIN]
+    assert state.timer("round") == [AGAIN]
+    done = state.update(update("b", 3.0, kind="model"))
+    assert server.w.tolist() == [2.0]
+    assert asked(done) == ["a", "b"]  # the round that is overdue, once
+    state.update(update("a", 2.0, kind="model"))
+    assert asked(state.update(update("b", 2.0, kind="model"))) == []
+
+
+def test_a_drawn_client_that_leaves_is_dropped() -> None:
+    server = make_server(0.25, 0.25, 0.5)
+    state = Favano(period=2.0, sample=3).begin(server)
+    assert asked(state.timer("round")) == ["a", "b", "c"]
+    state.update(update("a", 3.0, kind="model"))
+    del server.clients["b"]
+    assert state.leave("b") == []
+    done = state.update(update("c", 6.0, kind="model"))
+    assert server.w.tolist() == [(0 + 3 + 6) / 3]
+    assert sent(done) == ["a", "c"]
+    server.clients["b"] = 0.25
+    assert state.join("b") == [Send("b")]
+
+
+def test_with_nobody_left_it_waits_for_the_next_period() -> None:
+    server = make_server(1.0)
+    state = Favano(period=2.0, sample=1).begin(server)
+    state.timer("round")
+    del server.clients["a"]
+    assert state.leave("a") == []
+    assert state.timer("round") == [AGAIN]
+    server.clients["a"] = 1.0
+    state.join("a")
+    assert asked(state.timer("round")) == ["a"]
+    assert server.version == 0
+
+
+def test_equal_models_stay_equal_to_the_last_bit() -> None:
+    server = make_server(0.5, 0.5)
+    server.w = np.array([0.3], np.float32)
+    state = Favano(period=2.0, sample=2).begin(server)
+    state.timer("round")
+    for client in "ab":
+        state.update(update(client, float(np.float32(0.3)), kind="model"))
+    assert (server.version, server.w.tolist()) == (1, [np.float32(0.3)])
+
+
+def test_what_it_asks_of_its_clients() -> None:
+    side = Favano(period=1.0, sample=1, debias="deterministic").client_side
+    assert side == ClientSide("model", send_buffer="hold", debias="deterministic")
+
+
+@pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])
+def test_parameters_that_make_no_sense(parameters: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(parameters))):
+        Favano(**{"period": 1.0, "sample": 1, **parameters})
+
+
+def test_more_clients_than_there_are_cannot_be_drawn() -> None:
+    with pytest.raises(ValueError, match="only 2 clients"):
+        Favano(period=1.0, sample=3).check(2)
+    Favano(period=1.0, sample=2).check(2)
