@@ -79,7 +79,8 @@ class DeFedAvgNiidState(State):
     def update(self, update: Update) -> Actions:
         times = self._waiting.pop(update.client, 0)
         if not times:
-            return [Ignored("not asked for in this round")]
+            # Its send buffer is empty now: a later request is to find something to wait for.
+            return [Ignored("not asked for in this round"), Send(update.client)]
         add_scaled(self._sum, update.vector, times)
         contribution = Contribution(update.client, update.dispatch, update.base_version, times)
         self._arrived.append((contribution, times))

@@ -91,7 +91,8 @@ class FavanoState(State):
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
-            return [Ignored("not asked for in this round")]
+            # Its send buffer is empty now: a later request is to find something to wait for.
+            return [Ignored("not asked for in this round"), Send(update.client)]
         self._waiting.remove(update.client)
         add_scaled(self._sum, update.vector, 1.0)
         add_scaled(self._sum, self._server.w, -1.0)

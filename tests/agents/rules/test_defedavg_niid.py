@@ -54,12 +54,13 @@ def test_on_average_all_count_alike() -> None:
     assert list(total.values()) == pytest.approx([1000] * 3, rel=0.05)
 
 
-def test_who_was_not_asked_changes_nothing() -> None:
+def test_who_was_not_asked_changes_nothing_and_gets_work_again() -> None:
     server = make_server(0.5, 0.5, seed=0)
     state = DeFedAvgNiid(sample=1).begin(server)
     assert pulled(state.start()) == ["b"]
-    (ignored,) = state.update(update("a", 3.0))
+    ignored, work = state.update(update("a", 3.0))
     assert isinstance(ignored, Ignored)
+    assert work == Send("a")
     assert server.w.tolist() == [0.0]
 
 

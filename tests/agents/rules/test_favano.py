@@ -37,8 +37,9 @@ def test_only_the_drawn_are_asked_and_get_the_new_model() -> None:
     state.start()
     (drawn,) = asked(state.timer("round"))
     other = next(client for client in server.clients if client != drawn)
-    (ignored,) = state.update(update(other, 9.0, kind="model"))
+    ignored, work = state.update(update(other, 9.0, kind="model"))
     assert isinstance(ignored, Ignored)
+    assert work == Send(other)
     done = state.update(update(drawn, 8.0, kind="model"))
     assert server.w.tolist() == [0.5 * (0 + 8) / 2] == [2.0]
     assert weights(done) == [(drawn, 0.25)]

@@ -77,9 +77,12 @@ def test_urgent_asks_stale_clients_once_and_waits_for_them() -> None:
     advance(state, server, (1.0,), (1.0,))
     assert state.update(update("a", 0.0, base=2)) == []
     assert state.update(update("b", 0.0, base=2)) == [Request("c", "interrupt")]  # τ = 2
+    server.clients["d"] = 0.1
+    state.join("d")
+    assert state.update(update("d", 0.0, base=2)) == []  # c has been asked
     done = state.update(update("c", 4.0, base=0))
-    assert [client for client, _ in weights(done)] == ["a", "b", "c"]
-    assert sent(done) == ["a", "b", "c"]
+    assert [client for client, _ in weights(done)] == ["a", "b", "d", "c"]
+    assert sent(done) == ["a", "b", "c", "d"]
     assert server.version == 3
 
 
