@@ -44,10 +44,11 @@ _NEEDS = (
 @dataclass(frozen=True)
 class Area(Rule):
     """Client i remembers y_i, where its last local training ended (x_0 before its first). It trains from
-    the x that it got, with the step size α that came with it, and sends the residual, m_i = end − y_i.
-    On every message, and where the criterion holds (Iakovidou & Kim, Algorithms 1-2):
+    the x that it got, with the step size α that came with it, and sends the residual m_i = end − y_i.
+    On a message, and then where the criterion holds (Iakovidou & Kim, Algorithms 1-2):
 
-        u ← u + p_i m_i;  the sender gets x and α_k        x ← x + η_g u,  u ← (1 − η_g) u
+        u ← u + p_i m_i, and the sender gets x and α_k
+        x ← x + η_g u,   u ← (1 − η_g) u
 
     The paper has p_i = 1/N and η_g = 1. k counts both kinds of event; the first models carry α_0. The
     message that fulfils the criterion is answered first, with the old x.
