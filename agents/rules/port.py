@@ -26,7 +26,8 @@ from agents.vectors import Vector, add_scaled
 class Port(Rule):
     """At `min_updates` deltas, and more where stale clients have to be waited for:
 
-        w ← w + η_g Σ ω_i Δ_i,   ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S)),   Σ ω_i = 1
+        w ← w + η_g Σ ω_i Δ_i,   Σ ω_i = 1
+        ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S))
 
     with n_i the samples of client i, w_b the model it trained from, and cos 1 where τ ≤ 1, 0 where a
     vector is zero. While a client trains from a model more than S versions old, the aggregation waits
