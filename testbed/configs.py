@@ -130,7 +130,9 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     file = spec.directory.config
     if spec.remembers:
         for device in spec.plan.devices:
-            spec.directory.memory(device.name).parent.mkdir(exist_ok=True)
+            memory = spec.directory.memory(device.name)
+            memory.parent.mkdir(exist_ok=True)
+            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one begins anew
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     for device in spec.plan.devices:
         dump(_client(spec, device, accounts[device.name], places), file(device.name))

@@ -95,6 +95,7 @@ class AggregatorCore:
         self._broadcast_due = False
         self._dispatches = Dispatches()
         self._acknowledged: dict[str, int] = {}
+        self._requested: dict[str, Request] = {}
         self._sequence: dict[str, int] = {}
         self._arrivals: dict[tuple[int, str], _Arrival] = {}
         self._applied = 0
@@ -177,14 +178,16 @@ class AggregatorCore:
             return []
         dispatch = self._answered(sender, message)
         if isinstance(dispatch, str):
-            return self.reject(sender, dispatch, at)
+            return [*self.reject(sender, dispatch, at), *self._ask_again(sender)]
         self._sequence[sender] = message.sequence
         self._dispatches.answered(sender, message.dispatch)
         arrived = at if arrived is None else arrived
         if (problem := self._unusable(message, dispatch)) is not None:
             rejected = self.reject(sender, problem, at)
             at_work = self._dispatches.has_open(sender)
-            return rejected if at_work else [*rejected, *self._start_over(sender, at)]
+            then = self._ask_again(sender) if at_work else self._start_over(sender, at)
+            return [*rejected, *then]
+        self._requested.pop(sender, None)
         self._arrivals[message.dispatch, sender] = _Arrival(message, size, dispatch.at, arrived)
         update = rules.Update(
             sender,
@@ -259,6 +262,7 @@ class AggregatorCore:
     def _leave(self, client: str, at: float) -> list[Action]:
         self._set_present()
         self._dispatches.forget(client)
+        self._requested.pop(client, None)
         self._deferred.pop(client, None)
         return self._obey(self._rule.leave(client), at)
 
@@ -273,6 +277,10 @@ class AggregatorCore:
         left = self._leave(client, at)
         self._ready.add(client)
         return [*left, *self._join(client, at)]
+
+    def _ask_again(self, client: str) -> list[Action]:
+        """The update that the rule has requested was of no use: the rule still waits for one."""
+        return [self._requested[client]] if client in self._requested else []
 
     def _answered(self, sender: str, message: UpdateMessage) -> Dispatched | str:
         """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
@@ -328,7 +336,8 @@ class AggregatorCore:
                 case rules.Broadcast():
                     self._broadcast_due = True
                 case rules.Request(client, what):
-                    done.append(Request(client, what))
+                    self._requested[client] = Request(client, what)
+                    done.append(self._requested[client])
                 case rules.SetTimer(name, after):
                     self._timers[_RULE + name] = (at if ticked is None else ticked) + after
         return done
