@@ -135,7 +135,9 @@ class FedAvgState(State):
         total = sum(update.weight for update, _ in self._arrived)
         tau_eff = sum(update.weight * steps for update, steps in self._arrived) / total
         unbiased = self._params.weights == "unbiased"
-        share = len(self._server.clients) / self._round.total() if unbiased else 1 / total
+        # N counts who has sent an update and then left: nobody may be left at all.
+        population = self._server.clients.keys() | {update.client for update, _ in self._arrived}
+        share = len(population) / self._round.total() if unbiased else 1 / total
         return self._params.server_lr * tau_eff * share
 
     def _new_round(self) -> Actions:

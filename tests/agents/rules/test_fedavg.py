@@ -140,6 +140,18 @@ def test_a_dropped_client_does_not_count_among_the_drawn() -> None:
     assert weights(state.update(update("c", 10.0))) == [("c", pytest.approx(0.4))]
 
 
+def test_who_leaves_after_its_update_counts_among_the_drawn_from() -> None:
+    """Unbiased: p · 3/2 for both, although c is not present any more."""
+    server = make_server(0.5, 0.3, 0.2, seed=9)
+    state = FedAvg(sample=2, weights="unbiased").begin(server)
+    assert sent(state.start()) == ["a", "c"]
+    state.update(update("c", 10.0))
+    del server.clients["c"]
+    assert state.leave("c") == []
+    done = state.update(update("a", 10.0))
+    assert weights(done) == [("c", pytest.approx(0.3)), ("a", pytest.approx(0.75))]
+
+
 def test_a_round_that_lost_everyone_starts_again_without_a_new_version() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(sample=1).begin(server)
