@@ -1,0 +1,218 @@
+"""Real cores whose trainings, messages and processes go on one by one, in any order a test likes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agents import events
+from agents.aggregator import actions as act
+from agents.client import core as client_core
+from agents.client.core import ClientCore, Identity, Outcome, Trained
+from agents.client.uploads import Memory
+from agents.config import Local
+from agents.rules.interface import Rule
+from agents.vectors import Vector
+from agents.wire import ModelMessage, UpdateMessage
+from tests.agents.helpers import make_core, records
+
+_STEPS = 2
+
+
+@dataclass(slots=True)
+class Device:
+    """One client and what is under way from it and to it."""
+
+    core: ClientCore | None = None
+    """None while no process runs."""
+    inbox: deque[ModelMessage | str] = field(default_factory=deque)
+    """Models and requests."""
+    training: ModelMessage | None = None
+    cut: bool = False
+    outbox: deque[UpdateMessage] = field(default_factory=deque)
+    memory: Memory = field(default_factory=Memory)
+    """On the disk."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something goes on, here or on the way."""
+        return bool(self.inbox or self.training or self.outbox)
+
+
+class Fleet:
+    """A run of the clients in `importance`, of all of which a process runs from the start.
+
+    `progress` is what local training makes of a model, shape (d,); for a gradient rule it is minus the
+    gradient. `log` holds all that the aggregator wanted, in order, and `models` w after each version.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        importance: Mapping[str, float],
+        progress: Callable[[str, Vector], Vector],
+        dtype: type[np.floating[Any]] = np.float32,
+    ) -> None:
+        self.core, self.server = make_core(rule, w=np.full(1, 0.3, dtype), importance=importance)
+        self.devices = {name: Device() for name in importance}
+        self.now = 0.0
+        self.log: list[act.Action] = []
+        self.models: list[bytes] = []
+        self.accepted: list[tuple[str, int, float]] = []
+        """Client, sequence number and time sent of every update that the rule took, in order."""
+        self.arrived: list[UpdateMessage] = []
+        """What arrived in the present lives of its senders, in order."""
+        self._side = rule.client_side
+        self._progress = progress
+        for name in self.devices:
+            self.start(name)
+        self.execute(self.core.start(0.0, 0.0))
+        self.end_instant()
+
+    @property
+    def records(self) -> list[events.Record]:
+        return records(self.log)
+
+    @property
+    def alive(self) -> list[str]:
+        """The clients whose process runs."""
+        return [name for name, device in self.devices.items() if device.core is not None]
+
+    # What can happen
+
+    def start(self, name: str) -> None:
+        """The process starts, with what is on its disk."""
+        device = self.devices[name]
+        self.arrived = [message for message in self.arrived if message.client != name]
+        identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
+        device.core = ClientCore(identity, lambda _: 0.0, device.memory)
+        self.say(name, "joining")
+        self.say(name, "ready")
+
+    def crash(self, name: str) -> None:
+        """The process dies, with all that was on its way to it; what it has sent may still arrive."""
+        device = self.devices[name]
+        device.core = device.training = None
+        device.cut = False
+        device.inbox.clear()
+        self.say(name, "offline")
+
+    def reconnect(self, name: str) -> None:
+        """The connection breaks; the process lives and is back at once."""
+        self.say(name, "offline")
+        self.say(name, "ready")
+
+    def deliver(self, name: str) -> None:
+        """The first message on its way to this client gets there."""
+        device = self.devices[name]
+        message = device.inbox.popleft()
+        assert device.core is not None
+        match message:
+            case ModelMessage():
+                self._obey(device, device.core.model(message, self.now))
+            case "pull":
+                self._obey(device, device.core.pull(self.now))
+            case _:
+                self._obey(device, device.core.interrupt(self.now))
+
+    def finish(self, name: str, *, diverged: bool = False) -> None:
+        """Its training ends."""
+        device = self.devices[name]
+        assert device.core is not None
+        assert device.training is not None
+        start, device.training = device.training.vector, None
+        steps, device.cut = 1 if device.cut else _STEPS, False
+        progress = np.full_like(start, np.nan) if diverged else self._progress(name, start)
+        outcome = Outcome(-progress if self._side.kind == "gradient" else start + progress, 0.5)
+        trained = Trained(lambda: outcome, steps, self.now, self.now)
+        self._obey(device, device.core.trained(trained))
+
+    def arrive(self, name: str) -> bool:
+        """The first update on its way from this client arrives; whether the rule took it."""
+        message = self.devices[name].outbox.popleft()
+        self.arrived.append(message)
+        done = self.hand_in(message)
+        taken = not any(isinstance(record, events.UpdateRejected) for record in records(done))
+        if taken:
+            self.accepted.append((name, message.sequence, message.sent))
+        return taken
+
+    def hand_in(self, message: UpdateMessage) -> act.Actions:
+        """What the aggregator makes of `message`, of which nobody may keep the vector."""
+        copy = dataclasses.replace(message, vector=message.vector.copy())
+        done = self.core.update(message.client, copy, 4, self.now)
+        copy.vector[:] = np.nan
+        self.execute(done)
+        return done
+
+    def say(self, name: str, state: str) -> None:
+        self.execute(self.core.status(name, state, self.now))
+
+    def end_instant(self, seconds: float = 1.0) -> None:
+        """Timers and deferred replies; then time goes on."""
+        self.execute(self.core.due(self.now))
+        self.execute(self.core.end_of_instant(self.now))
+        self.now += seconds
+
+    def work(self, rounds: int) -> None:
+        """Everybody who is there does all that there is to do, again and again."""
+        for _ in range(rounds):
+            for name in self.alive:
+                self.work_off(name)
+            self.end_instant()
+
+    def work_off(self, name: str) -> None:
+        """All messages get to this client, it trains, and its updates arrive."""
+        device = self.devices[name]
+        while device.inbox:
+            self.deliver(name)
+        if device.training:
+            self.finish(name)
+        while device.outbox:
+            self.arrive(name)
+
+    # What the cores want
+
+    def execute(self, actions: act.Actions) -> None:
+        self.log += actions
+        for action in actions:
+            match action:
+                case act.Dispatch(name, version, number, lr, acknowledged):
+                    self._send(name, version, number, lr, acknowledged)
+                case act.Broadcast(version, number):
+                    for name in self.devices:
+                        self._send(name, version, number)
+                case act.Request(name, what):
+                    self._put(name, what)
+                case act.Log(events.VersionMade()):
+                    self.models.append(self.server.w.tobytes())
+
+    def _send(
+        self, name: str, version: int, number: int, lr: float | None = None, acknowledged: int = 0
+    ) -> None:
+        w = self.server.w.copy()
+        self._put(name, ModelMessage("run", version, number, "s", w, lr, acknowledged))
+
+    def _put(self, name: str, message: ModelMessage | str) -> None:
+        if self.devices[name].core is not None:
+            self.devices[name].inbox.append(message)
+
+    def _obey(self, device: Device, actions: client_core.Actions) -> None:
+        for action in actions:
+            match action:
+                case client_core.Train(model):
+                    device.training = model
+                case client_core.Think(_):
+                    assert device.core is not None
+                    self._obey(device, device.core.thought(self.now))
+                case client_core.CutShort():
+                    device.cut = True
+                case client_core.Remember(memory):
+                    device.memory = memory
+                case client_core.SendUpdate(_, message):
+                    device.outbox.append(message())
