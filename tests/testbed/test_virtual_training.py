@@ -1,0 +1,229 @@
+"""Batched local training against the client's own trainer, and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agents.client.training import Trainer
+from agents.config import Local
+from agents.flat import initial
+from agents.shards import Shard
+from agents.tasks.cnn import Cifar10Cnn, MnistCnn
+from agents.tasks.interface import Task
+from agents.tasks.logreg import DigitsLogreg, MnistLogreg
+from agents.tasks.quadratic import Quadratic
+from testbed.virtual.training import BatchTrainer, Job
+
+
+@dataclass(frozen=True)
+class Tiny(Task):
+    """4 inputs, 3 hidden units, 2 classes: 23 parameters."""
+
+    dataset: ClassVar[str] = "none"
+    l2: float = 0.1
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """The module of a logistic regression with another loss."""
+
+    dataset: ClassVar[str] = "none"
+    l2: float = 0.1
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (outputs.sum(1) - y).square()
+
+
+CENTERS = ((0.0, 2.0), (1.0, -1.0), (3.0, 0.5))
+IMAGES = {"digits": (8, 8), "mnist": (28, 28), "cifar": (3, 32, 32)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "proximal": {"proximal": 0.7},
+    "clip": {"clip": 0.05},
+    "all": {"momentum": 0.5, "proximal": 0.7, "clip": 0.3},
+}
+
+
+def _images(shape: tuple[int, ...], samples: int = 60, classes: int = 10) -> Shard:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (samples, *shape), np.uint8)
+    return Shard(pixels, rng.integers(0, classes, samples), scale=1 / 255)
+
+
+def _points(size: int, samples: int = 60) -> Shard:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(samples, size)).astype(np.float32)
+    return Shard(x, rng.integers(0, 2, samples), scale=0.5)
+
+
+TASKS: dict[str, tuple[Task, Shard]] = {
+    "logistic": (DigitsLogreg(l2=0.05), _images(IMAGES["digits"])),
+    "no bias": (DigitsLogreg(l2=0.0, bias=False), _images(IMAGES["digits"])),
+    "float inputs": (DigitsLogreg(), _points(64)),
+    "quadratic": (Quadratic(CENTERS), _points(2)),
+    "module": (Tiny(), _points(4)),
+    "own loss": (Regression(), _points(4)),
+}
+LARGE: dict[str, tuple[Task, Shard]] = {
+    "mnist-logreg": (MnistLogreg(), _images(IMAGES["mnist"])),
+    "mnist-cnn": (MnistCnn(), _images(IMAGES["mnist"])),
+    "cifar10-cnn": (Cifar10Cnn(), _images(IMAGES["cifar"])),
+}
+
+
+def _jobs(task: Task, train: Shard, options: dict[str, Any], *, gradient: bool = False) -> list[Job]:
+    """Clients with shards, batch sizes, step sizes, steps and start models of their own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        w = initial(task.model())
+    rng = np.random.default_rng(2)
+    jobs = []
+    for seed, (samples, batch, steps, lr) in enumerate(RAGGED):
+        start = w + rng.normal(0, 0.05, w.size).astype(np.float32)
+        indices = rng.choice(len(train), samples, replace=False)
+        local = Local(steps=steps, batch_size=batch, lr=lr, **options)
+        jobs.append(Job(start, indices, local, lr, steps, np.random.default_rng(seed), gradient))
+    return jobs
+
+
+RAGGED = [(17, 4, 9, 0.1), (5, 8, 3, 0.3), (1, 4, 2, 0.2), (40, 32, 1, 0.1), (12, 4, 9, 0.05)]
+"""Samples, batch size, steps, lr."""
+
+
+def _trainers(task: Task, train: Shard, jobs: Sequence[Job]) -> list[Trainer]:
+    """The clients' own."""
+    shards = [Shard(train.x[job.indices], train.y[job.indices], train.scale) for job in jobs]
+    return [Trainer(task, shard, job.local) for shard, job in zip(shards, jobs, strict=True)]
+
+
+def _assert_trained_alike(task: Task, train: Shard, options: dict[str, Any]) -> None:
+    jobs = _jobs(task, train, options)
+    results = BatchTrainer(task, train).run(jobs)
+    for seed, (trainer, job, result) in enumerate(
+        zip(_trainers(task, train, jobs), jobs, results, strict=True)
+    ):
+        expected = trainer.train(job.start, np.random.default_rng(seed), job.lr)
+        np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
+        assert result.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("task", TASKS)
+def test_training_is_the_clients_own(task: str, options: dict[str, Any]) -> None:
+    _assert_trained_alike(*TASKS[task], options)
+
+
+@pytest.mark.parametrize("task", LARGE)
+def test_training_of_a_large_model_is_the_clients_own(task: str) -> None:
+    _assert_trained_alike(*LARGE[task], OPTIONS["all"])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_gradient_is_the_clients_own(task: str) -> None:
+    jobs = _jobs(*TASKS[task], OPTIONS["all"], gradient=True)
+    results = BatchTrainer(*TASKS[task]).run(jobs)
+    trainers = _trainers(*TASKS[task], jobs)
+    for seed, (trainer, job, result) in enumerate(zip(trainers, jobs, results, strict=True)):
+        expected = trainer.gradient(job.start, np.random.default_rng(seed))
+        np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
+        assert result.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+def _quadratic(client: int, steps: int, lr: float = 0.5, *, gradient: bool = False) -> Job:
+    local = Local(steps=steps, lr=lr)
+    rng = np.random.default_rng(0)
+    return Job(np.zeros(2, np.float32), np.array([client]), local, lr, steps, rng, gradient)
+
+
+def _centers() -> BatchTrainer:
+    train = Shard(np.array(CENTERS, np.float32), np.zeros(3, np.int64))
+    return BatchTrainer(Quadratic(CENTERS), train)
+
+
+def test_two_steps_to_a_center_by_hand() -> None:
+    """From 0 with lr ½: half way, then half of the rest; ½‖w − c‖² is 2 and then ½ of (0, 1)."""
+    (result,) = _centers().run([_quadratic(0, steps=2)])
+    assert result.end.tolist() == [0.0, 1.5]
+    assert result.loss == pytest.approx((2 + 0.5) / 2)
+
+
+def test_a_logistic_step_by_hand() -> None:
+    """Zero weights, one sample x = (1, 0, …) of class 3: p = ⅒ for each class."""
+    x = np.zeros((1, 8, 8), np.uint8)
+    x[0, 0, 0] = 5
+    train = Shard(x, np.array([3]), scale=0.2)
+    start = np.zeros(650, np.float32)
+    job = Job(start, np.array([0]), Local(steps=1), 0.5, 1, np.random.default_rng(0))
+    (result,) = BatchTrainer(DigitsLogreg(l2=0.3), train).run([job])
+    expected = np.full(10, -0.05)
+    expected[3] = 0.45
+    np.testing.assert_allclose(result.end[0:640:64], expected, rtol=1e-6)
+    np.testing.assert_allclose(result.end[640:], expected, rtol=1e-6)
+    assert not result.end[:640].reshape(10, 64)[:, 1:].any()
+    assert result.loss == pytest.approx(np.log(10))
+
+
+def test_results_come_in_the_order_of_the_jobs() -> None:
+    jobs = [_quadratic(k % 3, steps=k % 4, gradient=k % 5 == 0) for k in range(10_000)]
+    results = _centers().run(jobs)
+    for k in (0, 1, 2, 3, 4, 5, 4996, 9999):
+        center, left = np.array(CENTERS[k % 3]), 0.5 ** (k % 4)
+        end = -center if k % 5 == 0 else (1 - left) * center
+        np.testing.assert_allclose(results[k].end, end)
+
+
+def test_no_steps_leave_the_start_and_have_no_loss() -> None:
+    results = _centers().run([_quadratic(0, steps=0), _quadratic(1, steps=1), _quadratic(2, steps=0)])
+    assert [result.end.tolist() for result in results] == [[0, 0], [0.5, -0.5], [0, 0]]
+    assert [np.isnan(result.loss) for result in results] == [True, False, True]
+    assert _centers().run([]) == []
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_same_jobs_give_the_same_results(task: str) -> None:
+    trainer = BatchTrainer(*TASKS[task])
+    first, second = (trainer.run(_jobs(*TASKS[task], OPTIONS["all"])) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.end, other.end)
+        assert one.loss == other.loss
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_result_is_its_own_memory(task: str, gradient: bool) -> None:
+    jobs = _jobs(*TASKS[task], OPTIONS["plain"], gradient=gradient)
+    starts = [job.start.copy() for job in jobs]
+    trainer = BatchTrainer(*TASKS[task])
+    results = trainer.run(jobs)
+    kept = [result.end.copy() for result in results]
+    trainer.run(_jobs(*TASKS[task], OPTIONS["momentum"], gradient=gradient))
+    for job, start, result, end in zip(jobs, starts, results, kept, strict=True):
+        assert result.end.base is None
+        np.testing.assert_array_equal(result.end, end)
+        np.testing.assert_array_equal(job.start, start)
+
+
+def test_one_that_diverges_takes_no_other_with_it() -> None:
+    task, train = TASKS["logistic"]
+    jobs = _jobs(task, train, OPTIONS["momentum"])
+    sane = BatchTrainer(task, train).run(_jobs(task, train, OPTIONS["momentum"]))
+    jobs[0] = dataclasses.replace(jobs[0], lr=1e30)
+    results = BatchTrainer(task, train).run(jobs)
+    assert not np.isfinite(results[0].end).all()
+    for result, expected in zip(results[1:], sane[1:], strict=True):
+        np.testing.assert_array_equal(result.end, expected.end)
