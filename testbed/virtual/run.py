@@ -1,0 +1,222 @@
+"""One run in virtual time: the run directory becomes what any other runtime would have made of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.random import SeedSequence
+
+from agents import durations, events, wire
+from agents.aggregator import models
+from agents.aggregator.core import AggregatorCore, Settings
+from agents.aggregator.evaluation import Evaluator
+from agents.aggregator.journal import Journal
+from agents.client import core as client
+from agents.client import randomness
+from agents.client.training import Trainer
+from agents.config import Local
+from agents.flat import initial, schema_hash
+from agents.rules.interface import ClientSide, Server
+from agents.shards import Shard
+from agents.tasks.interface import Task
+from agents.vectors import Vector
+from testbed.configs import RunSpec, importance
+from testbed.controller import View
+from testbed.data import Prepared
+from testbed.errors import RunFailedError
+from testbed.plan import PlannedDevice
+from testbed.rundir import RunDirectory
+from testbed.signals import noted
+from testbed.virtual.pool import Pool, Ticket
+from testbed.virtual.simulation import Device, Simulation
+from testbed.virtual.timing import Network, Work, training_time
+from testbed.virtual.training import BatchTrainer
+
+_NEVER = float("inf")
+_LOOK_EVERY = 0.1
+"""Seconds of wall time between two looks at the clock's doings: refreshing the view, writing out."""
+_MEASURED_STEPS = 30
+
+
+def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
+    """Simulate the run of `spec` to its end; return how it ended.
+
+    Raises RunFailedError where it cannot end, KeyboardInterrupt when interrupted. In either case the
+    run directory is whole.
+    """
+    recorder = Recorder(spec.directory, view)
+    try:
+        with noted() as interrupted:
+            simulation = _simulation(spec, prepared, view, recorder)
+            simulation.run(time.time(), interrupted)
+    finally:
+        recorder.close()
+    if interrupted():
+        raise KeyboardInterrupt
+    if recorder.ended is None:
+        raise RunFailedError("the run ended without saying why")
+    return recorder.ended
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Implements `testbed.virtual.simulation.Recorder`: events.jsonl, models/, and the view."""
+
+    directory: RunDirectory
+    view: View
+    schema: str = ""
+    ended: events.RunEnded | None = None
+    _journal: Journal = field(init=False)
+    _due: float = field(init=False)
+    _looks: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._journal = Journal(self.directory.events)
+        self._due = time.monotonic() + _LOOK_EVERY
+
+    def record(self, record: events.Record) -> None:
+        self._journal.write(record)
+        self.view.record(record)
+        if isinstance(record, events.RunEnded):
+            self.ended = record
+
+    def save(self, version: int, w: Vector, *, final: bool) -> None:
+        name = "final" if final else f"{version:06d}"
+        models.save(self.directory.models, name, w, version, self.schema)
+
+    def pulse(self, at: float) -> None:
+        self._looks += 1
+        if self._looks % 64 == 0 and time.monotonic() >= self._due:
+            self._journal.sync()
+            self.view.refresh(time.monotonic())
+            self._due = time.monotonic() + _LOOK_EVERY
+
+    def close(self) -> None:
+        self._journal.close()
+        self.view.refresh(time.monotonic())
+
+
+def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
+    topology, run_id = spec.topology, spec.directory.run
+    task: Task = topology.task.build()
+    rule = topology.rule.build()
+    module = models.first(task, topology.seed)
+    w, schema = initial(module), schema_hash(module)
+    recorder.schema = schema
+    stop = topology.stop.plain()
+    population = importance(topology, spec.samples)
+    rng = np.random.default_rng(SeedSequence(topology.seed, spawn_key=(0, 0)))
+    server = Server(w, {}, rng, population=population)
+    settings = Settings(
+        run_id, schema, rule.client_side, population, stop, topology.evaluate.every, _NEVER
+    )
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view))
+    return Simulation(
+        AggregatorCore(settings, rule.begin(server), server),
+        server,
+        fleet.device,
+        Evaluator(task, prepared.test, lambda _: None).evaluate,
+        recorder,
+        run=run_id,
+        schema=schema,
+        sizes=_sizes(run_id, schema, w),
+        stop=stop,
+    )
+
+
+class _Fleet:
+    """Makes devices as they are needed."""
+
+    def __init__(
+        self, spec: RunSpec, prepared: Prepared, side: ClientSide, task: Task, work: Work
+    ) -> None:
+        self._spec = spec
+        self._prepared = prepared
+        self._side = side
+        self._work = work
+        self._planned = {device.name: (k, device) for k, device in enumerate(spec.plan.devices)}
+        server = spec.topology.server
+        self._network = Network(None if server is None or server.link is None else server.link.plain())
+        gradient, lazily = side.kind == "gradient", side.send_buffer is not None
+        self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
+
+    def device(self, name: str) -> Device:
+        index, planned = self._planned[name]
+        indices = self._prepared.indices[name]
+        local, seed = planned.local, self._spec.topology.seed
+        steps = 1 if self._side.kind == "gradient" else local.count(len(indices))
+        identity = client.Identity(self._spec.directory.run, name, len(indices), self._side, local)
+
+        def train(model: wire.ModelMessage, sequence: int) -> Ticket:
+            def rng() -> np.random.Generator:
+                return randomness.generator(seed, name, randomness.TRAINING, sequence)
+
+            lr = local.lr if model.lr is None else model.lr
+            return self._pool.hand_in(Ticket(self._pool, model.vector, indices, local, lr, steps, rng))
+
+        return Device(
+            index,
+            client.ClientCore(identity, self._thinking_time(planned)),
+            self._network.line(planned),
+            train,
+            training_time(planned, self._work, randomness.generator(seed, name, randomness.TIMING)),
+        )
+
+    def _thinking_time(self, planned: PlannedDevice) -> Callable[[float], float]:
+        if planned.think is None:
+            return lambda _: 0.0
+        rng = randomness.generator(self._spec.topology.seed, planned.name, randomness.THINKING)
+        think = durations.sampler(planned.think, rng)
+        return lambda _: think()
+
+
+def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
+    """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
+    model = wire.ModelMessage(run, 0, 0, schema, w)
+    update = wire.UpdateMessage(
+        run, "client", 0, 0, 0, schema, "delta", 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, w
+    )
+    return len(wire.encode(model)), len(wire.encode(update))
+
+
+def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
+    """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
+    not give it, it is measured, and written into the run's topology: from there it is the same again."""
+    topology = spec.topology
+    flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
+    shares = [d for d in spec.plan.devices if d.cpu is not None and d.gflops is None]
+    if shares and seconds is None:
+        device = shares[0]
+        indices = prepared.indices[device.name]
+        train = prepared.train
+        shard = Shard(train.x[indices], train.y[indices], train.scale)
+        seconds = _measured_step(task, shard, device.local)
+        view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
+        timed = topology.runtime.model_copy(update={"step_time": seconds})
+        text = topology.model_copy(update={"runtime": timed}).to_yaml()
+        spec.directory.topology.write_text(text, encoding="utf-8")
+    return Work(flops, seconds)
+
+
+def _measured_step(task: Task, shard: Shard, local: Local) -> float:
+    """Seconds of CPU time of one mini-batch step of the client's own trainer, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        trainer = Trainer(task, shard, local)
+        trainer.warm_up()
+        start = initial(trainer.flat.module)
+        rng = np.random.default_rng(0)
+        taken = []
+        for _ in range(_MEASURED_STEPS):
+            begin = time.perf_counter()
+            trainer.gradient(start, rng)
+            taken.append(time.perf_counter() - begin)
+        return statistics.median(taken)
+    finally:
+        torch.set_num_threads(threads)

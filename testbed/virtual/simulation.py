@@ -1,0 +1,313 @@
+"""Virtual time: an event heap around the same cores that run in the containers.
+
+One instant: what happens on the devices, then the updates that arrive, in device order, then the
+timers, then the deferred replies; and again, as long as that makes something happen at the same time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agents import events, wire
+from agents.aggregator import actions as act
+from agents.aggregator.core import AggregatorCore
+from agents.aggregator.evaluation import Evaluation
+from agents.client import core as client
+from agents.config import Stop
+from agents.rules.interface import Server
+from agents.vectors import Vector
+from testbed.errors import RunFailedError
+from testbed.virtual.timing import Line
+
+_DEVICE, _ARRIVAL = 0, 1
+_SAME_INSTANT = 1e-9
+"""Seconds: times are counted in whole nanoseconds, so that sums of equal periods meet."""
+_MOST_AT_ONCE = 100
+"""Events per device at one time: more come only from a device that takes no time at all."""
+
+
+class Training(Protocol):
+    """A local training whose result is computed when it is asked for."""
+
+    steps: int
+
+    def outcome(self) -> client.Outcome: ...
+
+    def cut(self, steps: int) -> None:
+        """Only `steps` steps of it are done."""
+
+    def wanted(self) -> None:
+        """Its result will be asked for soon."""
+
+
+@dataclass(slots=True)
+class Device:
+    """One device: its client, and what its time goes into."""
+
+    index: int
+    """In device order."""
+    core: client.ClientCore
+    line: Line
+    train: Callable[[wire.ModelMessage, int], Training]
+    training_time: Callable[[int], float]
+    working_on: _Work | None = None
+    trainings: dict[int, Training] = field(default_factory=dict)
+    """Those whose update has not left yet, by sequence number: one that goes on, one in the send
+    buffer."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """The training that goes on, in device time."""
+
+    training: Training
+    started: float
+    ended: float
+
+
+class Recorder(Protocol):
+    """Where a run's records and models go."""
+
+    def record(self, record: events.Record) -> None: ...
+    def save(self, version: int, w: Vector, *, final: bool) -> None: ...
+    def pulse(self, at: float) -> None:
+        """All that happened up to device time `at` has been recorded."""
+
+
+class Simulation:
+    """Runs one aggregator and its clients to the end of the run.
+
+    `devices` makes a device when it is first sent a model, so that a population costs memory only as
+    far as it takes part. `evaluate` runs in a thread of its own; what it finds is handed in at the next
+    timer, or at once where the run may end by it.
+    """
+
+    def __init__(
+        self,
+        core: AggregatorCore,
+        server: Server,
+        devices: Callable[[str], Device],
+        evaluate: Callable[[int, Vector], Evaluation],
+        recorder: Recorder,
+        *,
+        run: str,
+        schema: str,
+        sizes: tuple[int, int],
+        stop: Stop,
+    ) -> None:
+        self._core = core
+        self._server = server
+        self._make = devices
+        self._evaluate = evaluate
+        self._recorder = recorder
+        self._run = run
+        self._schema = schema
+        self._model_size, self._update_size = sizes
+        self._wait = stop.target_accuracy is not None
+        self._ends_by_itself = stop.after is not None
+        self._devices: dict[str, Device] = {}
+        self._heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._now = 0.0
+        self._snapshot: tuple[int, Vector] | None = None
+        self._thread = ThreadPoolExecutor(1, "evaluation")
+        self._evaluation: Future[Evaluation] | None = None
+        self._finished: str | None = None
+
+    def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
+        """Until the run is over, or in order when `interrupted`. Raises RunFailedError where time
+        stands still."""
+        try:
+            for name in self._server.population:
+                self._execute(self._core.status(name, "ready", 0.0))
+            self._execute(self._core.start(wall_clock, 0.0))
+            self._instant()
+            while self._finished is None:
+                self._now = self._next()
+                self._instant()
+                self._recorder.pulse(self._now)
+                if interrupted():
+                    self._execute(self._core.end("interrupted", self._now))
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _next(self) -> float:
+        """When something happens next."""
+        timer = self._core.next_timer
+        if self._heap:
+            first = self._heap[0][0]
+            return first if timer is None else max(self._now, min(first, _rounded(timer)))
+        if timer is None or not (self._ends_by_itself or self._core.rule_waits):
+            raise RunFailedError(
+                f"after {self._now:g} s nothing happens any more: the rule waits for its clients, and "
+                "the clients wait for the rule. Give the run an end: stop.after"
+            )
+        return max(self._now, _rounded(timer))
+
+    def _instant(self) -> None:
+        """All that happens now."""
+        for _ in range(_MOST_AT_ONCE * (1 + len(self._server.population))):
+            if self._heap and self._heap[0][0] <= self._now:
+                heapq.heappop(self._heap)[-1]()
+                continue
+            timer = self._core.next_timer
+            if timer is not None and timer <= self._now + _SAME_INSTANT:
+                self._hand_in_evaluation()
+                self._execute(self._core.due(max(self._now, timer)))
+                continue
+            self._execute(self._core.end_of_instant(self._now))
+            if not self._heap or self._heap[0][0] > self._now:
+                return
+        raise RunFailedError(
+            f"time stands still at {self._now:g} s: some device takes no time at all. "
+            "Give every device a cpu, gflops or timing above zero."
+        )
+
+    def _at(self, time: float, rank: int, device: Device, happens: Callable[[], None]) -> None:
+        """Plan what happens at `time`, at once if that is now and nothing has to wait its turn."""
+        time = _rounded(time)
+        if rank == _DEVICE and time <= self._now:
+            happens()
+        else:
+            heapq.heappush(self._heap, (time, rank, device.index, next(self._count), happens))
+
+    # What the aggregator wants
+
+    def _execute(self, actions: act.Actions) -> None:
+        for action in actions:
+            match action:
+                case act.Dispatch(name, version, number, lr, acknowledged):
+                    self._send(name, self._model(version, number, lr, acknowledged))
+                case act.Log(record):
+                    self._recorder.record(record)
+                case act.Broadcast(version, number):
+                    model = self._model(version, number)
+                    for name in list(self._server.clients):
+                        self._send(name, model)
+                case act.Request(name, what):
+                    self._request(self._device(name), what)
+                case act.Evaluate(version):
+                    self._submit_evaluation(version)
+                case act.Save(version, final):
+                    self._recorder.save(version, self._server.w, final=final)
+                case act.StopClients():
+                    self._heap.clear()
+                    self._hand_in_evaluation()
+                case act.Finish(reason):
+                    self._finished = reason
+
+    def _model(
+        self, version: int, number: int, lr: float | None = None, acknowledged: int = 0
+    ) -> wire.ModelMessage:
+        """One copy of w is shared by all dispatches of a version."""
+        if self._snapshot is None or self._snapshot[0] != version:
+            self._snapshot = (version, self._server.w.copy())
+        return wire.ModelMessage(
+            self._run, version, number, self._schema, self._snapshot[1], lr, acknowledged
+        )
+
+    def _device(self, name: str) -> Device:
+        device = self._devices.get(name)
+        if device is None:
+            device = self._devices[name] = self._make(name)
+        return device
+
+    def _send(self, name: str, model: wire.ModelMessage) -> None:
+        device = self._device(name)
+
+        def arrives() -> None:
+            self._obey(device, device.core.model(model, self._now))
+
+        self._at(device.line.download(self._now, self._model_size), _DEVICE, device, arrives)
+
+    def _request(self, device: Device, what: str) -> None:
+        def arrives() -> None:
+            answer = device.core.pull if what == "pull" else device.core.interrupt
+            self._obey(device, answer(self._now))
+
+        self._at(device.line.request(self._now), _DEVICE, device, arrives)
+
+    def _submit_evaluation(self, version: int) -> None:
+        self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
+        if self._wait or self._ending:
+            self._hand_in_evaluation()
+
+    @property
+    def _ending(self) -> bool:
+        return self._core.next_timer is None
+
+    def _hand_in_evaluation(self) -> None:
+        if self._evaluation is not None:
+            done, self._evaluation = self._evaluation.result(), None
+            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._now))
+
+    # What a client wants
+
+    def _obey(self, device: Device, actions: client.Actions) -> None:
+        for action in actions:
+            match action:
+                case client.Train(model, sequence):
+                    self._train(device, model, sequence)
+                case client.Think(seconds):
+                    self._think(device, seconds)
+                case client.CutShort():
+                    self._cut_short(device)
+                case client.SendUpdate(sequence, message):
+                    device.trainings.pop(sequence).wanted()
+                    self._upload(device, message)
+                case client.Remember():
+                    pass  # a device in virtual time lives as long as the run
+
+    def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
+        training = device.trainings[sequence] = device.train(model, sequence)
+        device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
+        ended = _rounded(self._now + device.training_time(training.steps))
+        self._end_training(device, _Work(training, self._now, ended))
+
+    def _end_training(self, device: Device, work: _Work) -> None:
+        device.working_on = work
+
+        def ends() -> None:
+            if device.working_on is work:  # else it was cut short
+                training = work.training
+                trained = client.Trained(training.outcome, training.steps, work.started, work.ended)
+                self._obey(device, device.core.trained(trained))
+
+        self._at(work.ended, _DEVICE, device, ends)
+
+    def _cut_short(self, device: Device) -> None:
+        """The step that goes on is done to its end."""
+        work = device.working_on
+        if work is None:
+            return
+        step = (work.ended - work.started) / max(1, work.training.steps)
+        done = 0 if step == 0 else -int(-(self._now - work.started - _SAME_INSTANT) // step)
+        done = min(max(done, 0), work.training.steps)
+        work.training.cut(done)
+        ended = _rounded(max(self._now, work.started + done * step))
+        self._end_training(device, _Work(work.training, work.started, ended))
+
+    def _think(self, device: Device, seconds: float) -> None:
+        work = device.working_on
+
+        def ends() -> None:
+            if device.working_on is work:  # else an interrupt has ended it
+                self._obey(device, device.core.thought(self._now))
+
+        self._at(self._now + seconds, _DEVICE, device, ends)
+
+    def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
+        def arrives() -> None:
+            update = message()
+            self._execute(self._core.update(update.client, update, self._update_size, self._now))
+
+        self._at(device.line.upload(self._now, self._update_size), _ARRIVAL, device, arrives)
+
+
+def _rounded(time: float) -> float:
+    return round(time, 9)

@@ -1,0 +1,220 @@
+"""Runs in virtual time, from the topology to the run directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents import events
+from analysis.load import Run, load
+from testbed import up
+from testbed.errors import BadInputError, RunFailedError
+from testbed.optimum import ending
+from testbed.rundir import RunDirectory
+from tests.running import TOPOLOGIES, cli, interrupt, started
+
+THEORY = TOPOLOGIES / "theory"
+
+
+class Silence:
+    """A view that shows nothing."""
+
+    def progress(self, message: str) -> None: ...
+    def record(self, record: events.Record) -> None: ...
+    def refresh(self, now: float) -> None: ...
+
+
+def _run(topology: Path, runs: Path, name: str = "run") -> Run:
+    parsed, plan = up.planned(topology, up.Options())
+    directory = RunDirectory.create(runs, name)
+    up.run(parsed, plan, directory, up.Options(), Silence())
+    return load(directory.path)
+
+
+def _topology(path: Path, **changes: Any) -> Path:
+    """Two devices that learn the digits, 1 s and 3 s for an update, with what is to be different."""
+    plain: dict[str, Any] = {
+        "name": "t",
+        "task": {"name": "digits-logreg", "local": {"steps": 4, "batch_size": 8, "lr": 0.1}},
+        "rule": {"name": "fedbuff", "buffer_size": 1},
+        "devices": [{"name": "fast", "timing": "1s"}, {"name": "slow", "timing": "3s"}],
+        "evaluate": {"every": "5s"},
+        "stop": {"after": "12s"},
+        "runtime": {"name": "virtual"},
+    }
+    file = path / "topology.yaml"
+    file.write_text(yaml.safe_dump(plain | changes))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "final", "within"),
+    [
+        ("alternating", 3.0196, 1e-4),
+        ("async-identical", 1.419, 0.005),
+        ("async-time-based", 2.0, 0.005),
+        ("fedbuff-rates", 0.679, 0.01),
+        ("fedbuff-inverse-sqrt", 0.43, 0.01),
+        ("fedbuff-concurrency-one", 3.0, 0.2),  # random draws: the model never comes to rest
+        ("defedavg-overwrite", 3.0, 0.2),
+        ("defedavg-hold", 3.0, 0.2),
+        ("area-every", 3.0, 1e-5),
+        ("area-period", 3.0, 1e-5),
+        ("area-random", 3.0, 1e-5),
+        ("fedfix-is-fedavg", 3.0, 1e-5),
+        ("fedbuff-is-fedavg", 3.0, 1e-5),
+        ("fedbuff-immediate", 3.0, 1e-5),
+        ("fedfa-param", 3.0, 1e-5),
+    ],
+)
+def test_where_theory_says_it_ends(name: str, final: float, within: float, tmp_path: Path) -> None:
+    ended = ending(_run(THEORY / f"{name}.yaml", tmp_path))
+    assert ended is not None
+    assert ended.final.tolist() == pytest.approx([final], abs=within)
+
+
+def test_every_theory_topology_is_tested() -> None:
+    marks = test_where_theory_says_it_ends.pytestmark  # type: ignore[attr-defined]
+    tested = {case[0] for case in marks[0].args[1]}
+    assert tested == {path.stem for path in THEORY.glob("*.yaml")}
+
+
+def test_up_prints_the_optimum_and_the_distance_to_it(tmp_path: Path) -> None:
+    said = cli("up", THEORY / "fedfix-is-fedavg.yaml", "--runs", tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "optimum           (3)" in said.stdout
+    assert "from the optimum" in said.stdout
+
+
+def test_same_topology_same_bytes(tmp_path: Path) -> None:
+    file = _topology(
+        tmp_path,
+        rule={"name": "fedbuff", "buffer_size": 2, "concurrency": 2},
+        devices=[
+            {
+                "name": "d",
+                "count": 5,
+                "timing": {"distribution": "exponential", "mean": "1s"},
+                "think": {"distribution": "uniform", "low": "0s", "high": "1s"},
+                "link": {"up": "1mbit", "down": "2mbit", "rtt": "40ms"},
+            }
+        ],
+    )
+    first, second = (_run(file, tmp_path, name).path for name in ("one", "two"))
+    texts = [(path / "events.jsonl").read_text() for path in (first, second)]
+    lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
+    for line in lines:
+        assert line[0].pop("wall_clock") > 0
+    assert lines[0] == lines[1]
+    assert sum(line["event"] == "update" for line in lines[0]) > 10
+    models = [(p / "models" / "final.safetensors").read_bytes() for p in (first, second)]
+    assert models[0] == models[1]
+
+
+def test_the_run_directory_is_as_any_other(tmp_path: Path) -> None:
+    run = _run(_topology(tmp_path), tmp_path)
+    assert run.ended is not None
+    assert (run.ended.reason, run.ended.at) == ("after", 12.0)
+    assert run.updates["client"].value_counts().to_dict() == {"fast": 12, "slow": 4}
+    slow = run.updates[run.updates["client"] == "slow"].iloc[0]
+    assert slow[["dispatched", "train_start", "train_end", "applied"]].tolist() == [0, 0, 3, 3]
+    assert slow["staleness"] == 3  # the fast one's three came first: device order within the instant
+    assert run.evaluations["at"].tolist() == [0, 5, 10, 12]
+    assert run.evaluations["accuracy"].iloc[-1] > 0.5
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == [
+        "000000.safetensors",
+        "final.safetensors",
+    ]
+    assert run.manifest["outcome"] == "after"
+    assert not (run.path / "work").exists()
+
+
+def test_the_resolved_topology_gives_the_run_again(tmp_path: Path) -> None:
+    """Where step time was measured, it is in there."""
+    devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
+    first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
+    again = _run(first.path / "topology.yaml", tmp_path, "two")
+    assert first.topology["runtime"]["step_time"] is not None
+    assert first.updates.equals(again.updates)
+    share = first.updates["client"].value_counts()
+    assert share["a"] == pytest.approx(5 * share["b"], abs=2)
+
+
+def test_target_accuracy_ends_the_run_at_its_evaluation(tmp_path: Path) -> None:
+    run = _run(_topology(tmp_path, stop={"target_accuracy": 0.5}, evaluate={"every": "1s"}), tmp_path)
+    assert run.ended is not None
+    assert run.ended.reason == "target_accuracy"
+    assert run.evaluations["accuracy"].iloc[-1] >= 0.5
+    assert run.ended.at == run.evaluations["at"].iloc[-1]
+
+
+def test_an_interrupted_client_has_done_the_steps_it_had_begun(tmp_path: Path) -> None:
+    """FAVANO interrupts both at 1 s and each later second. A training of 4 steps in 1.6 s, interrupted
+    after 1 s: the third step, begun at 0.8 s, is done to its end at 1.2 s."""
+    file = _topology(
+        tmp_path,
+        rule={"name": "favano", "period": "1s", "sample": 2},
+        devices=[{"name": "a", "timing": "1600ms"}, {"name": "b", "timing": "400ms"}],
+        stop={"after": "1500ms"},
+    )
+    run = _run(file, tmp_path)
+    steps = run.updates.set_index("client")[["steps", "train_end", "sent"]]
+    assert steps.loc["a"].tolist() == pytest.approx([3, 1.2, 1.2])
+    assert steps.loc["b"].tolist() == pytest.approx([4, 0.4, 1.0])  # done: it waited for the interrupt
+
+
+@pytest.mark.parametrize("rule", ["defedavg_niid", "area", "port", "asysg", "fedfa"])
+def test_rules_of_every_kind_learn_the_digits(rule: str, tmp_path: Path) -> None:
+    needed: dict[str, dict[str, Any]] = {
+        "defedavg_niid": {"sample": 1},
+        "area": {"criterion": "every", "every": 2},
+        "port": {"min_updates": 1, "urgent": True},
+        "asysg": {"gradients": 1, "server_lr": 0.3},
+        "fedfa": {"variant": "param", "window_size": 2},
+    }
+    file = _topology(tmp_path, rule={"name": rule, **needed[rule]}, stop={"after": "60s"})
+    assert _run(file, tmp_path).evaluations["accuracy"].iloc[-1] > 0.7
+
+
+def test_a_device_that_takes_no_time_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="time stands still"):
+        _run(_topology(tmp_path, devices=[{"name": "a", "timing": "0s"}]), tmp_path)
+
+
+def test_a_population_costs_what_takes_part(tmp_path: Path) -> None:
+    devices = [{"name": "d", "count": 5000, "timing": "1s"}]
+    task = {
+        "name": "digits-logreg",
+        "partition": {"scheme": "resampled", "samples": 20},
+        "local": {"steps": 1},
+    }
+    rule = {"name": "fedbuff", "buffer_size": 2, "concurrency": 4}
+    run = _run(_topology(tmp_path, devices=devices, task=task, rule=rule), tmp_path)
+    assert len(run.updates) == 48  # four at once, for twelve seconds
+
+
+def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
+    file = _topology(tmp_path)
+    parsed, plan = up.planned(file, up.Options())
+    directory = RunDirectory.create(tmp_path, "run")
+    with pytest.raises(BadInputError, match="its seed gives it again"):
+        up.run(parsed, plan, directory, up.Options(resume=True), Silence())
+
+
+def test_ctrl_c_closes_the_books(tmp_path: Path) -> None:
+    file = _topology(tmp_path, stop={"updates": 10_000_000}, evaluate={"every": "100s"})
+    with started("up", file, "--runs", tmp_path / "runs") as running:
+        assert running.stdout is not None
+        while "accuracy" not in running.stdout.readline():
+            pass
+        seconds, _ = interrupt(running)
+        assert running.returncode == 130
+        assert seconds < 10
+    (path,) = (tmp_path / "runs").iterdir()
+    records = list(events.read(path / "events.jsonl"))
+    assert isinstance(records[-1], events.RunEnded)
+    assert records[-1].reason == "interrupted"
