@@ -20,9 +20,13 @@ class Journal:
         self._file.write(events.to_line(record))
         self._new_version |= isinstance(record, events.VersionMade | events.RunEnded)
 
-    def sync(self) -> None:
-        """Hand all to the operating system and, where there is a new version, to the disk."""
+    def flush(self) -> None:
+        """Hand all to the operating system: readers see it, the disk may not have it yet."""
         self._file.flush()
+
+    def sync(self) -> None:
+        """`flush` and, where there is a new version, put it on the disk."""
+        self.flush()
         if self._new_version:
             os.fdatasync(self._file.fileno())
             self._new_version = False

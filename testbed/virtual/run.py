@@ -92,7 +92,7 @@ class Recorder:
     def pulse(self, at: float) -> None:
         self._looks += 1
         if self._looks % 64 == 0 and time.monotonic() >= self._due:
-            self._journal.sync()
+            self._journal.flush()
             self.view.refresh(time.monotonic())
             self._due = time.monotonic() + _LOOK_EVERY
 
