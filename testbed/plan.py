@@ -206,7 +206,7 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
                 "one host core), or use the virtual runtime",
             )
-        if not group.has_plain_speed:
+        if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
         if group.link is not None and runtime == "process":
             yield topology.source.problem(

@@ -80,8 +80,8 @@ def test_links_are_refused_where_nothing_shapes_them() -> None:
             "4:37: devices[0].link.rtt: the docker runtime does not",
         ),
         (
-            "{name: pi, cpu: 1, timing: 1s, speed: 2}",
-            "4:42: devices[0].speed: the docker runtime does not",
+            "{name: pi, cpu: 1, gflops: 1, speed: 2}",
+            "4:41: devices[0].speed: the docker runtime does not",
         ),
         (
             "{name: pi, cpu: 1}",
@@ -98,9 +98,10 @@ def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str
     assert "use the virtual runtime" in str(refused.value)
 
 
-def test_real_runtimes_take_a_timing_beside_the_cpu() -> None:
-    (device,) = plan(fleet("{name: pi, cpu: 1, timing: 1s}"), "docker", FOUR_CORES).devices
-    assert device.timing == Duration("constant", {"value": 1.0})
+def test_real_runtimes_take_a_timing_and_its_speed_beside_the_cpu() -> None:
+    wanted = fleet("{name: pi, cpu: 1, timing: 1s, speed: 2}")
+    (device,) = plan(wanted, "docker", FOUR_CORES).devices
+    assert (device.timing, device.speed) == (Duration("constant", {"value": 1.0}), 2.0)
     assert device.profile == "1 cpu, 512 MiB, timing 1s"
 
 
