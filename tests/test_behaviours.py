@@ -1,0 +1,223 @@
+"""What a rule may ask of its clients, in real processes and containers: the receive buffer, the send
+buffer, interrupts, memory, assigned step sizes and gradients.
+
+The task is a quadratic of one number, so that training costs next to nothing; where a device is to be
+slow, `timing` makes it so.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from agents import events, wire
+from testbed import engine as docker_engine
+from testbed.runtimes import process
+from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
+
+RUNTIMES = ["process", pytest.param("docker", marks=pytest.mark.docker)]
+
+
+@pytest.fixture
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Looks for an engine, and builds the images, only where the test is to run in containers."""
+    name: str = request.param
+    if name == "docker":
+        request.getfixturevalue("engine")
+        built = cli("images", "build", timeout=600)
+        assert built.returncode == 0, built.stdout + built.stderr
+    return name
+
+
+def write(folder: Path, rule: dict[str, Any], devices: list[dict[str, Any]], **more: Any) -> Path:
+    """A topology of a quadratic whose device i has its least at 1 + 4i."""
+    centers = [[1.0 + 4 * i] for i in range(len(devices))]
+    task = {"name": "quadratic", "centers": centers, "local": {"steps": 1, "lr": 0.1}}
+    task["local"] |= more.pop("local", {})
+    fleet = [{"cpu": 1 / len(devices), **device} for device in devices]
+    topology = {"name": "behaviour", "task": task, "rule": rule, "devices": fleet, **more}
+    file = folder / "topology.yaml"
+    file.write_text(yaml.safe_dump(topology))
+    return file
+
+
+def up(topology: Path, runtime: str) -> Finished:
+    """Run it to its end."""
+    runs = topology.parent / "runs"
+    done = cli("up", topology, "--runtime", runtime, "--runs", runs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Finished.only_one_in(runs)
+
+
+def of(run: Finished, client: str) -> list[events.UpdateApplied]:
+    return [u for u in run.updates if u.client == client]
+
+
+def model(run: Finished) -> float:
+    """The final model's only parameter."""
+    vector, _ = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    return float(vector[0])
+
+
+def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path) -> None:
+    devices = [{"name": "fast", "timing": "20ms"}, {"name": "slow", "timing": "20ms", "speed": 0.1}]
+    topology = write(tmp_path, {"name": "defedavg_iid", "buffer_size": 1}, devices, stop={"updates": 60})
+    run = up(topology, "process")
+    for name in ("fast", "slow"):
+        sequences = [u.sequence for u in of(run, name)]
+        assert sequences == list(range(1, len(sequences) + 1))  # all that was trained was sent
+    slow = [u.base_version for u in of(run, "slow")]
+    assert len(slow) > 2
+    assert all(later > earlier + 1 for earlier, later in pairwise(slow))
+    dispatched = {u.base_version: u.dispatched for u in of(run, "fast")}
+    both = [u for u in of(run, "slow") if u.base_version in dispatched]
+    assert both
+    assert all(u.dispatched == dispatched[u.base_version] for u in both)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "send_buffer"),
+    [("process", "hold"), pytest.param("docker", "overwrite", marks=pytest.mark.docker)],
+    indirect=["runtime"],
+)
+def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
+    runtime: str, send_buffer: str, tmp_path: Path
+) -> None:
+    rule = {"name": "defedavg_niid", "sample": 1, "send_buffer": send_buffer}
+    devices = [{"name": name, "timing": "40ms"} for name in ("one", "other")]
+    run = up(write(tmp_path, rule, devices, stop={"updates": 40}), runtime)
+    assert [u.applied_version for u in run.updates] == list(range(1, 41))
+    gaps = [b.sequence - a.sequence for n in ("one", "other") for a, b in pairwise(of(run, n))]
+    waited = max(u.sent - u.train_end for u in run.updates)
+    if send_buffer == "overwrite":
+        assert max(gaps) > 1
+    else:
+        assert max(gaps) == 1
+        assert waited > 2 * 0.04  # it lay there while the other client was drawn again and again
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"name": "favano", "period": "200ms", "sample": 2},
+        {"name": "port", "min_updates": 1, "staleness_bound": 5},
+    ],
+    ids=lambda rule: str(rule["name"]),
+)
+def test_an_interrupted_client_sends_the_steps_that_it_has_done(
+    rule: dict[str, Any], tmp_path: Path
+) -> None:
+    devices = [
+        {"name": "quick", "timing": "30ms", "local": {"steps": 5}},
+        {"name": "endless", "local": {"steps": 10**9}},
+    ]
+    run = up(write(tmp_path, rule, devices, local={"lr": 0.001}, stop={"updates": 20}), "process")
+    assert all(u.steps == 5 for u in of(run, "quick"))
+    endless = of(run, "endless")
+    assert len(endless) > 1
+    assert all(0 < u.steps < 10**9 for u in endless)
+    assert all(math.isfinite(u.loss) for u in endless)
+    # Each time it begins anew, from a model that has its last work in it.
+    assert all(b.base_version >= a.applied_version for a, b in pairwise(endless))
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
+def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
+    """AREA: x + u is the mean of the y_i, as long as each client goes on from its own."""
+    devices = [
+        {"name": "one", "cpu": 0.8, "timing": "40ms"},  # starts again under its limit
+        {"name": "other", "cpu": 0.2, "timing": "40ms"},
+    ]
+    rule = {"name": "area", "every": 1}
+    topology = write(tmp_path, rule, devices, local={"lr": 0.5}, stop={"after": "60s"})
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", runtime, "--runs", runs) as running:
+        until_printed(running, "the run clock starts")
+        wait_until(lambda: len(of(Finished.only_one_in(runs), "one")) > 5)
+        start_again = kill(runtime, runs, "one")
+        wait_until(lambda: states(runs) == ["offline"])
+        start_again()
+        wait_until(lambda: states(runs) == ["offline", "joining", "ready"])
+        before = len(of(Finished.only_one_in(runs), "one"))
+        wait_until(lambda: len(of(Finished.only_one_in(runs), "one")) > before + 30)
+        _, output = interrupt(running)
+        assert running.returncode == 130, output
+    run = Finished.only_one_in(runs)
+    mine = of(run, "one")
+    assert [u.kind for u in mine] == ["model"] + ["residual"] * (len(mine) - 1)
+    assert all(b.sequence > a.sequence for a, b in pairwise(mine))
+    notes = [r.message for r in run.records if isinstance(r, events.Note)]
+    assert len(notes) == 1
+    assert "one is away: until it is back" in notes[0]
+    assert model(run) == pytest.approx(3, abs=0.05)  # the mean of 1 and 5
+    assert left_as_processes() == []
+
+
+def states(runs: Path) -> list[str]:
+    """What the clients have said, or their last wills, since the run clock started."""
+    records = Finished.only_one_in(runs).records
+    return [r.state for r in records if isinstance(r, events.ClientStatus)]
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.1)
+
+
+def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
+    """Kill the device as a crash would; what is returned starts it again, as it was."""
+    (run,) = runs.iterdir()
+    if runtime == "docker":
+        container = f"testbed-{run.name}-{device}"
+        in_docker("kill", container)
+        return lambda: in_docker("start", container)
+    (found,) = [info for info in process.find() if (info.run, info.part) == (run.name, device)]
+    command, environment = found.process.cmdline(), found.process.environ()
+    found.process.kill()
+    with_own_parent = ["setsid", "--fork", *command]
+    return lambda: subprocess.run(with_own_parent, env=environment, check=True)
+
+
+def in_docker(do: Literal["kill", "start"], container: str) -> None:
+    with closing(docker_engine.connect()) as engine:
+        getattr(engine.api, do)(container)
+
+
+@pytest.mark.parametrize(
+    ("rule", "local", "losses"),
+    [
+        # One client at 1 and 0 the start. α = 1/2, 1/3, 1/5, 1/7, 1/9, each applied to the model of
+        # before the last aggregation: 1 − w is 1, 1, 1/2, 2/3, 2/5, 4/7, and the loss half its square.
+        (
+            {"name": "area", "every": 1, "step": "harmonic", "c": 1.0, "d": 2.0},
+            {"lr": 0.9},
+            [1 / 2, 1 / 2, 1 / 8, 2 / 9, 2 / 25, 8 / 49],
+        ),
+        # w ← w + γ(1 − w) with γ = 1/2: the local steps and their size do not matter.
+        (
+            {"name": "asysg", "gradients": 1, "server_lr": 0.5},
+            {"lr": 0.9, "steps": 7},
+            [1 / 2, 1 / 8, 1 / 32, 1 / 128],
+        ),
+    ],
+    ids=["assigned step size", "gradient"],
+)
+def test_a_client_does_what_the_rule_says(
+    rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
+) -> None:
+    """Told from the loss that it reports: that of the model it began with."""
+    topology = write(tmp_path, rule, [{"name": "one"}], local=local, stop={"updates": len(losses)})
+    run = up(topology, "process")
+    assert [u.loss for u in run.updates] == pytest.approx(losses, rel=1e-5)
+    assert {u.steps for u in run.updates} == {1}
