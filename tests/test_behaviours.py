@@ -24,6 +24,8 @@ from testbed import engine as docker_engine
 from testbed.runtimes import process
 from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
 
+Devices = list[dict[str, Any]]
+
 RUNTIMES = ["process", pytest.param("docker", marks=pytest.mark.docker)]
 
 
@@ -38,7 +40,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def write(folder: Path, rule: dict[str, Any], devices: list[dict[str, Any]], **more: Any) -> Path:
+def write(folder: Path, rule: dict[str, Any], devices: Devices, **more: Any) -> Path:
     """A topology of a quadratic whose device i has its least at 1 + 4i."""
     centers = [[1.0 + 4 * i] for i in range(len(devices))]
     task = {"name": "quadratic", "centers": centers, "local": {"steps": 1, "lr": 0.1}}
@@ -69,8 +71,12 @@ def model(run: Finished) -> float:
 
 
 def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path) -> None:
-    devices = [{"name": "fast", "timing": "20ms"}, {"name": "slow", "timing": "20ms", "speed": 0.1}]
-    topology = write(tmp_path, {"name": "defedavg_iid", "buffer_size": 1}, devices, stop={"updates": 60})
+    devices: Devices = [
+        {"name": "fast", "timing": "20ms"},
+        {"name": "slow", "timing": "20ms", "speed": 0.1},
+    ]
+    rule = {"name": "defedavg_iid", "buffer_size": 1}
+    topology = write(tmp_path, rule, devices, stop={"updates": 60})
     run = up(topology, "process")
     for name in ("fast", "slow"):
         sequences = [u.sequence for u in of(run, name)]
