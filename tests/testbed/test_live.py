@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from agents import events
-from agents.config import Stop
-from agents.config import Local
+from agents.config import Local, Stop
 from analysis.load import load
 from testbed import live
 from testbed.live import Follower, Overview, TerminalView
