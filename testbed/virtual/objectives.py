@@ -1,4 +1,4 @@
-"""Loss and gradient of a task for a stack of models, each on a mini-batch of its own."""
+"""Loss and gradient of a task for a stack of models, each on mini-batches of its own."""
 
 from __future__ import annotations
 
@@ -17,25 +17,33 @@ from agents.tasks.quadratic import Quadratic
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-_WORKSPACE = 4 << 20
-"""Bytes that the arrays of jobs trained together may take: more leave the processor's cache, with fewer
-jobs numpy's overhead counts for more."""
+_CACHED_MODELS = 1 << 20
+_CACHED_SAMPLES = 640 << 10
+"""Bytes of models and gradients, and of samples, that are worked on together: both fit into a core's
+cache, and there are enough of them for numpy's overhead to count for little."""
 
 
-class Objective(Protocol):
-    """One thread at a time uses it: it may keep memory to work in from call to call."""
+class Gradient(Protocol):
+    def __call__(self, step: int, w: Floats, out: Floats) -> Floats:
+        """Mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,); the gradient goes
+        into `out[k]`.
 
-    def gradient(self, w: Floats, rows: Indices, sizes: Indices, out: Floats) -> Floats:
-        """Mean loss of model `w[k]` on the `sizes[k]` samples that `rows[k]` begins with, for each k,
-        shape (jobs,); its gradient goes into `out[k]`.
-
-        `w` and `out` have shape (jobs, d), contiguous; `rows`, indices of training samples, (jobs, b);
-        `sizes`, 1 to b, (jobs,).
+        `w` and `out` have shape (jobs, d) and contiguous rows; jobs may be fewer than there are
+        mini-batches: those of the first.
         """
         ...
 
+
+class Objective(Protocol):
+    """One thread at a time uses it: it may keep memory to work in."""
+
+    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        """The gradient on mini-batches: that of job k at step t has the samples that the first
+        `sizes[t, k]` of `rows[t, k]` name. Shapes (steps, jobs) and (steps, jobs, b)."""
+        ...
+
     def at_once(self, batch_size: int) -> int:
-        """How many models are best trained together."""
+        """How many jobs are best trained together."""
         ...
 
 
@@ -68,11 +76,29 @@ class Softmax:
 
     def at_once(self, batch_size: int) -> int:
         classes, inputs = self._shape
-        samples = batch_size * inputs * (self._x.itemsize + 4)
-        models = 4 * (inputs + 1) * classes * 4
-        return max(1, _WORKSPACE // (samples + models))
+        return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
-    def gradient(self, w: Floats, rows: Indices, sizes: Indices, out: Floats) -> Floats:
+    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        _, jobs, width = rows.shape
+        classes, inputs = self._shape
+        block = max(1, _CACHED_SAMPLES // (width * inputs * (4 + self._x.itemsize)))
+        # Where the probability of a sample's own class is, in a block's probabilities taken as flat.
+        own = self._y.take(rows) * width
+        own += (np.arange(jobs) % block * classes * width)[:, None] + np.arange(width)
+        weights = _weights(sizes, width)
+        losses = np.empty(jobs, np.float32)
+
+        def gradient(step: int, w: Floats, out: Floats) -> Floats:
+            for first in range(0, len(w), block):
+                part = slice(first, min(first + block, len(w)))
+                losses[part] = self._gradient(
+                    w[part], rows[step, part], own[step, part], weights[step, part], out[part]
+                )
+            return losses[: len(w)]
+
+        return gradient
+
+    def _gradient(self, w: Floats, rows: Indices, own: Indices, weights: Floats, out: Floats) -> Floats:
         classes, inputs = self._shape
         cut, matrices = classes * inputs, (len(w), classes, inputs)
         x = self._gather(rows)
@@ -82,28 +108,19 @@ class Softmax:
         if self._bias:
             p += w[:, cut:, None]
         p -= p.max(1)[:, None]
-        labels = self._labels(rows)
-        loss = -p.reshape(-1).take(labels)
+        flat = p.reshape(-1)
+        loss = -flat.take(own)
         np.exp(p, out=p)
         total = p.sum(1)
         loss += np.log(total)
-        weights = _weights(sizes, rows.shape[1])
         p *= (weights / total)[:, None]
-        p.reshape(-1)[labels] -= weights
+        flat[own] -= weights
         if self._bias:
             p.sum(2, out=out[:, cut:])
         p *= self._scale
         np.matmul(p, x, out=out[:, :cut].reshape(matrices))
         losses: Floats = np.vecdot(loss, weights)
         return losses
-
-    def _labels(self, rows: Indices) -> Indices:
-        """Where in p, taken as flat, the probability of each sample's own class is."""
-        jobs, width = rows.shape
-        first = np.arange(jobs)[:, None] * (self._shape[0] * width) + np.arange(width)
-        labels: Indices = self._y.take(rows) * width
-        labels += first
-        return labels
 
     def _gather(self, rows: Indices) -> Floats:
         """The samples of `rows`, unscaled, shape (jobs, b, inputs); valid until the next call."""
@@ -125,19 +142,24 @@ class Squares:
         self._x = train.x.astype(np.float32) * np.float32(train.scale)
 
     def at_once(self, batch_size: int) -> int:
-        return max(1, _WORKSPACE // (8 * batch_size * int(self._x.shape[1])))
+        return max(1, _CACHED_SAMPLES // (4 * batch_size * int(self._x.shape[1])))
 
-    def gradient(self, w: Floats, rows: Indices, sizes: Indices, out: Floats) -> Floats:
-        weights = _weights(sizes, rows.shape[1])
-        differences = w[:, None, :] - self._x[rows]
-        np.einsum("kbd,kb->kd", differences, weights, out=out)
-        losses: Floats = np.einsum("kbd,kbd,kb->k", differences, differences, weights) / 2
-        return losses
+    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        weights = _weights(sizes, rows.shape[2])
+
+        def gradient(step: int, w: Floats, out: Floats) -> Floats:
+            share = weights[step, : len(w)]
+            differences = w[:, None, :] - self._x[rows[step, : len(w)]]
+            np.einsum("kbd,kb->kd", differences, share, out=out)
+            losses: Floats = np.einsum("kbd,kbd,kb->k", differences, differences, share) / 2
+            return losses
+
+        return gradient
 
 
 class AnyModule:
-    """Any torch module, one model after the other: convolutions are work enough for each call, and a
-    stack of them (grouped, or as matrix products) is slower."""
+    """Any torch module, one model after the other: convolutions are work enough for each call, and
+    stacked (grouped, or as matrix products) they are slower."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
         self._loss = task.loss
@@ -148,21 +170,28 @@ class AnyModule:
     def at_once(self, batch_size: int) -> int:
         return 1
 
-    def gradient(self, w: Floats, rows: Indices, sizes: Indices, out: Floats) -> Floats:
-        losses = np.empty(len(w), np.float32)
-        for k, size in enumerate(sizes):
-            self._flat.load(w[k])
-            self._flat.gradient.zero_()
-            batch = torch.from_numpy(rows[k, :size])
-            x = self._x[batch].to(torch.float32).mul_(self._scale)
-            loss = self._loss(self._flat.module(x), self._y[batch]).mean()
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses[k] = loss.item()
-            out[k] = self._flat.gradient.numpy()
-        return losses
+    def on(self, rows: Indices, sizes: Indices) -> Gradient:
+        def gradient(step: int, w: Floats, out: Floats) -> Floats:
+            losses = [
+                self._gradient(w[k], rows[step, k, : sizes[step, k]], out[k]) for k in range(len(w))
+            ]
+            return np.array(losses, np.float32)
+
+        return gradient
+
+    def _gradient(self, w: Floats, rows: Indices, out: Floats) -> float:
+        self._flat.load(w)
+        self._flat.gradient.zero_()
+        batch = torch.from_numpy(rows)
+        x = self._x[batch].to(torch.float32).mul_(self._scale)
+        loss = self._loss(self._flat.module(x), self._y[batch]).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        np.copyto(out, self._flat.gradient.numpy())
+        return loss.item()
 
 
 def _weights(sizes: Indices, width: int) -> Floats:
-    """1/size for each sample of a mini-batch, 0 for what fills it up to `width`; shape (jobs, width)."""
-    weights: Floats = np.divide(np.arange(width) < sizes[:, None], sizes[:, None], dtype=np.float32)
+    """1/size for each sample of a mini-batch, 0 for what fills it up; (steps, jobs, width)."""
+    sizes = sizes[:, :, None]
+    weights: Floats = np.divide(np.arange(width) < sizes, sizes, dtype=np.float32)
     return weights

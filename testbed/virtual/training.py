@@ -17,7 +17,7 @@ from agents.config import Local
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
-from testbed.virtual.objectives import AnyModule, Floats, Indices, Objective, objective
+from testbed.virtual.objectives import AnyModule, Floats, Gradient, Indices, Objective, objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class _Stack:
 
     def gradients(self) -> list[Result]:
         """Gradient and loss of each job's first mini-batch."""
-        rows, sizes = _batches(self._jobs, [1] * len(self._jobs))
-        self._differentiate(rows[0], sizes[0])
+        gradient = self._objective.on(*_batches(self._jobs, [1] * len(self._jobs)))
+        self._differentiate(gradient, 0, len(self._jobs))
         self._gradient += self._l2 * self._w
         pairs = zip(self._gradient, self._loss.tolist(), strict=True)
-        return [Result(gradient.copy(), loss) for gradient, loss in pairs]
+        return [Result(end.copy(), loss) for end, loss in pairs]
 
     def train(self) -> list[Result]:
         """End and mean loss of each job's training.
@@ -120,7 +120,7 @@ class _Stack:
         a step ago: for a constant lr this is heavy-ball momentum ρ.
         """
         steps = [job.steps for job in self._jobs]
-        rows, sizes = _batches(self._jobs, steps)
+        gradient = self._objective.on(*_batches(self._jobs, steps))
         lr, momentum, proximal = self._knobs()
         shrink = 1 - lr * (self._l2 + proximal)
         pull = lr * proximal * self._w if proximal.any() else None
@@ -129,7 +129,7 @@ class _Stack:
         for step in range(steps[0]):
             while steps[n - 1] <= step:
                 n -= 1
-            self._differentiate(rows[step, :n], sizes[step, :n])
+            self._differentiate(gradient, step, n)
             w, change = self._w[:n], self._gradient[:n]
             change *= lr[:n]
             if pull is not None:
@@ -147,11 +147,10 @@ class _Stack:
         values = [(job.lr, job.local.momentum, job.local.proximal) for job in self._jobs]
         return np.array(values, np.float32).T[:, :, None]
 
-    def _differentiate(self, rows: Indices, sizes: Indices) -> None:
-        """Gradient of the first len(rows) jobs, without the ℓ2 term; their loss, with it, is counted."""
-        n = len(rows)
+    def _differentiate(self, gradient: Gradient, step: int, n: int) -> None:
+        """Gradient of the first n jobs, without the ℓ2 term; their loss, with it, is counted."""
         w, loss = self._w[:n], self._loss[:n]
-        loss += self._objective.gradient(w, rows, sizes, self._gradient[:n])
+        loss += gradient(step, w, self._gradient[:n])
         if self._l2:
             loss += 0.5 * self._l2 * np.vecdot(w, w)
 
