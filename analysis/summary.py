@@ -65,8 +65,26 @@ def devices(run: Run) -> pd.DataFrame:
     way, or in the rule's buffer, or rejected, or lost in a crash) nothing is known here: it counts as
     idle.
     """
-    rows = [_device(run, name, run.updates[run.updates["client"] == name]) for name in _names(run)]
+    none = run.updates.iloc[:0]
+    own = dict(iter(run.updates.groupby("client", sort=False)))
+    rows = [_device(run, name, own.get(name, none)) for name in _names(run)]
     return pd.DataFrame(rows, columns=_COLUMNS).set_index("device")
+
+
+def groups(devices: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `devices` put together by their group, indexed by it: sums of `updates` and `share`,
+    means of `staleness` (over the updates) and of `busy` and `idle` (over the devices), and `count`."""
+    weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
+    gathered = weighted.groupby("group", sort=False).agg(
+        profile=("profile", "first"),
+        count=("updates", "size"),
+        updates=("updates", "sum"),
+        staleness=("staleness", "sum"),
+        share=("share", "sum"),
+        busy=("busy", "mean"),
+        idle=("idle", "mean"),
+    )
+    return gathered.assign(staleness=gathered["staleness"] / gathered["updates"].replace(0, np.nan))
 
 
 _COLUMNS = (

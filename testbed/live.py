@@ -152,7 +152,7 @@ class LiveView:
         tally = self._tally
         self._say(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {_quality(evaluation)}  "
-            f"updates {tally.updates:5}  {tally.rate(tally.at):5.1f}/s"
+            f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(tally.at):5.1f}/s"
         )
 
     def _draw(self, at: float, now: float) -> None:
@@ -240,8 +240,12 @@ def render_summary(run: Run) -> RenderableType:
     """What the run came to: a table per device, and the accuracy reached."""
     from analysis import summary
 
+    rows = summary.devices(run)
+    if len(rows) > _MOST_ROWS:
+        rows = summary.groups(rows)
+        rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
     table = _table("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
-    for name, row in summary.devices(run).iterrows():
+    for name, row in rows.iterrows():
         table.add_row(
             _short(str(name)),
             str(row["profile"] or "–"),

@@ -54,6 +54,8 @@ class Tally:
     ended: events.RunEnded | None = None
     _began: float = 0.0
     _applied: deque[float] = field(default_factory=deque)
+    _made: dict[int, int] = field(default_factory=dict)
+    """Updates that had gone into each version, from the one last asked for on."""
 
     def take(self, record: events.Record) -> Notice | None:
         """Count `record` in, and say what about it is worth a line."""
@@ -70,6 +72,7 @@ class Tally:
                 return Notice(at, "update rejected", f"{client} ({reason})")
             case events.VersionMade():
                 self.version = record.version
+                self._made[record.version] = self.updates
             case events.Evaluated():
                 self.evaluation = record
                 self.version = max(self.version, record.version)  # the first one, of a resumed run
@@ -85,6 +88,12 @@ class Tally:
             self._applied.popleft()
         since = max(self._began, at - _RATE_OVER)
         return len(self._applied) / (at - since) if at > since else 0.0
+
+    def updates_in(self, version: int) -> int:
+        """Updates that had gone into `version`; an evaluation may be told long after. Ask in order."""
+        while (first := next(iter(self._made), version)) < version:
+            del self._made[first]
+        return self._made.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
         return self.devices.setdefault(name, DeviceTally())

@@ -3,6 +3,8 @@ from __future__ import annotations
 from math import nan
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import summary
@@ -62,3 +64,24 @@ def test_covered_counts_overlaps_once_and_only_inside(
     intervals: list[tuple[float, float]], length: float
 ) -> None:
     assert summary.covered(intervals, end=10.0) == length
+
+
+def test_groups_put_devices_of_one_kind_together() -> None:
+    rows = pd.DataFrame(
+        {
+            "group": ["pi", "pi", "nano"],
+            "profile": ["p", "p", "n"],
+            "updates": [3, 1, 0],
+            "staleness": [1.0, 5.0, np.nan],
+            "share": [0.75, 0.25, 0.0],
+            "busy": [0.5, 0.7, 0.0],
+            "idle": [0.5, 0.3, 1.0],
+        },
+        index=["pi-1", "pi-2", "nano"],
+    )
+    gathered = summary.groups(rows)
+    assert gathered.loc["pi", "count"] == 2
+    assert gathered.loc["pi", "staleness"] == 2.0  # (3·1 + 1·5)/4
+    assert gathered.loc["pi", "share"] == 1.0
+    assert gathered.loc["pi", "busy"] == pytest.approx(0.6)
+    assert np.isnan(gathered.loc["nano", "staleness"])

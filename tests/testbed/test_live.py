@@ -129,9 +129,10 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
     lines = shown([
         STARTED,
         events.Evaluated(0.0, 0, 2.302, 0.1),
+        update("pi-1", 1.0),
         events.VersionMade(1.0, 1, 1),
         events.Evaluated(0.5, 1, 2.0, 0.2),  # too soon to be worth a line
-        update("pi-1", 2.0),
+        update("pi-1", 5.0),  # goes into the next version: told before the evaluation of the first
         events.Evaluated(4.0, 1, 0.512, 0.905),
         events.ClientStatus(5.0, "pi-2", "offline"),  # it leaves because the run ends
         events.Evaluated(4.5, 2, 0.5, 0.91),
@@ -139,9 +140,9 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
     ])  # fmt: skip
     assert lines == [
         "     0.0 s  version     0  accuracy 10.0%  loss 2.302  updates     0    0.0/s",
-        "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.2/s",
+        "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.4/s",
         "     0.0 s  not ready in time: pi-3",
-        "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     1    0.2/s",
+        "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     2    0.4/s",
         "     5.0 s  ended: stop.after reached",
     ]
 
