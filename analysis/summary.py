@@ -38,7 +38,7 @@ def headline(run: Run) -> Headline:
     last = evaluations.iloc[-1] if len(evaluations) else {"accuracy": np.nan, "loss": np.nan}
     return Headline(
         rule=str(run.topology.get("rule", {}).get("name", "?")),
-        versions=len(run.versions),
+        versions=run.versions["version"].nunique(),  # a round without updates makes none
         updates=len(run.updates),
         duration=run.duration,
         accuracy=float(last["accuracy"]),

@@ -294,9 +294,12 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     run = load(directory.path)
     out.print(live.render_summary(run))
+    if virtual:
+        _say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
         _say("\n" + "\n".join(ended.lines()))
-    _say(f"Next: testbed runs · testbed logs {directory.run} · change the topology and run it again")
+    logs = "" if virtual else f"testbed logs {directory.run} · "
+    _say(f"Next: testbed runs · {logs}change the topology and run it again")
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -117,7 +118,7 @@ class LiveView:
         if not self._tally.started:
             return
         if self._epoch is None:
-            self._epoch = now - self._tally.at
+            self._epoch = now - (0.0 if self._overview.virtual else self._tally.at)
         self._real = now - self._epoch
         if self._notices and self._notices_due is None:
             self._notices_due = now + _SAY_EVERY  # those that come together share a line
@@ -198,7 +199,8 @@ class TerminalView(LiveView):
         stop, tally = self._overview.stop, self._tally
         gone = [0.0 if stop.after is None else at / stop.after]
         gone += [0.0 if stop.updates is None else tally.updates / stop.updates]
-        return ProgressBar(total=1.0, completed=min(1.0, max(gone)), width=60)
+        bar = ProgressBar(total=1.0, completed=min(1.0, max(gone)), width=60)
+        return Padding(bar, 0)  # a line of its own
 
     def _header(self, at: float) -> Text:
         tally, after = self._tally, self._overview.stop.after
