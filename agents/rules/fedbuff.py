@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
+from agents.rules.idle import Idle
 from agents.rules.interface import Actions, Contribution, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
 
@@ -82,9 +84,10 @@ class FedBuffState(State):
         self._buffer: list[tuple[Contribution, float]] = []
         self._training: set[str] = set()
         self._waiting: set[str] = set()
+        self._idle = Idle()
 
     def start(self) -> Actions:
-        return self._send_to_idle(deferred=False)
+        return self._give_work(self._server.clients)
 
     def update(self, update: Update) -> Actions:
         discount = self._params.discount(self._server.staleness(update))
@@ -92,23 +95,20 @@ class FedBuffState(State):
         contribution = Contribution(update.client, update.dispatch, update.base_version, discount)
         self._buffer.append((contribution, discount))
         self._training.discard(update.client)
-        if not self._params.replies_at_once:
-            self._waiting.add(update.client)
-        if len(self._buffer) >= self._params.buffer_size:
-            return self._aggregate()
-        return self._go_on()
+        (self._idle if self._params.replies_at_once else self._waiting).add(update.client)
+        return self._aggregate() if len(self._buffer) >= self._params.buffer_size else self._go_on()
 
     def join(self, client: str) -> Actions:
-        return self._send_to_idle(deferred=False)
+        return self._give_work([client])
 
     def leave(self, client: str) -> Actions:
-        self._training.discard(client)
-        self._waiting.discard(client)
+        for clients in (self._training, self._waiting, self._idle):
+            clients.discard(client)
         return self._go_on()
 
     def _go_on(self) -> Actions:
         """Clients that left may leave too few to fill the buffer: aggregate what there is."""
-        sent = self._send_to_idle(deferred=False)
+        sent = self._give_work()
         return self._aggregate() if self._waiting and not self._training else sent
 
     def _aggregate(self) -> Actions:
@@ -117,14 +117,18 @@ class FedBuffState(State):
         self._sum[:] = 0
         aggregated = self._server.aggregated((c, scale * discount) for c, discount in self._buffer)
         self._buffer = []
+        waited = [c for c in self._server.clients if c in self._waiting] if self._waiting else []
         self._waiting.clear()
-        return [aggregated, *self._send_to_idle(deferred=not self._params.replies_at_once)]
+        return [aggregated, *self._give_work(waited, deferred=not self._params.replies_at_once)]
 
-    def _send_to_idle(self, *, deferred: bool) -> Actions:
-        busy = self._training | self._waiting
-        idle = [client for client in self._server.clients if client not in busy]
-        if self._params.concurrency is not None:
-            room = max(0, self._params.concurrency - len(busy))
-            idle = [idle[i] for i in self._server.rng.permutation(len(idle))[:room]]
-        self._training.update(idle)
-        return [Send(client, deferred=deferred) for client in idle]
+    def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> Actions:
+        """Send the model to the idle, as many as may train at once."""
+        for client in newly_idle:
+            self._idle.add(client)
+        if self._params.concurrency is None:
+            chosen = self._idle.take_all()
+        else:
+            room = self._params.concurrency - len(self._training) - len(self._waiting)
+            chosen = self._idle.draw(room, self._server.rng)
+        self._training.update(chosen)
+        return [Send(client, deferred=deferred) for client in chosen]

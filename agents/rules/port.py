@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from agents.rules.idle import Idle
 from agents.rules.interface import (
     Action,
     Actions,
@@ -99,12 +101,13 @@ class PortState(State):
         self._training: dict[str, int] = {}
         """The version that each of them trains from."""
         self._waiting: set[str] = set()
+        self._idle = Idle()
         self._asked: set[str] = set()
         self.models: dict[int, Vector] = {}
         """Former versions, from the oldest that a client trains from on."""
 
     def start(self) -> Actions:
-        return self._send_to_idle(deferred=False)
+        return self._give_work(self._server.clients)
 
     def update(self, update: Update) -> Actions:
         weight = update.samples * self._factor(update)
@@ -116,12 +119,13 @@ class PortState(State):
         return self._aggregate_if_ready()
 
     def join(self, client: str) -> Actions:
-        return self._send_to_idle(deferred=False)
+        return self._give_work([client])
 
     def leave(self, client: str) -> Actions:
         self._forget(client)
         self._waiting.discard(client)
-        return [*self._send_to_idle(deferred=False), *self._aggregate_if_ready()]
+        self._idle.discard(client)
+        return [*self._give_work(), *self._aggregate_if_ready()]
 
     def _forget(self, client: str) -> None:
         self._training.pop(client, None)
@@ -159,8 +163,9 @@ class PortState(State):
         self._sum[:] = 0
         aggregated = self._server.aggregated((c, scale * weight) for c, weight in self._buffer)
         self._buffer = []
+        waited = [client for client in self._server.clients if client in self._waiting]
         self._waiting.clear()
-        return [aggregated, *self._send_to_idle(deferred=True)]
+        return [aggregated, *self._give_work(waited, deferred=True)]
 
     def _keep_model(self) -> None:
         """Before w changes. A deferred model may be newer than the version noted for it, where two
@@ -170,14 +175,17 @@ class PortState(State):
         if self._training:
             self.models[self._server.version] = self._server.w.copy()
 
-    def _send_to_idle(self, *, deferred: bool) -> list[Action]:
-        busy = self._training.keys() | self._waiting
-        idle = [client for client in self._server.clients if client not in busy]
-        if self._params.concurrency is not None:
-            room = max(0, self._params.concurrency - len(busy))
-            idle = [idle[i] for i in self._server.rng.permutation(len(idle))[:room]]
-        self._training |= dict.fromkeys(idle, self._server.version)
-        return [Send(client, deferred=deferred) for client in idle]
+    def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> list[Action]:
+        """Send the model to the idle, as many as may train at once."""
+        for client in newly_idle:
+            self._idle.add(client)
+        if self._params.concurrency is None:
+            chosen = self._idle.take_all()
+        else:
+            room = self._params.concurrency - len(self._training) - len(self._waiting)
+            chosen = self._idle.draw(room, self._server.rng)
+        self._training |= dict.fromkeys(chosen, self._server.version)
+        return [Send(client, deferred=deferred) for client in chosen]
 
 
 def _cosine(a: Vector, b: Vector) -> float:
