@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hypothesis import Phase, settings
 
 from agents import events
 from agents.aggregator import actions as act
@@ -20,6 +21,9 @@ from agents.rules.interface import Rule
 from agents.vectors import Vector
 from agents.wire import ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records
+
+random_lives = settings(phases=[phase for phase in Phase if phase is not Phase.explain])
+"""Explaining which events matter takes minutes where a life is long; a shrunk one explains itself."""
 
 _STEPS = 2
 

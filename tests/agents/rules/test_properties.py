@@ -33,7 +33,7 @@ from agents.rules.fedfix import FedFix
 from agents.rules.interface import Rule
 from agents.rules.port import Port
 from agents.vectors import Vector
-from tests.agents.fleet import Fleet
+from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import Simulation, records
 
 INSTANCES: dict[str, list[Rule]] = {
@@ -173,7 +173,7 @@ def strays(actions: act.Actions) -> list[str]:
 
 @every_rule
 @given(life=lives)
-@settings(max_examples=30)
+@settings(random_lives, max_examples=30)
 def test_a_run_never_gets_stuck_and_its_books_are_right(rule: Rule, life: Life) -> None:
     fleet = live(rule, life, lambda w: (1 - w) / 4)
     settle(fleet)
@@ -190,7 +190,7 @@ def test_a_run_never_gets_stuck_and_its_books_are_right(rule: Rule, life: Life) 
 
 @every_rule
 @given(life=lives)
-@settings(max_examples=15)
+@settings(random_lives, max_examples=15)
 def test_zero_updates_leave_the_model_as_it_is(rule: Rule, life: Life) -> None:
     fleet = live(rule, life, np.zeros_like)
     fleet.work(3)
@@ -199,7 +199,7 @@ def test_zero_updates_leave_the_model_as_it_is(rule: Rule, life: Life) -> None:
 
 @every_rule
 @given(life=lives)
-@settings(max_examples=15)
+@settings(random_lives, max_examples=15)
 def test_equal_inputs_give_equal_actions_and_equal_bits(rule: Rule, life: Life) -> None:
     one, two = (live(rule, life, np.cos) for _ in range(2))
     assert one.log == two.log
@@ -254,7 +254,7 @@ def test_strays_change_nothing_but_a_counter(rule: Rule) -> None:
 
 @every_rule
 @given(life=lives)
-@settings(max_examples=15)
+@settings(random_lives, max_examples=15)
 def test_a_message_that_comes_again_changes_nothing(rule: Rule, life: Life) -> None:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: np.cos(w))
     for what, name in life:
