@@ -28,10 +28,11 @@ from agents.aggregator.actions import (
     Save,
     StopClients,
 )
+from agents.aggregator.arrivals import Arrival, Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Contribution, Kind, Send, Server, State
+from agents.rules.interface import ClientSide, Kind, Send, Server, State
 from agents.vectors import is_finite
 from agents.wire import UpdateMessage
 
@@ -69,16 +70,6 @@ class Past:
     """The last version that was made. The count goes on from here, so that no number comes twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """What the record of an update needs, kept until the update is applied."""
-
-    message: UpdateMessage
-    size: int
-    dispatched: float
-    at: float
-
-
 _NOTHING = Past()
 
 
@@ -97,7 +88,7 @@ class AggregatorCore:
         self._acknowledged: dict[str, int] = {}
         self._requested: dict[str, Request] = {}
         self._sequence: dict[str, int] = {}
-        self._arrivals: dict[tuple[int, str], _Arrival] = {}
+        self._arrivals = Arrivals()
         self._applied = 0
         self._evaluating: float | None = None
         self._evaluated_version = -1
@@ -188,7 +179,7 @@ class AggregatorCore:
             then = self._ask_again(sender) if at_work else self._start_over(sender, at)
             return [*rejected, *then]
         self._requested.pop(sender, None)
-        self._arrivals[message.dispatch, sender] = _Arrival(message, size, dispatch.at, arrived)
+        self._arrivals.keep(Arrival(message, size, dispatch.at, arrived))
         update = rules.Update(
             sender,
             message.dispatch,
@@ -323,7 +314,7 @@ class AggregatorCore:
                 case rules.Aggregated():
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
-                    del self._arrivals[update.dispatch, update.client]
+                    self._arrivals.drop(update.client, update.dispatch)
                     done += self.reject(update.client, reason, at)
                 case rules.Remark(text):
                     done.append(Log(events.Note(at, text)))
@@ -349,7 +340,8 @@ class AggregatorCore:
 
     def _record(self, aggregated: rules.Aggregated, at: float) -> list[Action]:
         records: list[Action] = [
-            Log(self._applied_record(c, aggregated.version, at)) for c in aggregated.contributions
+            Log(self._arrivals.applied(used, aggregated.version, at, self._epoch))
+            for used in aggregated.contributions
         ]
         count = len(records)
         self._applied += count
@@ -358,30 +350,6 @@ class AggregatorCore:
         if limit is not None and self._applied >= limit:
             records += self.end("updates", at)
         return records
-
-    def _applied_record(self, c: Contribution, version: int, at: float) -> events.UpdateApplied:
-        arrival = self._arrivals.pop((c.dispatch, c.client))
-        message = arrival.message
-        return events.UpdateApplied(
-            client=c.client,
-            sequence=message.sequence,
-            kind=message.kind,
-            base_version=c.base_version,
-            applied_version=version,
-            staleness=version - 1 - c.base_version,
-            weight=c.weight,
-            samples=message.samples,
-            steps=message.steps,
-            loss=message.loss,
-            bytes=arrival.size,
-            dispatched=arrival.dispatched,
-            downloaded=message.downloaded - self._epoch,
-            train_start=message.train_start - self._epoch,
-            train_end=message.train_end - self._epoch,
-            sent=message.sent - self._epoch,
-            arrived=arrival.at,
-            applied=at,
-        )
 
     def _fire(self, name: str, planned: float, at: float) -> Actions:
         if name == _EVALUATE:
