@@ -222,7 +222,7 @@ def test_actions_do_not_depend_on_the_order_of_a_set() -> None:
         subprocess.Popen(
             command, cwd=root, env={"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, text=True
         )
-        for seed in "123"
+        for seed in "12"
     ]
     digests = {process.communicate()[0] for process in processes}
     assert len(digests) == 1
