@@ -144,7 +144,7 @@ def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
         {"name": "other", "cpu": 0.2, "timing": "40ms"},
     ]
     rule = {"name": "area", "every": 1}
-    topology = write(tmp_path, rule, devices, local={"lr": 0.5}, stop={"after": "60s"})
+    topology = write(tmp_path, rule, devices, local={"lr": 0.5}, stop={"after": "5min"})
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", runtime, "--runs", runs) as running:
         until_printed(running, "the run clock starts")
@@ -174,7 +174,7 @@ def states(runs: Path) -> list[str]:
     return [r.state for r in records if isinstance(r, events.ClientStatus)]
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, "it never happened"
