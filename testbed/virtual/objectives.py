@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
 from agents.flat import FlatModule
@@ -21,6 +22,21 @@ _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
 """Bytes of models and gradients, and of samples, that are worked on together: both fit into a core's
 cache, and there are enough of them for numpy's overhead to count for little."""
+
+
+class Scratch:
+    """Memory that stays from one use to the next: getting it anew can cost as much as what is worked out
+    in it."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._memory: NDArray[Any] = np.empty(0, dtype)
+
+    def array(self, *shape: int) -> NDArray[Any]:
+        """An array of that shape with anything in it, valid until the next call."""
+        size = math.prod(shape)
+        if self._memory.size < size:
+            self._memory = np.empty(size, self._memory.dtype)
+        return self._memory[:size].reshape(shape)
 
 
 class Gradient(Protocol):
@@ -72,7 +88,7 @@ class Softmax:
         self._x = train.x.reshape(len(train), layer.in_features)
         self._y, self._scale = train.y, np.float32(train.scale)
         self._shape, self._bias = (layer.out_features, layer.in_features), layer.bias is not None
-        self._pixels, self._floats = np.empty(0, self._x.dtype), np.empty(0, np.float32)
+        self._pixels, self._floats = Scratch(self._x.dtype), Scratch(np.float32)
 
     def at_once(self, batch_size: int) -> int:
         classes, inputs = self._shape
@@ -125,14 +141,11 @@ class Softmax:
     def _gather(self, rows: Indices) -> Floats:
         """The samples of `rows`, unscaled, shape (jobs, b, inputs); valid until the next call."""
         inputs = self._shape[1]
-        size = rows.size * inputs
-        if self._floats.size < size:
-            self._pixels, self._floats = np.empty(size, self._x.dtype), np.empty(size, np.float32)
-        pixels = self._pixels[:size].reshape(-1, inputs)
-        floats = self._floats[:size].reshape(*rows.shape, inputs)
+        pixels = self._pixels.array(rows.size, inputs)
         self._x.take(rows.reshape(-1), 0, out=pixels, mode="clip")  # unbuffered in this mode alone
-        np.copyto(floats, pixels.reshape(floats.shape))
-        return floats
+        x: Floats = self._floats.array(*rows.shape, inputs)
+        np.copyto(x, pixels.reshape(x.shape))
+        return x
 
 
 class Squares:

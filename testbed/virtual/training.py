@@ -17,7 +17,15 @@ from agents.config import Local
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
-from testbed.virtual.objectives import AnyModule, Floats, Gradient, Indices, Objective, objective
+from testbed.virtual.objectives import (
+    AnyModule,
+    Floats,
+    Gradient,
+    Indices,
+    Objective,
+    Scratch,
+    objective,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +58,15 @@ class BatchTrainer:
 
     def __init__(self, task: Task, train: Shard) -> None:
         first = objective(task, train)
-        self._l2 = np.float32(task.l2)
         self._at_once = first.at_once
         self._threads: ThreadPoolExecutor | None = None
-        self._objectives: queue.SimpleQueue[Objective] = queue.SimpleQueue()
-        self._objectives.put(first)
+        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers.put(_Worker(first, task.l2))
         if isinstance(first, AnyModule):
             # One client per thread: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._objectives.put(objective(task, train))
+                self._workers.put(_Worker(objective(task, train), task.l2))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
@@ -85,74 +92,88 @@ class BatchTrainer:
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
     def _chunk(self, jobs: Sequence[Job]) -> list[Result]:
-        objective = self._objectives.get()
+        worker = self._workers.get()
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
-                stack = _Stack(jobs, objective, self._l2)
-                return stack.gradients() if jobs[0].gradient else stack.train()
+                return worker.gradients(jobs) if jobs[0].gradient else worker.train(jobs)
         finally:
-            self._objectives.put(objective)
+            self._workers.put(worker)
 
 
-class _Stack:
-    """Jobs that make their steps together. Those with fewer steps come last, and drop out."""
+class _Worker:
+    """What one thread trains with."""
 
-    def __init__(self, jobs: Sequence[Job], objective: Objective, l2: np.float32) -> None:
-        self._jobs = jobs
+    def __init__(self, objective: Objective, l2: float) -> None:
         self._objective = objective
-        self._l2 = l2
-        self._w: Floats = np.concatenate([job.start for job in jobs]).reshape(len(jobs), -1)
-        self._gradient = np.empty_like(self._w)
-        self._loss = np.zeros(len(jobs))
+        self._l2 = np.float32(l2)
+        self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
-    def gradients(self) -> list[Result]:
+    def gradients(self, jobs: Sequence[Job]) -> list[Result]:
         """Gradient and loss of each job's first mini-batch."""
-        gradient = self._objective.on(*_batches(self._jobs, [1] * len(self._jobs)))
-        self._differentiate(gradient, 0, len(self._jobs))
-        self._gradient += self._l2 * self._w
-        pairs = zip(self._gradient, self._loss.tolist(), strict=True)
-        return [Result(end.copy(), loss) for end, loss in pairs]
+        w, out = self._stacked(jobs)
+        gradient = self._objective.on(*_batches(jobs, [1] * len(jobs)))
+        losses = self._differentiate(gradient, 0, w, out)
+        if self._l2:
+            out += self._l2 * w
+        return [Result(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
 
-    def train(self) -> list[Result]:
-        """End and mean loss of each job's training.
-
-        A step is w ← (1 − lr·(l2 + μ))·w − lr·g + lr·μ·start + ρ·(w − before), with `before` what w was
-        a step ago: for a constant lr this is heavy-ball momentum ρ.
-        """
-        steps = [job.steps for job in self._jobs]
-        gradient = self._objective.on(*_batches(self._jobs, steps))
-        lr, momentum, proximal = self._knobs()
-        shrink = 1 - lr * (self._l2 + proximal)
-        pull = lr * proximal * self._w if proximal.any() else None
-        before = self._w.copy() if momentum.any() else None
-        n = len(steps)
+    def train(self, jobs: Sequence[Job]) -> list[Result]:
+        """End and mean loss of each job's training. Those with fewer steps come last, and drop out."""
+        w, g = self._stacked(jobs)
+        losses = np.zeros(len(jobs))
+        steps = [job.steps for job in jobs]
+        gradient = self._objective.on(*_batches(jobs, steps))
+        descent = _Descent(jobs, w, self._l2)
+        n = len(jobs)
         for step in range(steps[0]):
             while steps[n - 1] <= step:
                 n -= 1
-            self._differentiate(gradient, step, n)
-            w, change = self._w[:n], self._gradient[:n]
-            change *= lr[:n]
-            if pull is not None:
-                change -= pull[:n]
-            if before is not None:
-                change -= momentum[:n] * (w - before[:n])
-                before[:n] = w
-            w *= shrink[:n]
-            w -= change
-        triples = zip(self._jobs, self._w, self._loss.tolist(), strict=True)
+            losses[:n] += self._differentiate(gradient, step, w[:n], g[:n])
+            descent.step(w[:n], g[:n])
+        triples = zip(jobs, w, losses.tolist(), strict=True)
         return [Result(_clipped(job, end), _mean(loss, job.steps)) for job, end, loss in triples]
 
-    def _knobs(self) -> Floats:
-        """Step size, momentum and FedProx's mu: each of shape (jobs, 1)."""
-        values = [(job.lr, job.local.momentum, job.local.proximal) for job in self._jobs]
-        return np.array(values, np.float32).T[:, :, None]
+    def _stacked(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+        """The jobs' models, shape (jobs, d), and as much memory for their gradients."""
+        starts = [job.start for job in jobs]
+        shape = len(jobs), starts[0].size
+        w = self._models.array(*shape)
+        np.concatenate(starts, out=w.reshape(-1))
+        return w, self._gradients.array(*shape)
 
-    def _differentiate(self, gradient: Gradient, step: int, n: int) -> None:
-        """Gradient of the first n jobs, without the ℓ2 term; their loss, with it, is counted."""
-        w, loss = self._w[:n], self._loss[:n]
-        loss += gradient(step, w, self._gradient[:n])
+    def _differentiate(self, gradient: Gradient, step: int, w: Floats, out: Floats) -> Floats:
+        """Losses with the ℓ2 term, gradients (into `out`) without."""
+        losses = gradient(step, w, out)
         if self._l2:
-            loss += 0.5 * self._l2 * np.vecdot(w, w)
+            losses += 0.5 * self._l2 * np.vecdot(w, w)
+        return losses
+
+
+class _Descent:
+    """A step is w ← (1 − lr·(l2 + μ))·w − lr·g + lr·μ·start + ρ·(w − former), `former` being what w was
+    a step ago: for an lr that stays, this is heavy-ball momentum ρ."""
+
+    def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
+        knobs = [(job.lr, job.local.momentum, job.local.proximal) for job in jobs]
+        self._lr, self._momentum, proximal = np.array(knobs, np.float32).T[:, :, None]
+        self._shrink = 1 - self._lr * (l2 + proximal)
+        self._pull = self._lr * proximal * start if proximal.any() else None
+        self._former = start.copy() if self._momentum.any() else None
+
+    def step(self, w: Floats, g: Floats) -> None:
+        """Of the first len(w) jobs. `g`, their gradients without ℓ2 and proximal term, is used up."""
+        n = len(w)
+        g *= self._lr[:n]
+        if self._pull is not None:
+            g -= self._pull[:n]
+        if self._former is not None:
+            former = self._former[:n]
+            np.subtract(w, former, out=former)
+            former *= self._momentum[:n]
+            g -= former
+            np.copyto(former, w)
+        w *= self._shrink[:n]
+        w -= g
 
 
 def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indices]:

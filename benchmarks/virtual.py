@@ -1,0 +1,265 @@
+"""Virtual time, and the local training in it, against a plain PyTorch loop over the clients.
+
+    python -m benchmarks.virtual
+
+Client-steps (mini-batch steps of one client) per second and, as ratio, how many times as many as the
+loop in the same run makes: of the batched trainer with all clients at once; of a whole run of AREA, in
+which far fewer are pending when the next result is needed; and of the trainer by how many there are.
+Absolute numbers are this machine's. MNIST and CIFAR-10 come from TESTBED_DATA where that is set, else
+noise of their shape is as good.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from torch.nn.utils import vector_to_parameters
+
+from agents import events
+from agents.client import randomness
+from agents.config import Local
+from agents.flat import initial
+from agents.shards import Shard
+from agents.tasks import TASKS
+from agents.tasks.cnn import Cifar10Cnn
+from agents.tasks.interface import Task
+from agents.tasks.logreg import MnistLogreg
+from agents.vectors import Vector
+from testbed import data, up
+from testbed.configs import RunSpec
+from testbed.data import Prepared
+from testbed.partition import Indices
+from testbed.rundir import RunDirectory
+from testbed.virtual.run import run
+from testbed.virtual.training import BatchTrainer, Job
+
+_SECONDS = 4.0
+"""Time spent on each row."""
+_AT_ONCE = (1, 4, 14, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Clients that train at the same time, each from a model of its own."""
+
+    label: str
+    task: Task
+    train: Shard
+    clients: int
+    batch_size: int
+    steps: int
+    updates: int
+    """Of a whole run."""
+    lr: float = 0.05
+
+    def parts(self) -> list[Indices]:
+        """Samples of each client in `train`."""
+        return np.array_split(np.random.default_rng(0).permutation(len(self.train)), self.clients)
+
+    def starts(self) -> list[Vector]:
+        rng = np.random.default_rng(1)
+        w = initial(self.task.model())
+        return [w + rng.normal(0, 0.01, w.size).astype(np.float32) for _ in range(self.clients)]
+
+
+def settings() -> list[Setting]:
+    mnist = _images("ylecun/mnist", (60_000, 28, 28))
+    cifar = _images("uoft-cs/cifar10", (50_000, 3, 32, 32))
+    logreg, cnn = MnistLogreg(), Cifar10Cnn()
+    return [
+        Setting("mnist-logreg, M = 1", logreg, mnist, 128, batch_size=32, steps=1, updates=4000),
+        Setting("mnist-logreg, M = 50", logreg, mnist, 128, batch_size=32, steps=50, updates=1000),
+        Setting("cifar10-cnn, M = 5", cnn, cifar, 100, batch_size=10, steps=5, updates=200),
+    ]
+
+
+def _images(dataset: str, shape: tuple[int, ...]) -> Shard:
+    if root := os.environ.get("TESTBED_DATA"):
+        return data.load(dataset, Path(root)).train
+    rng = np.random.default_rng(0)
+    return Shard(rng.integers(0, 256, shape, np.uint8), rng.integers(0, 10, shape[0]), 1 / 255)
+
+
+class OneByOne:
+    """A loop over clients as it is usually written: one module, autograd, SGD by hand."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._model = setting.task.model()
+        self._x = torch.from_numpy(setting.train.x).float() * setting.train.scale
+        self._y = torch.from_numpy(setting.train.y)
+        self._parts = [torch.from_numpy(part) for part in setting.parts()]
+        self._starts = []
+        for vector in setting.starts():
+            vector_to_parameters(torch.from_numpy(vector), self._model.parameters())
+            self._starts.append(copy.deepcopy(self._model.state_dict()))
+
+    def client_steps(self, threads: int) -> int:
+        """Train some of the clients; return how many steps that was."""
+        torch.set_num_threads(threads)
+        clients = min(self._setting.clients, max(1, 256 // self._setting.steps))
+        for client in range(clients):
+            self._train(client)
+        return clients * self._setting.steps
+
+    def _train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
+        setting, model, part = self._setting, self._model, self._parts[client]
+        model.load_state_dict(self._starts[client])
+        total = 0.0
+        batches: list[torch.Tensor] = []
+        for _ in range(setting.steps):
+            if not batches:
+                batches = list(torch.split(part[torch.randperm(len(part))], setting.batch_size))
+            batch = batches.pop(0)
+            loss = torch.nn.functional.cross_entropy(model(self._x[batch]), self._y[batch])
+            model.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for p in model.parameters():
+                    if p.grad is not None:
+                        p.sub_(setting.lr * (p.grad + setting.task.l2 * p))
+            total += loss.item()
+        return copy.deepcopy(model.state_dict()), total / setting.steps
+
+
+class Batched:
+    """The virtual runtime's trainer, `at_once` clients after `at_once` clients."""
+
+    def __init__(self, setting: Setting, at_once: int) -> None:
+        self._setting = setting
+        self._trainer = BatchTrainer(setting.task, setting.train)
+        self._parts, self._starts = setting.parts(), setting.starts()
+        self._groups = [
+            range(setting.clients)[k : k + at_once] for k in range(0, setting.clients, at_once)
+        ]
+        self._round = 0
+
+    def client_steps(self) -> int:
+        """Train every client once; return how many steps that was."""
+        self._round += 1
+        for group in self._groups:
+            self._trainer.run([self._job(client) for client in group])
+        return self._setting.clients * self._setting.steps
+
+    def _job(self, client: int) -> Job:
+        setting = self._setting
+        local = Local(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
+        rng = randomness.generator(0, f"client-{client}", randomness.TRAINING, self._round)
+        return Job(self._starts[client], self._parts[client], local, setting.lr, setting.steps, rng)
+
+
+class Silent:
+    """Implements `testbed.controller.View`."""
+
+    def progress(self, message: str) -> None: ...
+
+    def record(self, record: events.Record) -> None: ...
+
+    def refresh(self, now: float) -> None: ...
+
+
+class WholeRun:
+    """A run of AREA in virtual time: rule, aggregator, clients, records and journal included."""
+
+    def __init__(self, setting: Setting) -> None:
+        topology = {
+            "name": "benchmark",
+            "task": {
+                "name": next(name for name, task in TASKS.items() if isinstance(setting.task, task)),
+                "local": {"steps": setting.steps, "batch_size": setting.batch_size, "lr": setting.lr},
+            },
+            "rule": {"name": "area", "criterion": "every", "every": 4},
+            "devices": [
+                {
+                    "name": "client",
+                    "count": setting.clients,
+                    "timing": {"distribution": "exponential", "rate": 1},
+                    "speed": {"distribution": "normal", "mean": 10, "std": 5},
+                }
+            ],
+            "evaluate": {"every": "1h"},
+            "stop": {"updates": setting.updates},
+            "runtime": {"name": "virtual"},
+        }
+        self._steps = setting.updates * setting.steps
+        self._topology = yaml.safe_dump(topology)
+        parts = {f"client-{k + 1}": part for k, part in enumerate(setting.parts())}
+        test = Shard(setting.train.x[:100], setting.train.y[:100], setting.train.scale)
+        self._prepared = Prepared(setting.train, test, parts)
+
+    def client_steps(self) -> int:
+        """Run it once; return how many steps its updates are made of."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "topology.yaml"
+            path.write_text(self._topology, encoding="utf-8")
+            topology, plan = up.planned(path, up.Options())
+            directory = RunDirectory.create(Path(folder), "run")
+            samples = {client: len(part) for client, part in self._prepared.indices.items()}
+            run(RunSpec(directory, topology, plan, samples), self._prepared, Silent())
+        return self._steps
+
+
+def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
+    """Seconds of each per client-step, in the best of many rounds: a busy host only adds. They take
+    turns, so that it adds to all of them."""
+    for contender in contenders:
+        contender()  # caches and memory are warm from here on
+    best = [math.inf] * len(contenders)
+    until = time.perf_counter() + _SECONDS
+    while time.perf_counter() < until:
+        for k, contender in enumerate(contenders):
+            started = time.perf_counter()
+            steps = contender()
+            best[k] = min(best[k], (time.perf_counter() - started) / steps)
+    return best
+
+
+def one_by_one(setting: Setting) -> list[Callable[[], int]]:
+    """With all threads that torch takes, and with one, which is often faster: the better one counts."""
+    client_steps = OneByOne(setting).client_steps
+    return [functools.partial(client_steps, threads) for threads in {1, torch.get_num_threads()}]
+
+
+def compare(setting: Setting) -> None:
+    """The trainer with all clients at once, and a whole run, against one by one."""
+    contenders = Batched(setting, setting.clients).client_steps, WholeRun(setting).client_steps
+    trainer, whole, *loops = seconds_per_step(*contenders, *one_by_one(setting))
+    loop = min(loops)
+    print(
+        f"{setting.label:<22}{1 / loop:>12.0f}"
+        f"{1 / trainer:>12.0f}{loop / trainer:>7.1f}{1 / whole:>12.0f}{loop / whole:>7.1f}"
+    )
+
+
+def by_number_at_once(setting: Setting) -> None:
+    """What it costs that few clients are trained at once."""
+    contenders = [Batched(setting, number).client_steps for number in _AT_ONCE]
+    times = seconds_per_step(*contenders, *one_by_one(setting))
+    loop = min(times[len(_AT_ONCE) :])
+    print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step one by one; the trainer,")
+    print(f"{'clients at once':>16}{'µs':>8}{'ratio':>7}")
+    for number, seconds in zip(_AT_ONCE, times, strict=False):
+        print(f"{number:>16}{1e6 * seconds:>8.1f}{loop / seconds:>7.1f}")
+
+
+def main() -> None:
+    print("Client-steps per second")
+    print(f"{'':<22}{'one by one':>12}{'trainer':>12}{'ratio':>7}{'whole run':>12}{'ratio':>7}")
+    for setting in settings():
+        compare(setting)
+    by_number_at_once(settings()[0])
+
+
+if __name__ == "__main__":
+    main()
