@@ -167,9 +167,10 @@ class AggregatorCore:
         """
         if not self._running or self._ending:
             return []
+        news = message.sequence > self._sequence.get(sender, 0)
         dispatch = self._answered(sender, message)
         if isinstance(dispatch, str):
-            return [*self.reject(sender, dispatch, at), *self._ask_again(sender)]
+            return [*self.reject(sender, dispatch, at), *(self._ask_again(sender) if news else [])]
         self._sequence[sender] = message.sequence
         self._dispatches.answered(sender, message.dispatch)
         arrived = at if arrived is None else arrived

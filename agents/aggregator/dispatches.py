@@ -56,5 +56,5 @@ class Dispatches:
         self._open.pop(client, None)
 
     def begin_anew(self, client: str) -> None:
-        """`client` starts without knowing what it has answered."""
-        self._answered.pop(client, None)
+        """`client` starts anew: what it was sent before, this life of it does not answer."""
+        self._answered[client] = self._count

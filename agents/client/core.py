@@ -131,6 +131,8 @@ class ClientCore:
             return []
         self._newest = message.dispatch
         self._uploads.acknowledge(message.acknowledged)
+        if self._identity.side.kind == "residual":  # the numbers of a forgotten life are not ours
+            self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
 

@@ -28,6 +28,8 @@ class Memory:
 
     def acknowledged(self, sequence: int) -> Memory:
         """What is known once the aggregator says that `sequence` is the last update it has applied."""
+        if sequence > self.newest:
+            return Memory()  # it has applied a later one: what we know is out of date
         if self.sent is None:
             return self
         return Memory(self.sent if sequence >= self.sent[0] else self.applied)

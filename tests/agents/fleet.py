@@ -70,7 +70,6 @@ class Fleet:
         self.accepted: list[tuple[str, int, float]] = []
         """Client, sequence number and time sent of every update that the rule took, in order."""
         self.arrived: list[UpdateMessage] = []
-        """What arrived in the present lives of its senders, in order."""
         self._side = rule.client_side
         self._progress = progress
         for name in self.devices:
@@ -92,7 +91,6 @@ class Fleet:
     def start(self, name: str) -> None:
         """The process starts, with what is on its disk."""
         device = self.devices[name]
-        self.arrived = [message for message in self.arrived if message.client != name]
         identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
         device.core = ClientCore(identity, lambda _: 0.0, device.memory)
         self.say(name, "joining")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.client.uploads import Memory
 from agents.rules.area import Area, AreaState
 from agents.vectors import Vector
 from tests.agents.fleet import Fleet, random_lives
@@ -33,7 +34,7 @@ criteria = pytest.mark.parametrize(
 FATES = [
     *["deliver", "finish", "arrive", "work"] * 3,
     *["diverge", "twice", "lose model", "lose update", "reorder models", "reorder updates"],
-    *["crash", "reconnect", "retire", "tick"],
+    *["crash", "forget", "reconnect", "retire", "tick"],
 ]
 lives = st.lists(
     st.tuples(st.sampled_from(FATES), st.sampled_from(list(IMPORTANCE))), min_size=5, max_size=80
@@ -48,6 +49,8 @@ class Mean:
         self.state = cast("AreaState", self.fleet.core._rule)
         self.importance = dict(IMPORTANCE)
         self.y = {name: self.fleet.server.w.copy() for name in IMPORTANCE}
+        self.forgetful: set[str] = set()
+        """Clients whose disk was lost: the rule leaves them out, with their y_i as it was."""
         self._ends: dict[tuple[str, int], Vector] = {}
 
     def happens(self, what: str, name: str) -> None:
@@ -71,13 +74,16 @@ class Mean:
                 device.inbox.reverse()
             case "reorder updates":
                 device.outbox.reverse()
+            case "forget" if device.core is None:
+                device.memory = Memory()
+                self.forgetful.add(name)
             case "crash" if device.core is None:
                 fleet.start(name)
             case "crash" if not alone:
                 fleet.crash(name)
             case "reconnect" if device.core and not alone:
                 fleet.reconnect(name)
-            case "retire" if name in self.importance and len(self.importance) > 1 and not alone:
+            case "retire" if len(self.importance) > 1 and not (alone or self.forgetful):
                 self._retire(name)
         fleet.end_instant()
 
@@ -127,6 +133,8 @@ class Mean:
             self._arrive(name)
 
     def _retire(self, name: str) -> None:
+        if name not in self.importance:
+            return
         self.state.retire(name, self.y[name])
         left = 1 - self.importance.pop(name)
         self.importance = {other: p / left for other, p in self.importance.items()}
@@ -151,5 +159,6 @@ def test_whatever_has_been_the_run_leads_to_the_weighted_mean(
 ) -> None:
     mean = Mean(rule)
     for what, name in life:
-        mean.happens(what, name)
+        if what != "forget":
+            mean.happens(what, name)
     mean.settle()

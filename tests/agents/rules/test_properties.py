@@ -133,7 +133,6 @@ def happens(fleet: Fleet, what: str, name: str) -> None:
         case "reconnect" if device.core and not last:
             fleet.reconnect(name)
         case "crash" if device.core is None:
-            device.outbox.clear()  # the broker keeps the order: it comes before the new life or never
             fleet.start(name)
         case "crash" if not last:
             fleet.crash(name)
@@ -166,9 +165,9 @@ def applied(fleet: Fleet) -> list[tuple[str, int, float]]:
 
 
 def strays(actions: act.Actions) -> list[str]:
-    """Why updates were rejected, if that is all that `actions` do; a request may be made anew."""
-    logs = [action for action in actions if not isinstance(action, act.Request)]
-    return [record.reason for record in records(logs) if isinstance(record, events.UpdateRejected)]
+    """Why updates were rejected, if that is all that `actions` do."""
+    assert len(records(actions)) == len(actions)
+    return [record.reason for record in records(actions) if isinstance(record, events.UpdateRejected)]
 
 
 @every_rule
