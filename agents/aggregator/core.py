@@ -171,6 +171,7 @@ class AggregatorCore:
         dispatch = self._answered(sender, message)
         if isinstance(dispatch, str):
             return [*self.reject(sender, dispatch, at), *(self._ask_again(sender) if news else [])]
+        self._sequence[sender] = message.sequence
         self._dispatches.answered(sender, message.dispatch)
         arrived = at if arrived is None else arrived
         if (problem := self._unusable(message, dispatch)) is not None:
@@ -274,15 +275,14 @@ class AggregatorCore:
         return [self._requested[client]] if client in self._requested else []
 
     def _answered(self, sender: str, message: UpdateMessage) -> Dispatched | str:
-        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, of
-        which no more than its sequence number is noted."""
+        """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
+        which nothing changes."""
         if sender not in self._server.clients:
             return "from a client that is not present"
         if (message.run, message.client) != (self._settings.run, sender):
             return f"says it is from {message.client} in run {message.run}"
         if message.sequence <= self._sequence.get(sender, 0):
             return f"duplicate: sequence {message.sequence}"
-        self._sequence[sender] = message.sequence
         dispatch = self._dispatches.find(sender, message.dispatch)
         return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 

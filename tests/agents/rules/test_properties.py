@@ -165,9 +165,10 @@ def applied(fleet: Fleet) -> list[tuple[str, int, float]]:
 
 
 def strays(actions: act.Actions) -> list[str]:
-    """Why updates were rejected, if that is all that `actions` do."""
-    assert len(records(actions)) == len(actions)
-    return [record.reason for record in records(actions) if isinstance(record, events.UpdateRejected)]
+    """Why updates were rejected, if that is all that `actions` do; a request may be made anew."""
+    logs = [action for action in actions if not isinstance(action, act.Request)]
+    assert len(records(logs)) == len(logs)
+    return [record.reason for record in records(logs) if isinstance(record, events.UpdateRejected)]
 
 
 @every_rule
