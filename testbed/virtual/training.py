@@ -73,12 +73,12 @@ class BatchTrainer:
         """The results of `jobs`, in their order."""
         steps = [job.steps for job in jobs]
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
+        each = map if self._threads is None else self._threads.map
         results: dict[int, Result] = {}
         for gradient in (False, True):
             places = [place for place in order if jobs[place].gradient is gradient]
             chunks = self._chunks([jobs[place] for place in places])
-            run = map if self._threads is None else self._threads.map
-            done = itertools.chain.from_iterable(run(self._chunk, chunks))
+            done = itertools.chain.from_iterable(each(self._chunk, chunks))
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
 

@@ -179,12 +179,30 @@ def test_a_logistic_step_by_hand() -> None:
 
 
 def test_results_come_in_the_order_of_the_jobs() -> None:
-    jobs = [_quadratic(k % 3, steps=k % 4, gradient=k % 5 == 0) for k in range(10_000)]
+    jobs = [_quadratic(k % 3, steps=k % 4, gradient=k % 5 == 0) for k in range(1000)]
     results = _centers().run(jobs)
-    for k in (0, 1, 2, 3, 4, 5, 4996, 9999):
+    for k in (0, 1, 2, 3, 4, 5, 496, 999):
         center, left = np.array(CENTERS[k % 3]), 0.5 ** (k % 4)
         end = -center if k % 5 == 0 else (1 - left) * center
         np.testing.assert_allclose(results[k].end, end)
+
+
+def test_many_jobs_at_once_are_each_as_alone() -> None:
+    """More than are stacked, of which more than share a gather of samples."""
+    task, train = LARGE["mnist-logreg"]
+    rng = np.random.default_rng(0)
+    starts = rng.normal(0, 0.05, (40, 7850)).astype(np.float32)
+    local = Local(steps=1, batch_size=32, lr=0.1)
+
+    def job(k: int) -> Job:
+        return Job(starts[k], np.arange(k, 60), local, 0.1, 1 + k % 3, np.random.default_rng(k))
+
+    trainer = BatchTrainer(task, train)
+    together = trainer.run([job(k) for k in range(40)])
+    for k, result in enumerate(together):
+        (alone,) = trainer.run([job(k)])
+        np.testing.assert_allclose(result.end, alone.end, rtol=1e-4, atol=1e-6)
+        assert result.loss == pytest.approx(alone.loss, rel=1e-5)
 
 
 def test_no_steps_leave_the_start_and_have_no_loss() -> None:
