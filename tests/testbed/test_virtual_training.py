@@ -178,6 +178,17 @@ def test_a_logistic_step_by_hand() -> None:
     assert result.loss == pytest.approx(np.log(10))
 
 
+def test_logits_may_be_larger_than_exp_can_take() -> None:
+    """Class 0 has a bias of 200, the sample is of class 1: p = (1, 0, …), and the loss is 200."""
+    train = Shard(np.zeros((1, 8, 8), np.uint8), np.array([1]), scale=0.2)
+    start = np.zeros(650, np.float32)
+    start[640] = 200
+    job = Job(start, np.array([0]), Local(steps=1), 0.5, 1, np.random.default_rng(0))
+    (result,) = BatchTrainer(DigitsLogreg(l2=0.0), train).run([job])
+    assert result.end[640:].tolist() == [199.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert result.loss == 200
+
+
 def test_results_come_in_the_order_of_the_jobs() -> None:
     jobs = [_quadratic(k % 3, steps=k % 4, gradient=k % 5 == 0) for k in range(1000)]
     results = _centers().run(jobs)
