@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +39,8 @@ from testbed.virtual.training import BatchTrainer
 _NEVER = float("inf")
 _LOOK_EVERY = 0.1
 """Seconds of wall time between two looks at the clock's doings: refreshing the view, writing out."""
-_MEASURED_STEPS = 30
+_MEASURED_SECONDS = 0.5
+"""CPU time given to measuring a step."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
@@ -204,19 +204,20 @@ def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
 
 
 def _measured_step(task: Task, shard: Shard, local: Local) -> float:
-    """Seconds of CPU time of one mini-batch step of the client's own trainer, on one thread."""
+    """Seconds of CPU time of one mini-batch step, in trainings as the client does them, on one thread.
+
+    CPU time, as a share of the CPU is what a device has; the clock on the wall counts others' work too.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         trainer = Trainer(task, shard, local)
         trainer.warm_up()
-        start = initial(trainer.flat.module)
-        rng = np.random.default_rng(0)
-        taken = []
-        for _ in range(_MEASURED_STEPS):
-            begin = time.perf_counter()
-            trainer.gradient(start, rng)
-            taken.append(time.perf_counter() - begin)
-        return statistics.median(taken)
+        start, rng = initial(trainer.flat.module), np.random.default_rng(0)
+        steps, begin = 0, time.thread_time()
+        end = begin + _MEASURED_SECONDS
+        while time.thread_time() < end:
+            steps += trainer.train(start, rng, stopped=lambda: time.thread_time() >= end).steps
+        return (time.thread_time() - begin) / max(1, steps)
     finally:
         torch.set_num_threads(threads)
