@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench predict clean
+.PHONY: demo test check bench predict papers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -19,9 +19,13 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator
+	$(BIN)/python -m benchmarks.virtual
 
 predict: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.prediction
+
+papers: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.papers
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.

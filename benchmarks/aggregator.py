@@ -72,6 +72,7 @@ class Aggregator:
             schema="schema",
             kind=self._kind,
             samples=100,
+            effective_steps=1.0,
             steps=20,
             loss=0.5,
             downloaded=1.0,

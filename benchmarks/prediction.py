@@ -151,7 +151,11 @@ def time_to(accuracy: float, run: Run) -> float:
 
 def _line(name: str, predicted: float, measured: float) -> str:
     ratio = measured / predicted if predicted else math.nan
-    return f"  {name:<22}{predicted:>12.4g}{measured:>10.4g}{ratio:>7.2f}"
+    return f"  {name:<22}{_number(predicted, 12)}{_number(measured, 10)}{_number(ratio, 7, '.2f')}"
+
+
+def _number(value: float, width: int, how: str = ".4g") -> str:
+    return f"{'–' if math.isnan(value) else format(value, how):>{width}}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The papers' experiments in virtual time, beside what the papers say of them."""
