@@ -47,10 +47,13 @@ def main() -> int:
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with interrupting(), Bench(root, Console(stderr=True)) as bench:
-        for chosen in arguments.sets:
-            show(SETS[chosen][0](bench, quick=arguments.quick), console)
-        console.print(f"\n{bench.runs} runs, {bench.elapsed}")
+    try:
+        with interrupting(), Bench(root, Console(stderr=True)) as bench:
+            for chosen in arguments.sets:
+                show(SETS[chosen][0](bench, quick=arguments.quick), console)
+            console.print(f"\n{bench.runs} runs, {bench.elapsed}")
+    except KeyboardInterrupt:
+        return 130
     if arguments.quick:
         console.print("Quick: too few runs, and too short, for the verdicts to be trusted.")
     return 0

@@ -51,7 +51,7 @@ class Extent:
 
 
 FULL = Extent({"niid": (0.03,), "iid": (0.05,)}, {"niid": 80, "iid": 60}, {"niid": 0.25, "iid": 0.4})
-QUICK = Extent({"niid": (0.03,), "iid": (0.05,)}, {"niid": 2, "iid": 2}, {"niid": 0.11, "iid": 0.11})
+QUICK = Extent({"niid": (0.03,), "iid": (0.05,)}, {"niid": 1, "iid": 1}, {"niid": 0.11, "iid": 0.11})
 
 
 def report(bench: Bench, *, quick: bool) -> Report:

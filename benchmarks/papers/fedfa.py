@@ -48,7 +48,7 @@ class Extent:
 
 
 FULL = Extent((1,), 600, 0.4)
-QUICK = Extent((1,), 30, 0.15)
+QUICK = Extent((1,), 12, 0.15)
 
 
 def report(bench: Bench, *, quick: bool) -> Report:
