@@ -19,6 +19,7 @@ import psutil
 
 from testbed import debian, engine, images, kernel
 from testbed.errors import HostError
+from testbed.wakeful import LATENCY
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -47,7 +48,7 @@ def examine() -> list[Finding]:
         mend = engine.mend(error.__cause__ or error)
         found = [Finding("Docker engine", "missing", detail, mend)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
-    found += [gpu(info), processors(), memory(), disk(info), broker(), python(), torch()]
+    found += [gpu(info), processors(), sleep(), memory(), disk(info), broker(), python(), torch()]
     return found
 
 
@@ -136,6 +137,14 @@ def processors() -> Finding:
         detail = "1 core: broker and aggregator share it with the devices"
         return Finding("cores", "warn", detail)
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
+
+
+def sleep() -> Finding:
+    """Whether runs may keep the cores awake; see `testbed.wakeful`."""
+    if os.access(LATENCY, os.W_OK):
+        return Finding("core sleep", "ok", "held off while a run measures")
+    detail = f"cannot write {LATENCY}: a core that sleeps wakes slowly, at the cost of small CPU shares"
+    return Finding("core sleep", "warn", detail, f'sudo chown "$USER" {LATENCY}')
 
 
 def memory() -> Finding:

@@ -23,6 +23,8 @@ _RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _SHARED_CAPACITY = 0.5
 """Cores for the devices where they share the only one with broker and aggregator."""
+_SLICE = 5_000
+"""µs of work at a time, at the least: each begins with cold caches, which take some of it."""
 _ROUNDING = 1e-9
 """Of a sum of shares: ten devices at 0.1 fit on one core."""
 
@@ -54,8 +56,8 @@ class PlannedDevice:
 
     @property
     def period(self) -> int:
-        """CFS period in µs: 10 ms, longer where the quota would fall under the kernel's 1 ms."""
-        return max(10_000, round(1_000 / self.share))
+        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in."""
+        return max(10_000, round(_SLICE / self.share))
 
     @property
     def quota(self) -> int:

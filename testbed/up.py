@@ -20,6 +20,7 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
+from testbed.wakeful import wakeful
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,10 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
     data.write(prepared, spec.directory)
-    with _runtime(spec, view) as runtime:
+    with _runtime(spec, view) as runtime, wakeful() as awake:
+        spec.directory.write_manifest(cores_awake=awake)
+        if not awake:
+            view.progress("Cores may sleep, and slow devices with small shares: see testbed doctor")
         controller = Controller(spec, runtime, view)
         try:
             return controller.run()

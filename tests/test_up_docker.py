@@ -42,7 +42,7 @@ def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
     topology = write_topology(
         folder,
         # Long enough that a quota period more or less at its ends makes no difference.
-        task={"name": "digits-logreg", "local": {"steps": 300, "lr": 0.01}},
+        task={"name": "digits-logreg", "local": {"steps": 300, "batch_size": 256, "lr": 0.01}},
         devices=[
             {"name": "slow", "cpu": 0.1},
             {"name": "fast", "cpu": 0.25},

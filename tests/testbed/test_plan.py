@@ -137,9 +137,9 @@ def test_an_unknown_runtime_is_refused() -> None:
 @pytest.mark.parametrize(
     ("cpu", "quota", "period", "threads"),
     [
-        (0.25, 2_500, 10_000, 1),
-        (0.1, 1_000, 10_000, 1),
-        (0.04, 1_000, 25_000, 1),  # the kernel takes no quota under 1 ms
+        (0.5, 5_000, 10_000, 1),
+        (0.1, 5_000, 50_000, 1),  # a slice of 5 ms at the least
+        (0.01, 5_000, 500_000, 1),
         (2.5, 25_000, 10_000, 3),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_plan_has_a_row_for_each_device() -> None:
         {
             "device": "pi",
             "cpu": 0.04,
-            "quota": "1/25 ms",
+            "quota": "5/125 ms",
             "memory": "512MiB",
             "up": "5mbit",
             "down": None,

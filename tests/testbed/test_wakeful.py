@@ -1,0 +1,31 @@
+"""Cores kept awake by the kernel's PM QoS."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from testbed.wakeful import LATENCY, wakeful
+
+
+def _bearable() -> int:
+    """The wake-up time in µs that this host's cores now keep to."""
+    microseconds: int = struct.unpack("i", LATENCY.read_bytes()[:4])[0]
+    return microseconds
+
+
+@pytest.mark.skipif(not os.access(LATENCY, os.W_OK), reason="needs to write /dev/cpu_dma_latency")
+def test_cores_stay_awake_meanwhile() -> None:
+    before = _bearable()
+    with wakeful() as awake:
+        assert awake
+        assert _bearable() == 0
+    assert _bearable() == before
+
+
+def test_a_host_that_refuses_is_told_apart(tmp_path: Path) -> None:
+    with wakeful(tmp_path / "no such device") as awake:
+        assert not awake
