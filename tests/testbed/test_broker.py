@@ -42,7 +42,7 @@ def test_rights_of_a_run() -> None:
     assert list(made) == ["aggregator", "controller", "a", "init/a", "b", "init/b"]
     a, init, aggregator = made["a"], made["init/a"], made["aggregator"]
     assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
-    assert a.subscribe == ("testbed/r/model/a", "testbed/r/request/a")
+    assert a.subscribe == ("testbed/r/model/a", "testbed/r/model", "testbed/r/request/a")
     assert (init.publish, init.subscribe) == (
         ("testbed/r/telemetry/a",),
         ("testbed/r/control/a",),
