@@ -2,9 +2,11 @@
 
     python -m benchmarks.virtual
 
-Client-steps (mini-batch steps of one client) per second and, as ratio, how many times as many as the
-loop in the same run makes: of the batched trainer with all clients at once; of a whole run of AREA, in
-which far fewer are pending when the next result is needed; and of the trainer by how many there are.
+Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as two
+loops in the same run make, one as tutorials write it (DataLoader, torch.optim) and one as lean as it
+gets without batching across clients: of the batched trainer with all clients at once; of a whole run of
+AREA, in which far fewer are pending when the next result is needed; and of the trainer by how many
+there are.
 Absolute numbers are this machine's. MNIST and CIFAR-10 come from TESTBED_DATA where that is set, else
 noise of their shape is as good.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 import os
 import tempfile
@@ -25,6 +28,7 @@ import numpy as np
 import torch
 import yaml
 from torch.nn.utils import vector_to_parameters
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from agents import events
 from agents.client import randomness
@@ -91,8 +95,44 @@ def _images(dataset: str, shape: tuple[int, ...]) -> Shard:
     return Shard(rng.integers(0, 256, shape, np.uint8), rng.integers(0, 10, shape[0]), 1 / 255)
 
 
-class OneByOne:
-    """A loop over clients as it is usually written: one module, autograd, SGD by hand."""
+class Tutorial:
+    """A loop over clients as tutorials write it: DataLoader, torch.optim, one module."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._model = setting.task.model()
+        x = torch.from_numpy(setting.train.x).float() * setting.train.scale
+        data = TensorDataset(x, torch.from_numpy(setting.train.y))
+        self._parts = [Subset(data, part.tolist()) for part in setting.parts()]
+        self._start = copy.deepcopy(self._model.state_dict())
+
+    def client_steps(self, threads: int) -> int:
+        """Train some of the clients; return how many steps that was."""
+        torch.set_num_threads(threads)
+        clients = min(self._setting.clients, max(1, 256 // self._setting.steps))
+        for client in range(clients):
+            self._train(client)
+        return clients * self._setting.steps
+
+    def _train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
+        setting, model = self._setting, self._model
+        model.load_state_dict(self._start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr, weight_decay=setting.task.l2)
+        loader = DataLoader(self._parts[client], batch_size=setting.batch_size, shuffle=True)
+        total = 0.0
+        for x, y in itertools.islice(
+            itertools.chain.from_iterable(itertools.repeat(loader)), setting.steps
+        ):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.item()
+        return copy.deepcopy(model.state_dict()), total / setting.steps
+
+
+class Lean:
+    """A loop over clients without the library's helpers: index batches, SGD by hand."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -225,37 +265,41 @@ def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
     return best
 
 
-def one_by_one(setting: Setting) -> list[Callable[[], int]]:
+def one_by_one(loop: Tutorial | Lean) -> list[Callable[[], int]]:
     """With all threads that torch takes, and with one, which is often faster: the better one counts."""
-    client_steps = OneByOne(setting).client_steps
-    return [functools.partial(client_steps, threads) for threads in {1, torch.get_num_threads()}]
+    return [functools.partial(loop.client_steps, threads) for threads in {1, torch.get_num_threads()}]
 
 
 def compare(setting: Setting) -> None:
     """The trainer with all clients at once, and a whole run, against one by one."""
+    tutorials, leans = one_by_one(Tutorial(setting)), one_by_one(Lean(setting))
     contenders = Batched(setting, setting.clients).client_steps, WholeRun(setting).client_steps
-    trainer, whole, *loops = seconds_per_step(*contenders, *one_by_one(setting))
-    loop = min(loops)
+    trainer, whole, *loops = seconds_per_step(*contenders, *tutorials, *leans)
+    tutorial, lean = min(loops[: len(tutorials)]), min(loops[len(tutorials) :])
     print(
-        f"{setting.label:<22}{1 / loop:>12.0f}"
-        f"{1 / trainer:>12.0f}{loop / trainer:>7.1f}{1 / whole:>12.0f}{loop / whole:>7.1f}"
+        f"{setting.label:<22}{1 / tutorial:>10.0f}{1 / lean:>8.0f}"
+        f"{1 / trainer:>10.0f}{tutorial / trainer:>7.1f}{lean / trainer:>7.1f}"
+        f"{1 / whole:>11.0f}{tutorial / whole:>7.1f}{lean / whole:>7.1f}"
     )
 
 
 def by_number_at_once(setting: Setting) -> None:
     """What it costs that few clients are trained at once."""
     contenders = [Batched(setting, number).client_steps for number in _AT_ONCE]
-    times = seconds_per_step(*contenders, *one_by_one(setting))
+    times = seconds_per_step(*contenders, *one_by_one(Lean(setting)))
     loop = min(times[len(_AT_ONCE) :])
-    print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step one by one; the trainer,")
+    print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step of the lean loop; the trainer,")
     print(f"{'clients at once':>16}{'µs':>8}{'ratio':>7}")
     for number, seconds in zip(_AT_ONCE, times, strict=False):
         print(f"{number:>16}{1e6 * seconds:>8.1f}{loop / seconds:>7.1f}")
 
 
 def main() -> None:
-    print("Client-steps per second")
-    print(f"{'':<22}{'one by one':>12}{'trainer':>12}{'ratio':>7}{'whole run':>12}{'ratio':>7}")
+    print("Client-steps per second, and how many times as many as the tutorial's and the lean loop")
+    print(
+        f"{'':<22}{'tutorial':>10}{'lean':>8}{'trainer':>10}{'tut.':>7}{'lean':>7}"
+        f"{'whole run':>11}{'tut.':>7}{'lean':>7}"
+    )
     for setting in settings():
         compare(setting)
     by_number_at_once(settings()[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,11 +51,13 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
+    gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with noted() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
             simulation.run(time.time(), interrupted)
     finally:
+        gc.unfreeze()
         recorder.close()
     if interrupted():
         raise KeyboardInterrupt
