@@ -54,6 +54,9 @@ def main() -> int:
             console.print(f"\n{bench.runs} runs, {bench.elapsed}")
     except KeyboardInterrupt:
         return 130
+    except TestbedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     if arguments.quick:
         console.print("Quick: too few runs, and too short, for the verdicts to be trusted.")
     return 0
