@@ -15,9 +15,6 @@ from testbed.yamlfile import Document, Problem, Where
 
 _LATER = {
     "dilation": "dilation of time is",
-    "jitter": "link jitter is",
-    "loss": "loss on links is",
-    "profile": "device profiles are",
     "scenario": "scenarios are",
 }
 """Keys that a later version will read. To ignore them would be to lie about the experiment."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from agents import events
 from agents.config import Broker
-from agents.topics import AGGREGATOR, Topics
+from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
@@ -213,7 +213,7 @@ class Controller:
             if name in self._gone:
                 continue
             self._gone[name] = code
-            if name == BROKER or (name == AGGREGATOR and code != 0):
+            if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
                 )

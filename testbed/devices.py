@@ -21,6 +21,7 @@ from testbed.fields import (
     Positive,
     Rate,
     Seconds,
+    Share,
     Variant,
     expecting,
 )
@@ -67,8 +68,8 @@ class ServerLink(Model):
 
     @model_validator(mode="after")
     def _limits(self) -> Self:
-        fields = type(self).model_fields
-        if all(getattr(self, name) is None for name in fields):
+        fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
+        if all(getattr(self, name) is None for name in fields.values()):
             raise ValueError(f"found none of {', '.join(fields)}, expected a rate such as up: 5mbit")
         return self
 
@@ -79,10 +80,29 @@ class ServerLink(Model):
 class Link(ServerLink):
     """Access link of each device of the group; a rate left out is unlimited."""
 
+    kind: Annotated[
+        Name | None, Field(alias="class", description="Of testbed profiles; what is given beside it wins")
+    ] = None
     rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
+    delay: Seconds | None = Field(default=None, description="Half of rtt: one way; give one of both")
+    jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
+    loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.rtt is not None and self.delay is not None:
+            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
+        if (self.jitter or 0.0) > self.one_way and self.kind is None:
+            raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
+        return self
+
+    @property
+    def one_way(self) -> float:
+        """Seconds."""
+        return self.delay if self.delay is not None else (self.rtt or 0.0) / 2
 
     def plain(self) -> config.Link:
-        return config.Link(self.up, self.down, self.rtt or 0.0)
+        return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
 
 
 class _Duration(Variant):

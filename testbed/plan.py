@@ -216,8 +216,6 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
                 "the process runtime does not shape links: remove this, or use the docker runtime",
                 at_key=True,
             )
-        elif group.link is not None and group.link.rtt:
-            yield _not_emulated(topology, (*where, "link", "rtt"), runtime)
 
 
 def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:

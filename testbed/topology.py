@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import complaints, yamlfile
 from testbed.devices import DeviceGroup, Local, ServerLink
 from testbed.fields import (
@@ -31,7 +31,7 @@ from testbed.fields import (
 from testbed.partition import SCHEMES
 from testbed.yamlfile import Document, Problem, Source, Where
 
-RESERVED = (AGGREGATOR, CONTROLLER, "broker")
+RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 """Names of the run's other processes."""
 
 
@@ -168,7 +168,7 @@ class Topology(Model):
 
     def to_yaml(self) -> str:
         """Every default spelled out; `parse` reads an equal topology back."""
-        return yamlfile.write(self.model_dump(mode="json"))
+        return yamlfile.write(self.model_dump(mode="json", by_alias=True))
 
 
 def load(path: Path) -> Topology:
