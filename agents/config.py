@@ -118,6 +118,8 @@ class AggregatorConfig:
     threads: int
     resume: bool = False
     """Carry on from the run directory's newest checkpoint."""
+    patient: bool = False
+    """Wait where no client is left: some will come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from agents import durations
 from agents.durations import Distribution
 from testbed import seeds
-from testbed.devices import Duration
-from testbed.fields import Model, PositiveSeconds, Seconds
+from testbed.fields import Duration, Model, PositiveSeconds, Seconds
 
 State = Literal["on", "off"]
 

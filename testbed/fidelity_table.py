@@ -42,7 +42,7 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
     used = [one.used for one in members if one.used is not None]
     return replace(
         worst(CPU),  # with the seconds that it rests on
-        device=f"{_short(members[0].group)} ×{len(members)}",
+        device=f"{members[0].group} ×{len(members)}",
         figures={name: worst(name).figures[name] for name in members[0].figures},
         used=fmean(used) if used else None,
         probes=sum(one.probes for one in members),
@@ -63,15 +63,15 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 def summary(fidelity: Fidelity) -> str:
     """One line: the worst CPU error and, where links were asked for, the worst of theirs."""
-    worst = fidelity.worst(CPU)
-    line = "CPU: no device was busy long enough to tell" if worst is None else f"CPU: at worst {worst}"
+    line = "CPU: no device was busy long enough to tell"
+    if worst := fidelity.worst(CPU):
+        line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
     if any(figure.asked is not None for figure in links):
-        worst = fidelity.worst(*RATES, *DELAYS)
-        if worst is not None:
-            line += f"; links: at worst {worst}"
+        if worst := fidelity.worst(*RATES, *DELAYS):
+            line += f"; links: {worst.off} ({worst.whose})"
         elif any(figure.error is not None for figure in links):
-            line += "; links: as asked"
+            line += "; links: no error that can be told from chance"
         else:
             line += "; links: not measured"
     return line

@@ -24,6 +24,9 @@ _SPREAD = math.sqrt(2 / 3)
 _RTT_SLACK = 0.002
 """Seconds that a round trip may be off: a throttled device answers late, whatever its link."""
 
+Interval = tuple[float, float]
+"""Begin and end."""
+
 
 @dataclass(frozen=True, slots=True)
 class AskedCpu:
@@ -31,7 +34,7 @@ class AskedCpu:
 
     share: float
     period: float | None = None
-    """Seconds of a CFS period; None where no cgroup limits the device."""
+    """Seconds of a CFS period, as the kernel was told; None where no cgroup limits the device."""
     at: float = 0.0
     """When it was set; at a change, when that had been done."""
 
@@ -64,12 +67,14 @@ class AskedLink:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one device was asked to be; `cpu` and `link` in the order of time."""
+    """What one device was asked to be; `cpu` (one or more) and `link` in the order of time."""
 
     device: str
     group: str
     cpu: tuple[AskedCpu, ...]
     link: tuple[AskedLink, ...] = ()
+    away: tuple[Interval, ...] = ()
+    """When it was frozen, down or starting up: from when that was told until its limit held again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class DeviceFidelity:
     device: str
     group: str
     figures: Mapping[str, Figure]
-    """`cpu` (share), `up` and `down` (rates), `rtt` (mean round trip; asked: twice the delay), `jitter`
+    """`cpu` (share), `up` and `down` (rates), `rtt` (round trip; asked: twice the delay), `jitter`
     (standard deviation of round trips), `loss` (share of round trips)."""
     measured: float
     """Seconds that `cpu` rests on: in these the device wanted more than it had."""
@@ -139,12 +144,15 @@ class Worst:
     figure: Figure
     error: float
 
-    def __str__(self) -> str:
-        """`3.1% less than asked (pi-2)`."""
-        of = "" if self.name == CPU else f", {self.name}"
-        return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'} than asked " + (
-            f"({self.device.device}{of})"
-        )
+    @property
+    def off(self) -> str:
+        """`3.1% less`."""
+        return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'}"
+
+    @property
+    def whose(self) -> str:
+        """`pi-2`, or `pi-2, up`."""
+        return self.device.device if self.name == CPU else f"{self.device.device}, {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,9 @@ class Init:
         control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
         self._interface = link.interface_besides(control)
         self._client: subprocess.Popen[bytes] | None = None
-        self._killed = False
+        self._away = False
+        """The client was told to end, and may be told to start again."""
+        self._paused = False
         self._stopped = False
         self._orders: queue.SimpleQueue[Event] = queue.SimpleQueue()
         names = topics.Topics(cfg.run)
@@ -79,7 +81,7 @@ class Init:
         try:
             found = probe.measure(asked, self._config.data_address, self._config.data_port)
         except OSError as error:
-            print(f"device {self._config.device}: the link cannot be measured: {error}", file=sys.stderr)
+            sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
         else:
             self._tell({"at": time.monotonic(), "probe": found})
 
@@ -102,7 +104,7 @@ class Init:
         """None as long as there is, or may be, a client."""
         if self._client is None or (code := self._client.poll()) is None:
             return 0 if self._stopped and self._client is None else None
-        if self._killed and not self._stopped:
+        if self._away and not self._stopped:
             self._client = None
             return None
         return int(code) if code >= 0 else 128 - code
@@ -115,20 +117,20 @@ class Init:
         try:
             self._do(order.pop("do"), order)
         except (link.LinkError, OSError) as error:
-            print(f"device {self._config.device}: {error}", file=sys.stderr)
+            sys.stderr.write(f"device {self._config.device}: {error}\n")
 
     def _do(self, what: str, details: Mapping[str, Any]) -> None:
         match what:
             case "start" if self._client is None:
                 self._start()
             case "kill":
-                self._killed = True
+                self._away = True
                 self._signal(signal.SIGKILL)
-            case "pause":
-                self._signal(signal.SIGSTOP)
-            case "resume":
-                self._signal(signal.SIGCONT)
+            case "pause" | "resume":
+                self._paused = what == "pause"
+                self._signal(signal.SIGSTOP if self._paused else signal.SIGCONT)
             case "leave":
+                self._away, self._paused = True, False
                 self._signal(signal.SIGTERM, signal.SIGCONT)
             case "link":
                 lifted = {name: link.LIFTED for name, value in details.items() if value is None}
@@ -139,13 +141,15 @@ class Init:
                 link.plug(self._interface, up=what == "reconnect")
 
     def _start(self) -> None:
-        self._killed = False
+        self._away = False
         self._client = subprocess.Popen(
             [sys.executable, "-m", "agents.client.main", self._config.client_config],
             user=self._config.user,
             group=self._config.user,
             extra_groups=[],
         )
+        if self._paused:  # it was down meanwhile
+            self._signal(signal.SIGSTOP)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

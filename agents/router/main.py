@@ -95,7 +95,7 @@ class Router:
         try:
             self._change(json.loads(event.payload))
         except (ValueError, KeyError, LinkError) as error:
-            print(f"router: {error}", file=sys.stderr)
+            sys.stderr.write(f"router: {error}\n")
         return None
 
     def _change(self, order: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,26 @@ from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs
 from testbed.broker import BROKER
+from testbed.configs import IMPAIRMENTS
+from testbed.director import Order
 from testbed.engine import ERRORS
 from testbed.errors import HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
+from testbed.timeline import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -49,6 +64,19 @@ _PIDS = 128
 _PARALLEL = 8
 _KILLED = 137
 """Exit code of what somebody has removed."""
+_SHARES, _LEAST_SHARES = 1024, 2
+"""Weights against other containers: the engine's default, and the kernel's least."""
+_TOLD: dict[type[Action], str] = {
+    Crash: "kill",
+    Restart: "start",
+    Join: "start",
+    Pause: "pause",
+    Resume: "resume",
+    Leave: "leave",
+    Disconnect: "disconnect",
+    Reconnect: "reconnect",
+}
+"""What a device's init is told."""
 _REMOVAL = 20.0
 """Seconds that the engine has to remove a run's containers."""
 
@@ -88,15 +116,41 @@ class DockerRuntime:
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
-        container, planned = self._containers[device], self._devices[device]
+        planned = self._devices[device]
+        self._update(
+            device,
+            cpu_period=planned.period,
+            cpu_quota=planned.quota,
+            cpu_shares=_SHARES,
+            cpuset_cpus=self._spec.plan.device_cpus,
+        )
+
+    def act(self, device: str, action: Action) -> list[Order]:
+        """CPU limits are the engine's, delay and loss the router's, all else the device's init's."""
+        match action:
+            case SetCpu(share):
+                self._devices[device] = replace(self._devices[device], cpu=share)
+                self.limit(device)
+                return []
+            case SetLink(changes):
+                impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
+                rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
+                orders: list[Order] = []
+                if rates:
+                    orders.append((device, {"do": "link", **rates}))
+                if impaired:
+                    orders.append((ROUTER, {"device": device, "link": impaired}))
+                return orders
+            case Restart() | Join():
+                # Start-up is no part of the experiment, but must not take what others are promised.
+                self._update(device, cpu_quota=-1, cpu_shares=_LEAST_SHARES)
+        return [(device, {"do": _TOLD[type(action)]})]
+
+    def _update(self, device: str, **limits: Any) -> None:
+        container = self._containers[device]
         with _as_host_error(f"limit the CPU of {device}"):
             try:
-                self._engine.api.update_container(
-                    container,
-                    cpu_period=planned.period,
-                    cpu_quota=planned.quota,
-                    cpuset_cpus=self._spec.plan.device_cpus,
-                )
+                self._engine.api.update_container(container, **limits)
             except APIError:
                 if self._exit_code(container) is None:
                     raise
