@@ -154,7 +154,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt")
+_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss")
 
 
 def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
@@ -170,6 +170,8 @@ def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
         "up": _rate(link.up),
         "down": _rate(link.down),
         "rtt": format_duration(link.rtt) if link.rtt else None,
+        "jitter": format_duration(link.jitter) if link.jitter else None,
+        "loss": f"{link.loss:.3g}" if link.loss else None,
         "think": _duration(device.think),
         "local": _local(device.local),
     }
@@ -235,6 +237,9 @@ def _not_simulated(topology: Topology) -> Iterator[Problem]:
     for index, group in enumerate(topology.devices):
         if group.availability is not None:
             found.append(("devices", index, "availability"))
+        for name in ("jitter", "loss"):
+            if group.link is not None and getattr(group.link, name):
+                found.append(("devices", index, "link", name))
     for where in found:
         yield topology.source.problem(
             where, "virtual time does not simulate this yet: remove it, or use docker", at_key=True

@@ -1,6 +1,6 @@
 """Delay, jitter and loss of a link by a delay line in userspace, for kernels without sch_netem.
 
-It stands on the receiving side: an iptables rule sends what an interface receives to an NFQUEUE, where
+It stands on the receiving side: an iptables rule sends what was received to an NFQUEUE, where
 the kernel holds each packet until it is due. (On the sending side TCP, which counts what its own host
 still holds, would slow down.) The rate is the business of `agents.device.link`.
 
@@ -147,13 +147,6 @@ def _release(lane: _Lane, now: float, early: float) -> int:
         tally.held_total += now - arrival
         tally.late_total += now - due
     return last
-
-
-def commands(queue: int, interface: str, source: str | None = None) -> list[list[str]]:
-    """What sends the IPv4 packets received on `interface`, or just those from `source`, to `queue`."""
-    origin = ["-s", source] if source is not None else []
-    rule = f"iptables -t raw -A PREROUTING -i {interface}".split()
-    return [[*rule, *origin, "-j", "NFQUEUE", "--queue-num", str(queue)]]
 
 
 class DelayServer:

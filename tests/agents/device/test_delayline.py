@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.device.delayline import DelayLine, Impairment, Tally, commands
+from agents.device.delayline import DelayLine, Impairment, Tally
 from tests.conftest import unavailable
 
 SEED = 5
@@ -25,15 +25,6 @@ SEED = 5
 
 def _never() -> float:
     raise AssertionError("nothing random was asked for")
-
-
-def test_commands() -> None:
-    assert [" ".join(c) for c in commands(3, "eth0")] == [
-        "iptables -t raw -A PREROUTING -i eth0 -j NFQUEUE --queue-num 3"
-    ]
-    assert [" ".join(c) for c in commands(4, "eth1", "10.0.0.7")] == [
-        "iptables -t raw -A PREROUTING -i eth1 -s 10.0.0.7 -j NFQUEUE --queue-num 4"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -308,9 +299,11 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         for host, address in ((device, "10.213.0.2/24"), (broker, "10.213.0.1/24")):
             host.run("ip", "address", "add", address, "dev", "eth0")
             host.run("ip", "link", "set", "eth0", "up")
-            for command in commands(5, "eth0"):
-                host.run(*command)
+            host.run(*_HOLD.split())
         yield device, broker
+
+
+_HOLD = "iptables -t raw -A PREROUTING -i eth0 -j NFQUEUE --queue-num 5"
 
 
 def _all(times: list[float | None]) -> list[float]:
