@@ -118,6 +118,8 @@ class AggregatorConfig:
     threads: int
     resume: bool = False
     """Carry on from the run directory's newest checkpoint."""
+    patient: bool = False
+    """Wait where no client is left: some will come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,11 @@ class Link:
     up: int | None = None
     down: int | None = None
     rtt: float = 0.0
-    """Round-trip time in seconds that the link adds."""
+    """Round-trip time in seconds that the link adds, half of it each way."""
+    jitter: float = 0.0
+    """Seconds: each way's delay is uniform in rtt/2 ± jitter; packets stay in order."""
+    loss: float = 0.0
+    """Share of the packets that are lost, each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +145,33 @@ class DeviceConfig:
     broker: Broker
     """On the control network."""
     data_address: str
-    """The client's broker host; the interface that routes to it is the access link."""
+    """The client's broker host, behind the access link."""
+    data_port: int
     link: Link | None
     client_config: str
     """Path of the ClientConfig for the client process that init starts."""
     user: int
     """Numeric user and group of the client process."""
+    present: bool = True
+    """Whether the client starts with the run; else when it is told to."""
     telemetry_every: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """For the router between the devices and the broker."""
+
+    run: str
+    broker: Broker
+    """On the control network."""
+    target: str
+    """The broker's host name on its own side."""
+    port: int
+    addresses: Mapping[str, str]
+    """IPv4 address of each device."""
+    links: Mapping[str, Mapping[str, float]]
+    """`rtt`, `jitter` and `loss` of each device, as in `Link`."""
+    seed: int
 
 
 def dump(config: Any, path: Path) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,6 +115,22 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Acted:
+    """The emulator's hand did something to a device."""
+
+    event: ClassVar[str] = "action"
+    at: float
+    """When it was done."""
+    device: str
+    source: str
+    """`scenario` (churn and availability included) or `hand` (a user in mid-run)."""
+    lateness: float
+    """Seconds since it was due."""
+    details: Mapping[str, Any]
+    """`{"action": "crash"}`, `{"action": "set", "cpu": 0.05}`; links in bit/s and seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a reader of the run should know (a quorum start, a client that left)."""
 
@@ -140,6 +156,7 @@ Record = (
     | UpdateRejected
     | VersionMade
     | Evaluated
+    | Acted
     | Note
     | RunEnded
 )
@@ -153,6 +170,7 @@ RECORDS: dict[str, type[Record]] = {
         UpdateRejected,
         VersionMade,
         Evaluated,
+        Acted,
         Note,
         RunEnded,
     )

@@ -10,6 +10,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 AGGREGATOR = "aggregator"
 CONTROLLER = "controller"
+ROUTER = "router"
 
 # What the aggregator may request of a client.
 STOP, PULL, INTERRUPT = b"stop", b"pull", b"interrupt"

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER, Topics
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 BROKER = "broker"
 """The broker among the parts of a run, as AGGREGATOR and CONTROLLER are the others."""
@@ -59,7 +59,7 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
     Raises ValueError for a device that is named like one of the infrastructure's accounts.
     """
     names, topics = list(devices), Topics(run)
-    if reserved := {AGGREGATOR, CONTROLLER}.intersection(names):
+    if reserved := {AGGREGATOR, CONTROLLER, ROUTER}.intersection(names):
         raise ValueError(f"no device may be called {' or '.join(sorted(reserved))}")
     rights = {
         AGGREGATOR: (
@@ -72,6 +72,7 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
             [topics.update("+"), topics.status("+"), topics.control(AGGREGATOR)],
         ),
         CONTROLLER: ([topics.control("+")], [topics.status("+"), topics.telemetry("+")]),
+        ROUTER: ([topics.status(ROUTER)], [topics.control(ROUTER)]),
     }
     for name in names:
         rights[name] = (

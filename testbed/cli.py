@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed import detach, fleet, rundir, up
+from testbed import detach, fleet, orders, rundir, up
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 images_app = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
 app.add_typer(images_app, name="images")
+orders.add_to(app)
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -180,9 +181,10 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile) -> None:
     """Check a topology; all its errors at once."""
+    from testbed.resolution import resolved
     from testbed.topology import load
 
-    parsed = load(topology)
+    parsed = resolved(load(topology))
     _say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
 
 
@@ -238,6 +240,39 @@ def tasks_command(name: RuleOrTask = None, as_json: AsJson = False) -> None:
     _show_catalogue(catalogue.tasks(), "task", name, as_json)
 
 
+@app.command("profiles")
+def profiles_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show device profiles and link classes, or explain one: figures and where they are from."""
+    from testbed import profiles
+
+    known = profiles.load(Path())
+    shown = known if name is None else known.only(name)
+    if as_json:
+        _show(profiles.rows(shown), as_json=True, empty="")
+    else:
+        _say(profiles.listing(shown) if name is None else profiles.explained(shown))
+
+
+@app.command()
+def calibrate(
+    force: Annotated[bool, typer.Option("--force", help="Measure anew what is known.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this host's cores, so that a device's profile becomes a CPU share."""
+    from testbed import calibration
+
+    found = calibration.calibrate(anew=force)
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
+    else:
+        _say(found.summary())
+
+
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Examine what this host can do, with the command that mends what it cannot."""
@@ -270,6 +305,18 @@ def build(
     _say(f"{built.agent}\n{built.broker}")
 
 
+def _show_fidelity(outcome: up.Outcome) -> None:
+    """What the devices got of what was asked, and whether to believe the run."""
+    from testbed import fidelity_table
+
+    if outcome.fidelity is not None:
+        out.print(fidelity_table.render(outcome.fidelity))
+    if outcome.validity is not None and not outcome.validity.valid:
+        out.print("\nNot valid:", style="bold red")
+        for reason in outcome.validity.reasons:
+            _say(f"  {reason}")
+
+
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
     """Run in the foreground, and say at the end what came of it and what to try next."""
     from testbed import live
@@ -286,7 +333,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     overview = live.Overview(topology.rule.name, topology.stop.plain(), plan.devices, virtual)
     try:
         with live.view(out, overview) as view:
-            up.run(topology, plan, directory, options, view)
+            outcome = up.run(topology, plan, directory, options, view)
     finally:
         _say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
@@ -294,6 +341,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     run = load(directory.path)
     out.print(live.render_summary(run))
+    _show_fidelity(outcome)
     if virtual:
         _say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:

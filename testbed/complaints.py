@@ -15,10 +15,6 @@ from testbed.yamlfile import Document, Problem, Where
 
 _LATER = {
     "dilation": "dilation of time is",
-    "jitter": "link jitter is",
-    "loss": "loss on links is",
-    "profile": "device profiles are",
-    "scenario": "scenarios are",
 }
 """Keys that a later version will read. To ignore them would be to lie about the experiment."""
 
@@ -35,13 +31,18 @@ _EXPECTED = {
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
+    "at": "at: 10s",
+    "availability": "availability: {on: 30s, off: 5s}",
+    "churn": "churn: {rate: 2/min, downtime: 10s}",
     "devices": "devices: [{name: nano, count: 4, cpu: 0.25}]",
     "distribution": "distribution: exponential",
+    "downtime": "downtime: 10s",
     "evaluate": "evaluate: {every: 2s}",
     "link": "link: {up: 5mbit, down: 20mbit}",
     "local": "local: {steps: 20, batch_size: 32, lr: 0.1}",
     "name": "name: quickstart",
     "partition": "partition: {scheme: dirichlet, alpha: 0.3}",
+    "rate": "rate: 2/min",
     "rule": "rule: {name: fedbuff, buffer_size: 3}",
     "runtime": "runtime: {name: docker}",
     "scheme": "scheme: dirichlet",
@@ -132,7 +133,7 @@ def _keys_at(model: type[BaseModel], loc: Where) -> list[str]:
             if (field := outer.model_fields.get(key))
             for inner in _models(field.annotation, field.metadata)
         ]
-    return [name for inner in models for name in inner.model_fields]
+    return [field.alias or name for inner in models for name, field in inner.model_fields.items()]
 
 
 def _names(variant: type[BaseModel]) -> Iterable[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, dump
+from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
-from agents.topics import AGGREGATOR
+from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir import RunDirectory
+from testbed.scenario import absent
 from testbed.tether import cpu_numbers
+from testbed.timeline import Step, timeline
 from testbed.topology import Topology
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -20,11 +22,16 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # Where a container finds its files.
 AGGREGATOR_CONFIG = "/testbed/aggregator.json"
 DEVICE_CONFIG = "/testbed/device.json"
+ROUTER_CONFIG = "/testbed/router.json"
 CLIENT_CONFIG = "/testbed/client.json"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 MEMORY = "/testbed/memory"
 """A folder: a file that is replaced cannot be mounted itself."""
+ROUTED_BROKER = "mqtt"
+"""The broker's name for the router, which is itself the devices' `server`."""
+IMPAIRMENTS = ("rtt", "jitter", "loss")
+"""Fields of a link that are the router's; the rates are the device's own."""
 CLIENT_USER = 10001
 """User and group id of the client in its container: an ordinary user without capabilities."""
 
@@ -40,6 +47,23 @@ class RunSpec:
     """Training samples of each client."""
     resume: bool = False
     """Whether the run carries on in a directory that has a past."""
+
+    @property
+    def routed(self) -> bool:
+        """Whether devices reach the broker through a router: any of them has a link, or will."""
+        return any(device.link is not None for device in self.plan.devices) or any(
+            entry.link is not None for entry in self.topology.scenario
+        )
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Devices that join later."""
+        return absent(self.topology.scenario, self.topology.devices)
+
+    def steps(self) -> Iterator[Step]:
+        """What is to happen to the devices."""
+        topology = self.topology
+        return timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
 
     @property
     def remembers(self) -> bool:
@@ -67,7 +91,8 @@ class Places(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _InContainers:
-    data: tuple[str, int] = ("broker", 1883)
+    # Not "broker": Docker answers with a container's host name too, on any network that it is on.
+    data: tuple[str, int] = ("server", 1883)
     control: tuple[str, int] = ("control", 1883)
 
     def run_directory(self, directory: RunDirectory) -> str:
@@ -140,6 +165,23 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         dump(_device(spec, device, account, places), file(init_name(device.name)))
 
 
+def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
+    """Write the router's configuration, once the devices' `addresses` are known."""
+    links = {device.name: device.link for device in spec.plan.devices if device.link is not None}
+    config = RouterConfig(
+        run=spec.directory.run,
+        broker=account.at(*places.control),
+        target=ROUTED_BROKER,
+        port=places.data[1],
+        addresses=addresses,
+        links={
+            name: {field: getattr(link, field) for field in IMPAIRMENTS} for name, link in links.items()
+        },
+        seed=spec.topology.seed,
+    )
+    dump(config, spec.directory.config(ROUTER))
+
+
 def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
     topology = spec.topology
     return AggregatorConfig(
@@ -155,6 +197,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         run_directory=places.run_directory(spec.directory),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         resume=spec.resume,
+        patient=next(spec.steps(), None) is not None,
     )
 
 
@@ -183,7 +226,9 @@ def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         device=device.name,
         broker=account.at(*places.control),
         data_address=places.data[0],
+        data_port=places.data[1],
         link=device.link,
+        present=device.name not in spec.absent,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,
     )

@@ -13,18 +13,22 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from agents import events
 from agents.config import Broker
-from agents.topics import AGGREGATOR, Topics
+from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
-from testbed.errors import HostError, RunFailedError
+from testbed.director import Director, Order, ordered
+from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.live import Follower
+from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
+from testbed.tether import cpu_numbers
+from testbed.validity import HostSample, Sampler
 
 _TICK = 0.1
 _SUPERVISE_EVERY = 1.0
@@ -63,11 +67,22 @@ class Controller:
         self._topics = Topics(spec.directory.run)
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._devices = {device.name for device in spec.plan.devices}
+        self._awaited = self._devices - spec.absent
+        """Those that the run clock waits for."""
         self._status: dict[str, str] = {}
         self._gone: dict[str, int] = {}
         self._follower = Follower(spec.directory.events)
         self._ended: events.RunEnded | None = None
+        self._orders: list[Order] = []
+        self._director = Director(spec.steps(), runtime, self._orders.append)
+        self._mailbox = Mailbox(spec.directory.orders)
         self.timings = Timings()
+        self.host_samples: list[HostSample] = []
+        """Once a second while the run clock goes."""
+        self.epoch: float | None = None
+        """What the monotonic clock shows at device time 0; None before the run clock has started."""
+        plan = spec.plan
+        self._sampler = Sampler(cpu_numbers(plan.infrastructure_cpus), cpu_numbers(plan.device_cpus))
 
     def run(self) -> events.RunEnded:
         """Run to the end, and leave nothing behind: also after an error or Ctrl-C.
@@ -102,7 +117,7 @@ class Controller:
                 "the run clock starts"
             )
             self._command(connection, "start")
-            return self._follow()
+            return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) == "ready":
                 self._view.progress("Stopping: the aggregator closes its books")
@@ -122,7 +137,11 @@ class Controller:
         return connection
 
     def _command(self, connection: Connection, what: str) -> None:
-        connection.publish(self._topics.control(AGGREGATOR), json.dumps({"do": what}))
+        self._tell(connection, (AGGREGATOR, {"do": what}))
+
+    def _tell(self, connection: Connection, order: Order) -> None:
+        part, message = order
+        connection.publish(self._topics.control(part), json.dumps(message))
 
     def _hold_barrier(self) -> None:
         """Wait until all that live are ready, or a quorum when the time is over.
@@ -130,15 +149,15 @@ class Controller:
         Each is limited as soon as it is ready. Raises RunFailedError, at once where too many have died.
         """
         start = self._spec.topology.start
-        needed = max(1, math.ceil(start.quorum * len(self._devices)))
+        needed = max(1, math.ceil(start.quorum * len(self._awaited)))
         deadline = time.monotonic() + start.timeout
         reported = 0
         for _ in self._ticks():
-            living = self._devices - self._gone.keys()
+            living = self._awaited - self._gone.keys()
             ready = {name for name in living if self._status.get(name) == "ready"}
             if len(ready) > reported:
                 reported = len(ready)
-                self._view.progress(f"Ready: {reported} of {len(self._devices)} devices")
+                self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
             late = time.monotonic() >= deadline
             if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
                 if late or ready == living:
@@ -156,17 +175,22 @@ class Controller:
         )
 
     def _fail_late(self, ready: set[str]) -> None:
-        missing = ", ".join(sorted(self._devices - ready)) or AGGREGATOR
+        missing = ", ".join(sorted(self._awaited - ready)) or AGGREGATOR
         raise RunFailedError(
-            f"{len(ready)} of {len(self._devices)} devices were ready after start.timeout = "
+            f"{len(ready)} of {len(self._awaited)} devices were ready after start.timeout = "
             f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
             f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
             "(start.quorum)."
         )
 
-    def _follow(self) -> events.RunEnded:
+    def _follow(self, connection: Connection) -> events.RunEnded:
         for _ in self._ticks():
             self._read_records()
+            self._mailbox.serve(self._obey)
+            self._director.play()
+            for order in self._orders:
+                self._tell(connection, order)
+            self._orders.clear()
             self._view.refresh(time.monotonic())
             if AGGREGATOR in self._gone:
                 break
@@ -181,7 +205,7 @@ class Controller:
 
     def _ticks(self) -> Iterator[None]:
         """Yield some times a second; in between, serve the inbox and look after the processes."""
-        supervise = 0.0
+        supervise = lateness = 0.0
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 while not self._inbox.empty():
@@ -192,8 +216,19 @@ class Controller:
                         telemetry.write(json.dumps(sample) + "\n")
                     telemetry.flush()
                     self._look_after()
+                    self._sample_host(lateness)
+                    lateness = 0.0
                 yield
-                time.sleep(_TICK)
+                asleep = time.monotonic()
+                wanted = max(0.0, min(_TICK, self._director.next_due - asleep))
+                time.sleep(wanted)
+                lateness = max(lateness, time.monotonic() - asleep - wanted)
+
+    def _sample_host(self, lateness: float) -> None:
+        if self.epoch is not None:
+            sample = self._sampler.sample(time.monotonic() - self.epoch, lateness)
+            if sample is not None:
+                self.host_samples.append(sample)
 
     def _received(self, event: Event, write_telemetry: Callable[[str], object]) -> None:
         if not isinstance(event, Received):
@@ -213,7 +248,7 @@ class Controller:
             if name in self._gone:
                 continue
             self._gone[name] = code
-            if name == BROKER or (name == AGGREGATOR and code != 0):
+            if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
                 )
@@ -223,8 +258,18 @@ class Controller:
     def _read_records(self) -> None:
         for record in self._new_records():
             self._view.record(record)
+            if isinstance(record, events.RunStarted):  # both clocks are this host's
+                self.epoch = time.monotonic() - (time.time() - record.wall_clock) - record.at
+                self._director.start(self.epoch)
             if isinstance(record, events.RunEnded):
                 self._ended = record
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        """What a user wants in mid-run. Raises BadInputError."""
+        device, action = ordered(order)
+        if device not in self._devices:
+            raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
+        self._director.order(device, action)
 
     def _new_records(self) -> list[events.Record]:
         try:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from agents import config
-from agents.durations import DISTRIBUTIONS
 from testbed import seeds
+from testbed.availability import Availability
 from testbed.fields import (
-    SECONDS_SCHEMA,
     Count,
+    Duration,
     Memory,
     Model,
     Name,
     NotNegative,
-    OneOf,
     OrConstant,
     Positive,
     Rate,
     Seconds,
-    Variant,
+    Share,
     expecting,
 )
 
@@ -67,8 +66,8 @@ class ServerLink(Model):
 
     @model_validator(mode="after")
     def _limits(self) -> Self:
-        fields = type(self).model_fields
-        if all(getattr(self, name) is None for name in fields):
+        fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
+        if all(getattr(self, name) is None for name in fields.values()):
             raise ValueError(f"found none of {', '.join(fields)}, expected a rate such as up: 5mbit")
         return self
 
@@ -79,31 +78,30 @@ class ServerLink(Model):
 class Link(ServerLink):
     """Access link of each device of the group; a rate left out is unlimited."""
 
+    kind: Annotated[
+        Name | None,
+        Field(alias="class", description="Of testbed profiles; what is given beside it wins"),
+    ] = None
     rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
+    delay: Seconds | None = Field(default=None, description="Half of rtt: one way; give one of both")
+    jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
+    loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.rtt is not None and self.delay is not None:
+            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
+        if (self.jitter or 0.0) > self.one_way and self.kind is None:
+            raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
+        return self
+
+    @property
+    def one_way(self) -> float:
+        """Seconds."""
+        return self.delay if self.delay is not None else (self.rtt or 0.0) / 2
 
     def plain(self) -> config.Link:
-        return config.Link(self.up, self.down, self.rtt or 0.0)
-
-
-class _Duration(Variant):
-    """Of one of the distributions, drawn anew each time."""
-
-    tag: ClassVar[str] = "distribution"
-    distribution: str
-
-    def plain(self) -> config.Duration:
-        return config.Duration(self.distribution, self.params)
-
-
-Duration = Annotated[
-    _Duration,
-    OneOf(DISTRIBUTIONS),
-    OrConstant(
-        (str,),
-        SECONDS_SCHEMA,
-        "a duration such as 200ms, or a distribution such as {distribution: exponential, mean: 200ms}",
-    ),
-]
+        return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
 
 
 class ConstantSpeed(Model):
@@ -179,7 +177,7 @@ _PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
 
 
 class DeviceGroup(Model):
-    """One device, or `count` equal ones. Give at least one of cpu, timing and gflops."""
+    """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
     name: Name = Field(description="Of the device, or with count of name-1, name-2, ...")
     count: (
@@ -199,6 +197,9 @@ class DeviceGroup(Model):
         ]
         | None
     ) = None
+    profile: Name | None = Field(
+        default=None, description="Type of device (testbed profiles): gives cpu on this host"
+    )
     gflops: Positive | None = Field(
         default=None, description="1e9 operations per second, of task.flops_per_step; in virtual time"
     )
@@ -211,13 +212,17 @@ class DeviceGroup(Model):
     memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
     link: Link | None = None
     think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
+    availability: Availability | None = Field(
+        default=None, description="When a device can be reached; always, where not given"
+    )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @model_validator(mode="after")
     def _has_a_speed(self) -> Self:
-        if self.cpu is None and self.timing is None and self.gflops is None:
+        speeds = (self.cpu, self.profile, self.timing, self.gflops)
+        if all(speed is None for speed in speeds):
             raise ValueError(
-                "found none of cpu, timing and gflops; add one such as "
+                "found none of cpu, profile, timing and gflops; add one such as "
                 "cpu: 0.25 (a share of one host core)"
             )
         if not self.has_plain_speed and self.timing is None and self.gflops is None:

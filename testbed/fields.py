@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from agents import config
+from agents.durations import DISTRIBUTIONS
 from testbed import units
 
 
@@ -200,3 +202,24 @@ def _with_units(hint: Any) -> Any:
         inner = tuple(_with_units(arg) for arg in args)
         return Union[inner] if type(None) in inner else get_origin(hint)[inner]  # noqa: UP007
     return hint
+
+
+class _Duration(Variant):
+    """Of one of the distributions, drawn anew each time."""
+
+    tag: ClassVar[str] = "distribution"
+    distribution: str
+
+    def plain(self) -> config.Duration:
+        return config.Duration(self.distribution, self.params)
+
+
+Duration = Annotated[
+    _Duration,
+    OneOf(DISTRIBUTIONS),
+    OrConstant(
+        (str,),
+        SECONDS_SCHEMA,
+        "a duration such as 200ms, or a distribution such as {distribution: exponential, mean: 200ms}",
+    ),
+]

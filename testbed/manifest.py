@@ -64,7 +64,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 def _shaper(plan: Plan) -> str | None:
     if not any(device.link for device in plan.devices):
         return None
-    return "model" if plan.runtime == "virtual" else "tbf"
+    return "model" if plan.runtime == "virtual" else "tbf+delay"
 
 
 def versions() -> dict[str, str]:

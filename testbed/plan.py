@@ -56,8 +56,9 @@ class PlannedDevice:
 
     @property
     def period(self) -> int:
-        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in."""
-        return max(10_000, round(_SLICE / self.share))
+        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
+        takes no more than 1 s."""
+        return min(max(10_000, round(_SLICE / self.share)), 1_000_000)
 
     @property
     def quota(self) -> int:
@@ -126,6 +127,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     if runtime not in RUNTIMES:
         raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
     if runtime == "virtual":
+        if problems := list(_not_simulated(topology)):
+            raise topology.source.error(problems)
         return Plan(runtime, _planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
@@ -151,7 +154,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt")
+_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss")
 
 
 def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
@@ -167,6 +170,8 @@ def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
         "up": _rate(link.up),
         "down": _rate(link.down),
         "rtt": format_duration(link.rtt) if link.rtt else None,
+        "jitter": format_duration(link.jitter) if link.jitter else None,
+        "loss": f"{link.loss:.3g}" if link.loss else None,
         "think": _duration(device.think),
         "local": _local(device.local),
     }
@@ -200,6 +205,11 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
     """What `runtime`, a real one, cannot do, with the place and the mend."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
+    for index, entry in enumerate(topology.scenario):
+        if runtime == "process" and entry.link is not None:
+            yield _not_emulated(topology, ("scenario", index, "link"), runtime)
+        if runtime == "process" and entry.disconnect is not None:
+            yield _not_emulated(topology, ("scenario", index, "disconnect"), runtime)
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if group.cpu is None:
@@ -210,14 +220,30 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
+        if group.availability is not None and runtime == "process":
+            yield _not_emulated(topology, (*where, "availability"), runtime)
         if group.link is not None and runtime == "process":
             yield topology.source.problem(
                 (*where, "link"),
                 "the process runtime does not shape links: remove this, or use the docker runtime",
                 at_key=True,
             )
-        elif group.link is not None and group.link.rtt:
-            yield _not_emulated(topology, (*where, "link", "rtt"), runtime)
+
+
+def _not_simulated(topology: Topology) -> Iterator[Problem]:
+    """What virtual time does not know yet."""
+    found: list[Where] = [("scenario",)] if topology.scenario else []
+    found += [("churn",)] if topology.churn is not None else []
+    for index, group in enumerate(topology.devices):
+        if group.availability is not None:
+            found.append(("devices", index, "availability"))
+        for name in ("jitter", "loss"):
+            if group.link is not None and getattr(group.link, name):
+                found.append(("devices", index, "link", name))
+    for where in found:
+        yield topology.source.problem(
+            where, "virtual time does not simulate this yet: remove it, or use docker", at_key=True
+        )
 
 
 def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:

@@ -71,6 +71,10 @@ class RunDirectory:
         return self.path / "telemetry.jsonl"
 
     @property
+    def fidelity(self) -> Path:
+        return self.path / "fidelity.json"
+
+    @property
     def models(self) -> Path:
         return self.path / "models"
 
@@ -94,6 +98,11 @@ class RunDirectory:
     def memory(self, client: str) -> Path:
         """What a client remembers over its restarts (AREA), in a folder of its own."""
         return self.work / f"{client}.memory" / "memory.safetensors"
+
+    @property
+    def orders(self) -> Path:
+        """What users want done in mid-run (`testbed.mailbox`)."""
+        return self.work / "orders"
 
     @property
     def test_set(self) -> Path:

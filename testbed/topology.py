@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import complaints, yamlfile
 from testbed.devices import DeviceGroup, Local, ServerLink
 from testbed.fields import (
@@ -29,9 +29,10 @@ from testbed.fields import (
     expecting,
 )
 from testbed.partition import SCHEMES
+from testbed.scenario import Churn, Entry, misfits
 from testbed.yamlfile import Document, Problem, Source, Where
 
-RESERVED = (AGGREGATOR, CONTROLLER, "broker")
+RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 """Names of the run's other processes."""
 
 
@@ -151,6 +152,8 @@ class Topology(Model):
         AfterValidator(_at_least_one),
     ]
     server: Server = Server()
+    scenario: tuple[Entry, ...] = Field(default=(), description="What happens to devices, and when")
+    churn: Churn | None = None
     evaluate: Evaluate = Evaluate()
     stop: Stop
     start: Start = Start()
@@ -166,9 +169,14 @@ class Topology(Model):
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
 
+    def with_devices(self, devices: tuple[DeviceGroup, ...]) -> Topology:
+        topology = self.model_copy(update={"devices": devices})
+        topology._source = self._source
+        return topology
+
     def to_yaml(self) -> str:
         """Every default spelled out; `parse` reads an equal topology back."""
-        return yamlfile.write(self.model_dump(mode="json"))
+        return yamlfile.write(self.model_dump(mode="json", by_alias=True))
 
 
 def load(path: Path) -> Topology:
@@ -201,9 +209,8 @@ def _topology(document: Document) -> Topology:
         group.model_copy(update={"local": topology.task.local.changed_by(group.local)})
         for group in topology.devices
     )
-    topology = topology.model_copy(update={"devices": devices})
     topology._source = document.source
-    return topology
+    return topology.with_devices(devices)
 
 
 def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
@@ -213,6 +220,7 @@ def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
             parameters.check(len(topology.device_names))
         except ValueError as error:
             yield complaints.misfit(document, (part,), error)
+    yield from misfits(topology.scenario, topology.churn, topology.devices, document.source)
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)
 

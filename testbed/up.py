@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed import data, engine, manifest
+from testbed import asking, data, engine, manifest
+from testbed.calibration import calibrate
 from testbed.configs import RunSpec
 from testbed.controller import Controller, View
 from testbed.data import Prepared
 from testbed.errors import BadInputError
+from testbed.fidelity import Clock, measure, read_samples, trainings
+from testbed.figures import Fidelity
+from testbed.live import Follower
 from testbed.plan import Plan, plan, this_host
+from testbed.resolution import needs_calibration, on_host, resolved
 from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
+from testbed.validity import Validity, verdict
 from testbed.wakeful import wakeful
 
 
@@ -35,9 +41,20 @@ class Options:
     """Carry on in a run directory that has a past."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, and where devices were emulated: how well."""
+
+    ended: events.RunEnded
+    fidelity: Fidelity | None = None
+    validity: Validity | None = None
+
+
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
     """The topology and its plan on this host. Raises BadInputError."""
-    topology = load(path)
+    topology = resolved(load(path))
+    if needs_calibration(topology):
+        topology = on_host(topology, calibrate())
     runtime = options.runtime or topology.runtime.name
     if runtime == "auto":
         runtime = "docker" if engine.available() else "process"
@@ -46,7 +63,7 @@ def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
 
 def run(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
-) -> events.RunEnded:
+) -> Outcome:
     """Execute the plan in `directory`; return how it ended.
 
     Raises TestbedError where it cannot or does not end well, KeyboardInterrupt when interrupted. In
@@ -56,9 +73,9 @@ def run(
     try:
         spec, prepared = _prepare(topology, plan, directory, options, view)
         simulated = plan.runtime == "virtual"
-        ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
-        entries["outcome"] = ended.reason
-        return ended
+        outcome = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
+        entries["outcome"] = outcome.ended.reason
+        return outcome
     except Exception as error:
         entries |= {"outcome": "failed", "error": str(error)}
         raise
@@ -91,18 +108,18 @@ def _prepare(
     return spec, prepared
 
 
-def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> Outcome:
     """Run in virtual time, in this process."""
     from testbed.virtual.run import run as simulate
 
     begin = time.monotonic()
     try:
-        return simulate(spec, prepared, view)
+        return Outcome(simulate(spec, prepared, view))
     finally:
         entries["timings"] = {"real": round(time.monotonic() - begin, 2)}
 
 
-def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> Outcome:
     """Run in wall time, on devices that a runtime starts and ends."""
     data.write(prepared, spec.directory)
     with _runtime(spec, view) as runtime, wakeful() as awake:
@@ -111,9 +128,28 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             view.progress("Cores may sleep, and slow devices with small shares: see testbed doctor")
         controller = Controller(spec, runtime, view)
         try:
-            return controller.run()
+            ended = controller.run()
         finally:
             entries["timings"] = controller.timings.as_dict()
+        outcome = _judged(spec, controller, ended)
+        if outcome.validity is not None:
+            entries["validity"] = outcome.validity.as_dict()
+        return outcome
+
+
+def _judged(spec: RunSpec, controller: Controller, ended: events.RunEnded) -> Outcome:
+    """What the devices got of what was asked, and whether the run can be believed."""
+    records = Follower(spec.directory.events).read()
+    begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
+    clock = Clock(controller.epoch or 0.0, begin=begin)
+    found = measure(
+        asking.asked(spec, records),
+        read_samples(spec.directory.telemetry),
+        clock,
+        trainings(records),
+    )
+    found.save(spec.directory.fidelity)
+    return Outcome(ended, found, verdict(controller.host_samples, found, asking.steps(records)))
 
 
 @contextmanager

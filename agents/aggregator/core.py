@@ -56,6 +56,8 @@ class Settings:
     stop: Stop
     evaluate_every: float
     checkpoint_every: float
+    patient: bool = False
+    """Go on where no client is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class AggregatorCore:
         actions: list[Action] = [Log(events.ClientStatus(at, client, state))]
         if present and client not in self._ready:
             actions += self._leave(client, at)
-            if not self._server.clients:
+            if not self._server.clients and not self._settings.patient:
                 actions += self.end("no clients left", at)
         elif client in self._ready and not present:
             actions += self._join(client, at)

@@ -79,6 +79,7 @@ class Aggregator:
             cfg.stop,
             cfg.evaluate_every,
             _CHECKPOINT_EVERY,
+            cfg.patient,
         )
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
         self._clients = list(cfg.clients)
@@ -165,6 +166,8 @@ class Aggregator:
             return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
         if command.get("do") == "stop":
             return self._handle(_Terminated())
+        if command.pop("do", None) == "log" and self._finished is None:
+            return [act.Log(events.Acted(**command))]
         return []
 
     def _losses(self) -> act.Actions:

@@ -14,6 +14,9 @@ import subprocess
 from agents.config import Link
 
 _IFB = "ifb0"
+_UNLIMITED = Link()
+LIFTED = 100_000_000_000
+"""bit/s: a limit that is never met, for one that there was."""
 _PACKET = 1514
 """Bytes of a full packet, Ethernet header included."""
 
@@ -31,30 +34,40 @@ def burst(rate: int) -> int:
     return max(_PACKET, rate // 8 // 500)
 
 
-def commands(link: Link, interface: str) -> list[list[str]]:
-    """What is to be executed, in order, for `link` on `interface`."""
+def commands(link: Link, interface: str, before: Link = _UNLIMITED) -> list[list[str]]:
+    """What is to be executed, in order, for `link` on `interface`, where it is now as `before`.
+
+    A rate changes in place: tc's `replace` changes a tbf that is there, and packets in its queue stay.
+    Nothing is ever taken apart: a limit is lifted by asking for the rate LIFTED.
+    """
     lines: list[str] = []
-    if link.up is not None:
+    if link.up is not None and link.up != before.up:
         lines.append(f"tc qdisc replace dev {interface} root {_tbf(link.up)}")
-    if link.down is not None:
-        lines += [
-            f"ip link add {_IFB} type ifb",
-            f"ip link set {_IFB} up",
-            f"tc qdisc add dev {interface} handle ffff: ingress",
-            f"tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 "
-            f"action mirred egress redirect dev {_IFB}",
-            f"tc qdisc replace dev {_IFB} root {_tbf(link.down)}",
-        ]
+    if link.down is not None and link.down != before.down:
+        if before.down is None:
+            lines += [
+                f"ip link add {_IFB} type ifb",
+                f"ip link set {_IFB} up",
+                f"tc qdisc add dev {interface} handle ffff: ingress",
+                f"tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 "
+                f"action mirred egress redirect dev {_IFB}",
+            ]
+        lines.append(f"tc qdisc replace dev {_IFB} root {_tbf(link.down)}")
     return [line.split() for line in lines]
 
 
-def apply(link: Link, interface: str) -> None:
+def apply(link: Link, interface: str, before: Link = _UNLIMITED) -> None:
     """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
-    for command in commands(link, interface):
+    for command in commands(link, interface, before):
         _run(command)
     for rate, device in ((link.up, interface), (link.down, _IFB)):
         if rate is not None and (found := _rate(device)) != rate:
             raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
+
+
+def plug(interface: str, *, up: bool) -> None:
+    """Take the cable out, or put it back in: no packet passes meanwhile. Raises LinkError."""
+    _run(["ip", "link", "set", interface, "up" if up else "down"])
 
 
 def interface_towards(address: str) -> str:
@@ -64,6 +77,15 @@ def interface_towards(address: str) -> str:
     if match is None:
         raise LinkError(f"no interface routes to {address}: {route}")
     return match[1]
+
+
+def interface_besides(other: str) -> str:
+    """The container's interface that is neither `other` nor the kernel's own. Raises LinkError."""
+    links = json.loads(_run(["ip", "-j", "link", "show", "type", "veth"]))
+    names = [each["ifname"] for each in links if each["ifname"] != other]
+    if len(names) != 1:
+        raise LinkError(f"expected one interface beside {other}, found {', '.join(names) or 'none'}")
+    return str(names[0])
 
 
 def _tbf(rate: int) -> str:

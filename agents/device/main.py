@@ -3,26 +3,32 @@
     python -m agents.device.main CONFIG
 
 It holds NET_ADMIN in its own network namespace only; kernel state dies with the container. The client
-runs as an ordinary user without capabilities. Telemetry goes over the control network, so that watching
-does not disturb what is watched. Fails closed: no client starts on a link that is not as asked.
+runs as an ordinary user without capabilities. Orders and telemetry go over the control network, so that
+watching does not disturb what is watched. Fails closed: no client starts on a link that is not as asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from agents import config, topics
-from agents.config import DeviceConfig
-from agents.device import link, usage
-from agents.transport import Connection, ConnectionFailedError
+from agents.config import DeviceConfig, Link
+from agents.device import link, probe, usage
+from agents.transport import Connection, ConnectionFailedError, Event, Received
 
 _POLL = 0.2
 
@@ -30,45 +36,132 @@ _POLL = 0.2
 def main() -> None:
     cfg = config.load(DeviceConfig, Path(sys.argv[1]))
     try:
-        if cfg.link is not None:
-            interface = link.interface_towards(socket.gethostbyname(cfg.data_address))
-            link.apply(cfg.link, interface)
-        sys.exit(_supervise(cfg))
+        sys.exit(Init(cfg).run())
     except (link.LinkError, ConnectionFailedError, OSError) as error:
         sys.exit(f"device {cfg.device}: {error}")
 
 
-def _supervise(cfg: DeviceConfig) -> int:
-    """Run the client to its end, sending telemetry; its exit code, 128 + n where signal n ended it."""
-    client = subprocess.Popen(
-        [sys.executable, "-m", "agents.client.main", cfg.client_config],
-        user=cfg.user,
-        group=cfg.user,
-        extra_groups=[],
-    )
+class Init:
+    """Keeps one client as the controller wants it."""
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        client.send_signal(number)
+    def __init__(self, cfg: DeviceConfig) -> None:
+        self._config = cfg
+        self._link = cfg.link or Link()
+        control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
+        self._interface = link.interface_besides(control)
+        self._client: subprocess.Popen[bytes] | None = None
+        self._away = False
+        """The client was told to end, and may be told to start again."""
+        self._paused = False
+        self._stopped = False
+        self._orders: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        names = topics.Topics(cfg.run)
+        self._telemetry = names.telemetry(cfg.device)
+        self._connection = Connection(cfg.broker, [names.control(cfg.device)], self._orders.put)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
 
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    connection = Connection(cfg.broker, [], lambda _: None)
-    connection.open()
-    topic = topics.Topics(cfg.run).telemetry(cfg.device)
-    due = time.monotonic()
-    while client.poll() is None:
-        if time.monotonic() >= due:
-            sample = usage.sample(client.pid)
-            connection.publish_lossy(topic, json.dumps({"device": cfg.device, **sample}))
-            due = max(due + cfg.telemetry_every, time.monotonic())  # what was missed stays missed
-        _reap_orphans(client.pid)
-        time.sleep(_POLL)
-    connection.close()
-    code: int = client.returncode
-    return code if code >= 0 else 128 - code
+    def run(self) -> int:
+        """Serve until the client ends by itself, or SIGTERM says stop; the client's exit code, 128 + n
+        where signal n ended it. Raises LinkError, ConnectionFailedError."""
+        if self._config.link is not None:
+            link.apply(self._link, self._interface)
+        if self._config.present:
+            self._start()
+        self._connection.open()
+        if self._config.link is not None:
+            threading.Thread(target=self._probe, args=(self._config.link,), daemon=True).start()
+        try:
+            return self._serve()
+        finally:
+            self._connection.close()
+
+    def _probe(self, asked: Link) -> None:
+        """Measure the link, beside the client's start-up, and tell."""
+        try:
+            found = probe.measure(asked, self._config.data_address, self._config.data_port)
+        except OSError as error:
+            sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
+        else:
+            self._tell({"at": time.monotonic(), "probe": found})
+
+    def _tell(self, sample: Mapping[str, Any]) -> None:
+        told = {"device": self._config.device, **sample}
+        self._connection.publish_lossy(self._telemetry, json.dumps(told))
+
+    def _serve(self) -> int:
+        due = time.monotonic()
+        while (code := self._exit_code()) is None:
+            if time.monotonic() >= due:
+                self._tell(usage.sample(self._client.pid if self._client else None))
+                due = max(due + self._config.telemetry_every, time.monotonic())  # missed stays missed
+            with contextlib.suppress(queue.Empty):
+                self._obey(self._orders.get(timeout=_POLL))
+            _reap_orphans(self._client.pid if self._client else None)
+        return code
+
+    def _exit_code(self) -> int | None:
+        """None as long as there is, or may be, a client."""
+        if self._client is None or (code := self._client.poll()) is None:
+            return 0 if self._stopped and self._client is None else None
+        if self._away and not self._stopped:
+            self._client = None
+            return None
+        return int(code) if code >= 0 else 128 - code
+
+    def _obey(self, event: Event) -> None:
+        """An order that cannot be done is told in the log; the device goes on as it is."""
+        if not isinstance(event, Received):
+            return
+        order = json.loads(event.payload)
+        try:
+            self._do(order.pop("do"), order)
+        except (link.LinkError, OSError) as error:
+            sys.stderr.write(f"device {self._config.device}: {error}\n")
+
+    def _do(self, what: str, details: Mapping[str, Any]) -> None:
+        match what:
+            case "start" if self._client is None:
+                self._start()
+            case "kill":
+                self._away = True
+                self._signal(signal.SIGKILL)
+            case "pause" | "resume":
+                self._paused = what == "pause"
+                self._signal(signal.SIGSTOP if self._paused else signal.SIGCONT)
+            case "leave":
+                self._away, self._paused = True, False
+                self._signal(signal.SIGTERM, signal.SIGCONT)
+            case "link":
+                lifted = {name: link.LIFTED for name, value in details.items() if value is None}
+                changed = replace(self._link, **{**details, **lifted})
+                link.apply(changed, self._interface, self._link)
+                self._link = changed
+            case "disconnect" | "reconnect":
+                link.plug(self._interface, up=what == "reconnect")
+
+    def _start(self) -> None:
+        self._away = False
+        self._client = subprocess.Popen(
+            [sys.executable, "-m", "agents.client.main", self._config.client_config],
+            user=self._config.user,
+            group=self._config.user,
+            extra_groups=[],
+        )
+        if self._paused:  # it was down meanwhile
+            self._signal(signal.SIGSTOP)
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopped = True
+        self._signal(signal.SIGTERM, signal.SIGCONT)
+
+    def _signal(self, *numbers: int) -> None:
+        if self._client is not None:
+            for number in numbers:
+                self._client.send_signal(number)
 
 
-def _reap_orphans(client: int) -> None:
+def _reap_orphans(client: int | None) -> None:
     """PID 1 inherits the orphans of its container; the client itself is waited for by Popen."""
     while True:
         try:

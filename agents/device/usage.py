@@ -10,8 +10,8 @@ import psutil
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def sample(pid: int) -> dict[str, float | int]:
-    """One telemetry sample; `pid` is the client. Times in seconds, memory and traffic in bytes.
+def sample(pid: int | None) -> dict[str, float | int]:
+    """One telemetry sample; `pid` is the client's. Times in seconds, memory and traffic in bytes.
 
     `at` is the monotonic clock; counters run since the container's start.
     """
@@ -19,10 +19,18 @@ def sample(pid: int) -> dict[str, float | int]:
     return {
         "at": time.monotonic(),
         **_cpu(),
-        "memory": psutil.Process(pid).memory_info().rss,
+        "memory": _memory(pid),
         "received": received,
         "sent": sent,
     }
+
+
+def _memory(pid: int | None) -> int:
+    """0 where there is no client."""
+    try:
+        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _cpu() -> dict[str, float | int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from agents.config import Broker
+from testbed.director import Order
+from testbed.timeline import Action
 
 
 class Runtime(Protocol):
@@ -22,7 +24,10 @@ class Runtime(Protocol):
         """
 
     def limit(self, device: str) -> None:
-        """Put `device` under its CPU quota: called once, when its client is ready."""
+        """Put `device` under its CPU quota: called whenever its client has become ready."""
+
+    def act(self, device: str, action: Action) -> list[Order]:
+        """See `testbed.director.Stage`."""
 
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""

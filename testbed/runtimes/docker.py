@@ -1,7 +1,12 @@
-"""The `docker` runtime: one container per device, one each for broker and aggregator, two networks.
+"""The `docker` runtime: one container per device, one each for broker and aggregator, and networks.
 
     data network     (internal)  broker, aggregator, clients: FL's own traffic, over the devices' links
     control network  (no NAT)    broker, device inits, and the controller through 127.0.0.1
+
+Where devices have links, a router stands between them and the broker, which then has its alias on the
+data network; broker and aggregator are on a third, behind it:
+
+    server network   (internal)  broker, aggregator, router
 
 A device's container runs its init as root with the few capabilities that shaping and dropping privileges
 need, in its own namespaces; the client in it is an ordinary user. Everything is labelled with the run.
@@ -14,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,15 +29,30 @@ from docker.errors import APIError, NotFound
 from docker.types import LogConfig, Mount
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs
 from testbed.broker import BROKER
+from testbed.configs import IMPAIRMENTS
+from testbed.director import Order
 from testbed.engine import ERRORS
 from testbed.errors import HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
+from testbed.timeline import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -44,6 +64,19 @@ _PIDS = 128
 _PARALLEL = 8
 _KILLED = 137
 """Exit code of what somebody has removed."""
+_SHARES, _LEAST_SHARES = 1024, 2
+"""Weights against other containers: the engine's default, and the kernel's least."""
+_TOLD: dict[type[Action], str] = {
+    Crash: "kill",
+    Restart: "start",
+    Join: "start",
+    Pause: "pause",
+    Resume: "resume",
+    Leave: "leave",
+    Disconnect: "disconnect",
+    Reconnect: "reconnect",
+}
+"""What a device's init is told."""
 _REMOVAL = 20.0
 """Seconds that the engine has to remove a run's containers."""
 
@@ -77,19 +110,47 @@ class DockerRuntime:
             parts += [self._pool.submit(self._start_device, d, networks) for d in self._devices.values()]
             for part in parts:
                 part.result()
+            if self._spec.routed:
+                self._pool.submit(self._start_router, accounts[ROUTER], networks).result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
-        container, planned = self._containers[device], self._devices[device]
+        planned = self._devices[device]
+        self._update(
+            device,
+            cpu_period=planned.period,
+            cpu_quota=planned.quota,
+            cpu_shares=_SHARES,
+            cpuset_cpus=self._spec.plan.device_cpus,
+        )
+
+    def act(self, device: str, action: Action) -> list[Order]:
+        """CPU limits are the engine's, delay and loss the router's, all else the device's init's."""
+        match action:
+            case SetCpu(share):
+                self._devices[device] = replace(self._devices[device], cpu=share)
+                self.limit(device)
+                return []
+            case SetLink(changes):
+                impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
+                rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
+                orders: list[Order] = []
+                if rates:
+                    orders.append((device, {"do": "link", **rates}))
+                if impaired:
+                    orders.append((ROUTER, {"device": device, "link": impaired}))
+                return orders
+            case Restart() | Join():
+                # Start-up is no part of the experiment, but must not take what others are promised.
+                self._update(device, cpu_quota=-1, cpu_shares=_LEAST_SHARES)
+        return [(device, {"do": _TOLD[type(action)]})]
+
+    def _update(self, device: str, **limits: Any) -> None:
+        container = self._containers[device]
         with _as_host_error(f"limit the CPU of {device}"):
             try:
-                self._engine.api.update_container(
-                    container,
-                    cpu_period=planned.period,
-                    cpu_quota=planned.quota,
-                    cpuset_cpus=self._spec.plan.device_cpus,
-                )
+                self._engine.api.update_container(container, **limits)
             except APIError:
                 if self._exit_code(container) is None:
                     raise
@@ -147,6 +208,8 @@ class DockerRuntime:
             "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
         }
         create(names.control, driver="bridge", options=options, labels=self._labels("control"))
+        if self._spec.routed:
+            create(names.server, driver="bridge", internal=True, labels=self._labels("server"))
 
     def _start_broker(self, accounts: Mapping[str, brokers.Account], networks: _Networks) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""
@@ -158,7 +221,10 @@ class DockerRuntime:
             BROKER,
             self._images.broker,
             [],
-            networks=[(networks.control, _CONTROL_ALIAS), (networks.data, _DATA_ALIAS)],
+            networks=[
+                (networks.control, _CONTROL_ALIAS),
+                (self._behind(networks), _DATA_ALIAS, configs.ROUTED_BROKER),
+            ],
             mounts=[_read_only(folder, "/testbed")],
             user=self._owner,
             ports={MQTT_PORT: ("127.0.0.1", None)},
@@ -177,7 +243,7 @@ class DockerRuntime:
             AGGREGATOR,
             self._images.agent,
             ["python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG],
-            networks=[(networks.data, AGGREGATOR)],
+            networks=[(self._behind(networks), AGGREGATOR)],
             mounts=[
                 _read_only(self._directory.config(AGGREGATOR), configs.AGGREGATOR_CONFIG),
                 _read_only(self._directory.test_set, configs.TEST_SET),
@@ -185,6 +251,36 @@ class DockerRuntime:
                 _writable(self._directory.models, inside / self._directory.models.name),
             ],
             user=self._owner,
+        )
+
+    def _behind(self, networks: _Networks) -> str:
+        """The network that broker and aggregator are on."""
+        return networks.server if self._spec.routed else networks.data
+
+    def _start_router(self, account: brokers.Account, networks: _Networks) -> None:
+        """Last of all: it has to know the devices' addresses."""
+        attached = self._engine.api.inspect_network(networks.data)["Containers"]
+        addresses = {
+            name: attached[self._containers[name]]["IPv4Address"].partition("/")[0]
+            for name in self._devices
+            if self._containers[name] in attached
+        }
+        configs.write_router(self._spec, account, configs.IN_CONTAINERS, addresses)
+        config = self._directory.config(ROUTER)
+        config.chmod(0o644)  # as `_open_files` does with those that were there before
+        self._create(
+            ROUTER,
+            self._images.agent,
+            ["python3", "-m", "agents.router.main", configs.ROUTER_CONFIG],
+            networks=[
+                (networks.data, _DATA_ALIAS),
+                (networks.server, ROUTER),
+                (networks.control, ROUTER),
+            ],
+            mounts=[_read_only(config, configs.ROUTER_CONFIG)],
+            user=0,
+            cap_add=["NET_ADMIN", "NET_RAW", "SYS_NICE"],
+            sysctls={"net.ipv4.ip_forward": "1"},
         )
 
     def _start_device(self, device: PlannedDevice, networks: _Networks) -> None:
@@ -206,7 +302,7 @@ class DockerRuntime:
                 *memory,
             ],
             user=0,
-            cap_add=["SETUID", "SETGID", "KILL", *(["NET_ADMIN"] if device.link else [])],
+            cap_add=["SETUID", "SETGID", "KILL", "NET_ADMIN"],
             mem_limit=device.memory,
             memswap_limit=device.memory,
             environment={name: str(device.threads) for name in configs.THREAD_VARIABLES},
@@ -218,7 +314,7 @@ class DockerRuntime:
         image: str,
         command: list[str],
         *,
-        networks: list[tuple[str, str]],
+        networks: list[tuple[str, ...]],
         mounts: list[Mount],
         user: int,
         ports: dict[int | str, tuple[str, None]] | None = None,
@@ -227,10 +323,10 @@ class DockerRuntime:
     ) -> str:
         """Create and start a container with least privilege; its id.
 
-        `networks` has the name of each network and the container's alias on it.
+        `networks` has the name of each network and the container's aliases on it.
         """
         api = self._engine.api
-        if part in (BROKER, AGGREGATOR):
+        if part in (BROKER, AGGREGATOR, ROUTER):
             host["cpuset_cpus"] = self._spec.plan.infrastructure_cpus
         host_config = api.create_host_config(
             read_only=True,
@@ -243,7 +339,7 @@ class DockerRuntime:
             port_bindings=ports,
             **host,
         )
-        (first, alias), *others = networks
+        (first, *aliases), *others = networks
         container: str = api.create_container(
             image,
             command or None,
@@ -254,10 +350,10 @@ class DockerRuntime:
             environment=environment,
             ports=list(ports) if ports else None,
             host_config=host_config,
-            networking_config={"EndpointsConfig": {first: api.create_endpoint_config(aliases=[alias])}},
+            networking_config={"EndpointsConfig": {first: api.create_endpoint_config(aliases=aliases)}},
         )["Id"]
-        for network, alias in others:
-            api.connect_container_to_network(container, network, aliases=[alias])
+        for network, *aliases in others:
+            api.connect_container_to_network(container, network, aliases=aliases)
         api.start(container)
         self._containers[part] = container
         return container
@@ -280,10 +376,11 @@ class DockerRuntime:
 class _Networks:
     data: str
     control: str
+    server: str
 
     @classmethod
     def of(cls, run: str) -> _Networks:
-        return cls(f"testbed-{run}-data", f"testbed-{run}-control")
+        return cls(*(f"testbed-{run}-{name}" for name in ("data", "control", "server")))
 
 
 def runs(engine: docker.DockerClient) -> dict[str, dict[str, Any]]:

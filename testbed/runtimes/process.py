@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from agents.topics import AGGREGATOR, CONTROLLER
 from testbed import broker, configs, tether
 from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
+from testbed.director import Order
 from testbed.dutycycle import DutyCycle, cpu_clock
 from testbed.errors import HostError
 from testbed.rundir import RunDirectory
+from testbed.timeline import Action, Crash, Join, Leave, Pause, Restart, Resume, SetCpu
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT = 10.0
@@ -65,6 +68,9 @@ class ProcessRuntime:
         self._programs = programs or Programs()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._duty_cycle: DutyCycle | None = None
+        self._away: set[str] = set()
+        """Devices that were told to end, and may come back."""
+        self._paused: set[str] = set()
 
     @property
     def broker_kind(self) -> str:
@@ -82,8 +88,9 @@ class ProcessRuntime:
         self._wait_for_broker(port)
         configs.write(self._spec, accounts, OnHost((HOST, port)))
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
-        for name, device in self._devices.items():
-            self._spawn(name, [*self._programs.client, self._config(name)], device.threads)
+        for name in self._devices:
+            if name not in self._spec.absent:
+                self._spawn_client(name)
         return accounts[CONTROLLER].at(HOST, port)
 
     def limit(self, device: str) -> None:
@@ -97,9 +104,51 @@ class ProcessRuntime:
         if cpu is not None:  # the plan of a process run sees to it
             self._duty_cycle.limit(device, self._children[device].pid, cpu)
 
+    def act(self, device: str, action: Action) -> list[Order]:
+        """All by signals; the plan of a process run has refused what concerns links."""
+        child = self._children.get(device)
+        alive = child is not None and child.poll() is None
+        match action:
+            case SetCpu(share):
+                self._devices[device] = replace(self._devices[device], cpu=share)
+                if alive and device not in self._paused:
+                    self.limit(device)
+            case Crash() if alive and child is not None:
+                self._end(device, child.kill)
+            case Leave() if alive and child is not None:
+                self._paused.discard(device)
+                self._end(device, child.terminate)
+            case Restart() | Join() if not alive:
+                self._away.discard(device)
+                self._spawn_client(device)
+                if device in self._paused:  # while it was down
+                    self._children[device].send_signal(signal.SIGSTOP)
+            case Pause():
+                self._paused.add(device)
+                self._release(device)
+                if child is not None:
+                    child.send_signal(signal.SIGSTOP)
+            case Resume() if device in self._paused:
+                self._paused.discard(device)
+                if child is not None and alive:
+                    child.send_signal(signal.SIGCONT)
+                    self.limit(device)
+        return []
+
+    def _end(self, device: str, how: Callable[[], None]) -> None:
+        """End a device that may come back. A suspended one heeds nothing but SIGKILL."""
+        self._away.add(device)
+        self._release(device)
+        how()
+        self._children[device].send_signal(signal.SIGCONT)
+
+    def _release(self, device: str) -> None:
+        if self._duty_cycle is not None:
+            self._duty_cycle.release(device)
+
     def ended(self) -> dict[str, int]:
-        """Exit code of each part that has ended: negative for the number of a signal."""
-        codes = {name: child.poll() for name, child in self._children.items()}
+        """Exit code of each part that has ended by itself: negative for the number of a signal."""
+        codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
     def telemetry(self) -> list[dict[str, Any]]:
@@ -121,11 +170,17 @@ class ProcessRuntime:
         if self._duty_cycle is not None:
             self._duty_cycle.close()
         children = dict(self._children)
+        for device in self._paused:
+            children[device].send_signal(signal.SIGCONT)
         last = [children.pop(BROKER)] if BROKER in children else []
         end(children.values())
         end(last)
         # What is not on our list: children's children, and one that an interrupt kept from it.
         remove(self._directory.run)
+
+    def _spawn_client(self, name: str) -> None:
+        command = [*self._programs.client, self._config(name)]
+        self._spawn(name, command, self._devices[name].threads)
 
     def _config(self, name: str) -> str:
         return str(self._directory.config(name))

@@ -44,8 +44,8 @@ EXAMPLES: list[Any] = [
         threads=2,
         resume=True,
     ),
-    config.DeviceConfig("r", "a", BROKER, "broker", config.Link(up=5_000_000), "/config", 1000),
-    config.DeviceConfig("r", "a", BROKER, "broker", None, "/config", 1000, telemetry_every=0.5),
+    config.DeviceConfig("r", "a", BROKER, "server", 1883, config.Link(up=5_000_000), "/config", 1000),
+    config.DeviceConfig("r", "a", BROKER, "server", 1883, None, "/config", 1000, telemetry_every=0.5),
 ]
 
 

@@ -37,6 +37,7 @@ EXAMPLES: list[Record] = [
     events.UpdateRejected(2.0, "b", "duplicate: sequence 3"),
     events.VersionMade(2.5, 6, 4),
     events.Evaluated(2.5, 6, 0.75, 0.5),
+    events.Acted(2.75, "a", "scenario", 0.001, {"action": "set", "link": {"up": 1000000, "rtt": 0.02}}),
     events.Note(3.0, "zwei Geräte\nfehlen"),
     events.RunEnded(4.0, "after", 6, 24),
 ]

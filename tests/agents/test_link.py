@@ -34,6 +34,15 @@ def test_commands() -> None:
     assert link.commands(Link(), "eth0") == []
 
 
+def test_a_change_touches_only_what_changes() -> None:
+    before = Link(up=2_000_000, down=20_000_000)
+    slower = "tbf rate 1000000bit burst 1514 limit 25000"
+    (changed,) = link.commands(Link(up=1_000_000, down=20_000_000), "eth0", before)
+    assert " ".join(changed) == f"tc qdisc replace dev eth0 root {slower}"
+    (changed,) = link.commands(Link(up=2_000_000, down=1_000_000), "eth0", before)
+    assert " ".join(changed) == f"tc qdisc replace dev ifb0 root {slower}"
+
+
 @pytest.mark.parametrize(
     ("rate", "size"),
     [

@@ -39,7 +39,7 @@ LARGE = os.urandom(2_000_000)
 
 def test_rights_of_a_run() -> None:
     made = accounts("r", ["a", "b"])
-    assert list(made) == ["aggregator", "controller", "a", "init/a", "b", "init/b"]
+    assert list(made) == ["aggregator", "controller", "router", "a", "init/a", "b", "init/b"]
     a, init, aggregator = made["a"], made["init/a"], made["aggregator"]
     assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
     assert a.subscribe == ("testbed/r/model/a", "testbed/r/model", "testbed/r/request/a")

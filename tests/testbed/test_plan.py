@@ -76,10 +76,6 @@ def test_links_are_refused_where_nothing_shapes_them() -> None:
             "4:11: devices[0]: has no cpu, which the docker runtime needs: add one",
         ),
         (
-            "{name: pi, cpu: 1, link: {rtt: 9ms}}",
-            "4:37: devices[0].link.rtt: the docker runtime does not",
-        ),
-        (
             "{name: pi, cpu: 1, gflops: 1, speed: 2}",
             "4:41: devices[0].speed: the docker runtime does not",
         ),

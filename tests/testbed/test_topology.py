@@ -93,12 +93,12 @@ def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
         ["5:3", "task.l3"],
         ["6:10", "task.local"],
         ["7:37", "rule.round_timeout"],
-        ["9:36", "devices[0].link.jitter"],
+        ["9:36", "devices[0].link.jittre"],
         ["10:12", "devices[1].name"],
         ["11:5", "devices[2]"],
         ["13:5", "devices[2].memory"],
         ["14:7", "stop"],
-        ["15:1", "scenario"],
+        ["15:1", "dilation"],
     ]
     assert lines[-1] == " 10 errors"
 
@@ -293,7 +293,7 @@ def test_speeds_are_those_of_their_distribution(
     [
         ("fedavg", "fedasync", "3:48: task.local.fednova: the rule fedasync does not take normalised"),
         (", flops_per_step: 1e6", "", "8:15: devices[1].gflops: how long a step takes is not known"),
-        ("gflops: 10, speed: 0.5, ", "", "8:5: devices[1]: found none of cpu, timing and gflops"),
+        ("gflops: 10, speed: 0.5, ", "", "8:5: devices[1]: found none of cpu, profile, timing"),
         ("gflops: 10", "cpu: 0.1", "8:32: devices[1].speed: has nothing to act on"),
         ("speed: 0.5", "speed: 0", "8:34: devices[1].speed: found 0, expected a number above 0"),
         (

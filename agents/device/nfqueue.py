@@ -1,0 +1,249 @@
+"""Packets that an NFQUEUE rule hands to userspace: a client of the kernel's nfnetlink_queue.
+
+The kernel holds the packets; here only their numbers are seen (copy mode META), and a verdict is sent
+for each. Numbers rise within a queue, so one message accepts everything up to a number. Formats and
+constants: linux/netfilter/nfnetlink_queue.h. Needs CAP_NET_ADMIN in the network namespace, at every
+message: a process that gives up the capability can no longer send verdicts.
+
+Fail closed: a packet of a queue nobody is bound to, or that overruns a buffer, is dropped by the kernel
+(as long as its rule has no --queue-bypass), and closing the socket drops what is still held.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NETLINK_NETFILTER = 12
+_SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
+_SO_RCVBUFFORCE = 33
+_REQUEST, _ACK = 0x1, 0x4
+_NLMSG_ERROR = 2
+_SUBSYSTEM = 3 << 8  # NFNL_SUBSYS_QUEUE
+_PACKET, _VERDICT, _CONFIG, _VERDICT_BATCH = (_SUBSYSTEM | kind for kind in range(4))
+_PACKET_HDR, _VERDICT_HDR = 1, 2
+_CFG_CMD, _CFG_PARAMS, _CFG_MAXLEN, _CFG_MASK, _CFG_FLAGS = range(1, 6)
+_BIND = 1
+_COPY_META = 1
+_GSO = 1 << 2
+_DROP, _ACCEPT = 0, 1
+
+_HEADER = struct.Struct("=IHHIIBB")  # nlmsghdr; of nfgenmsg family and version
+_NUMBER = struct.Struct(">H")  # rest of nfgenmsg: the queue
+_ATTRIBUTE = struct.Struct("=HH")
+_TWO_WORDS = struct.Struct(">II")
+_BUFFER = 16 << 20
+"""Bytes of packets' notices (about 1 KiB each) that wait for us; the kernel doubles it."""
+_NOTICE_SIZE = 1024
+"""Bytes; a notice without payload has about 200."""
+_TABLE = Path("/proc/thread-self/net/netfilter/nfnetlink_queue")
+
+_PACKET_TYPE = struct.pack("=H", _PACKET)
+_VERDICT_ATTRIBUTE = _ATTRIBUTE.pack(12, _VERDICT_HDR)
+_HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
+_NOTICE = struct.Struct(">18xH4xI")
+"""Queue and packet number of a packet's notice, whose first attribute is its packet header."""
+
+
+class QueueError(Exception):
+    """The kernel does not hand over a queue, or refuses what was asked of it; says what lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """What the kernel says of a queue."""
+
+    held: int
+    """Packets that wait for a verdict."""
+    overrun: int
+    """Packets dropped because the queue, or the socket's buffer, was full."""
+
+
+class PacketQueues:
+    """A netlink socket and the queues bound to it. Closing it drops all packets held.
+
+    One thread receives; the other methods may be called by any. Raises QueueError where the kernel has
+    no nfnetlink.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        except OSError as error:
+            raise QueueError(f"the kernel has no nfnetlink: {error.strerror}") from error
+        self._socket.bind((0, 0))
+        # Overruns are read from the kernel's counters; as an error each would also stop the flow until
+        # the buffer is empty.
+        self._socket.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
+        except PermissionError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        self._pending: list[bytes] = []
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Readable when packets are there."""
+        return self._socket.fileno()
+
+    def bind(self, queue: int, length: int, *, whole: bool) -> None:
+        """Take queue number `queue`, of at most `length` packets; what comes beyond them is dropped.
+
+        `whole`: see `keep_whole`. Not while another thread receives. Raises QueueError, and ValueError
+        for a number that no queue can have.
+        """
+        if not 0 <= queue <= 0xFFFF:
+            raise ValueError(f"queue number is {queue}, expected 0 to 65535")
+        attributes = [
+            _attribute(_CFG_CMD, struct.pack(">BxH", _BIND, 0)),
+            _attribute(_CFG_PARAMS, struct.pack(">IB", 0, _COPY_META)),
+            _attribute(_CFG_MAXLEN, struct.pack(">I", length)),
+            *_flags(whole=whole),
+        ]
+        self._socket.send(_message(_CONFIG, queue, attributes, _REQUEST | _ACK))
+        if code := self._acknowledged():
+            raise QueueError(self._refusal(queue, code))
+
+    def keep_whole(self, queue: int, *, whole: bool) -> None:
+        """Whether packets that the kernel had merged (GSO, up to 64 KiB) count as one from now on.
+
+        Whole they are cheap; cut, each is a packet of the wire again.
+        """
+        self._socket.send(_message(_CONFIG, queue, _flags(whole=whole), _REQUEST))
+
+    def receive(self, limit: int = 64) -> list[tuple[int, int]]:
+        """(queue, packet) of packets that came, oldest first, about `limit` at most; does not wait.
+
+        Raises QueueError where the kernel reports that a queue is no longer ours.
+        """
+        if self._pending:
+            data, self._pending = b"".join(self._pending), []
+            return parse(data)
+        packets: list[tuple[int, int]] = []
+        receive, unpack = self._socket.recv, _NOTICE.unpack_from  # this loop runs once per packet
+        try:
+            for _ in range(limit):
+                data = receive(_NOTICE_SIZE, socket.MSG_DONTWAIT)
+                if data[4:6] == _PACKET_TYPE and data[20:24] == _HDR_ATTRIBUTE:
+                    packets.append(unpack(data))
+                else:
+                    packets += parse(data)
+        except BlockingIOError:
+            pass
+        return packets
+
+    def accept(self, upto: Iterable[tuple[int, int]]) -> None:
+        """For each (queue, packet): accept the packet and all before it that are still held."""
+        self._verdicts(_VERDICT_BATCH, _ACCEPT, upto)
+
+    def drop(self, packets: Iterable[tuple[int, int]]) -> None:
+        """Drop these (queue, packet), and no others."""
+        self._verdicts(_VERDICT, _DROP, packets)
+
+    def state(self) -> dict[int, QueueState]:
+        """By queue number, what the kernel says of our queues. Raises OSError where it does not."""
+        ours = self._socket.getsockname()[0]
+        return {
+            row[0]: QueueState(held=row[2], overrun=row[5] + row[6])
+            for row in _table()
+            if row[1] == ours
+        }
+
+    def _verdicts(self, kind: int, verdict: int, packets: Iterable[tuple[int, int]]) -> None:
+        head = _HEADER.pack(_HEADER.size + 14, kind, _REQUEST, 0, 0, socket.AF_UNSPEC, 0)
+        messages = [
+            head + _NUMBER.pack(queue) + _VERDICT_ATTRIBUTE + _TWO_WORDS.pack(verdict, packet)
+            for queue, packet in packets
+        ]
+        if messages:
+            self._socket.send(b"".join(messages))
+
+    def _acknowledged(self) -> int:
+        """The kernel's answer to a request, 0 or an errno; packets that come before it are kept."""
+        while True:
+            data = self._socket.recv(1024)
+            kind = _HEADER.unpack_from(data)[1]
+            if kind == _NLMSG_ERROR:
+                return _error(data)
+            self._pending.append(data)
+
+    def _refusal(self, queue: int, code: int) -> str:
+        if code == errno.EPERM:
+            try:
+                owners = {row[0]: row[1] for row in _table()}
+            except OSError:
+                owners = {}  # the table is root's
+            if queue in owners:
+                return f"queue {queue} is taken by another process (netlink port {owners[queue]})"
+            return f"queue {queue}: no CAP_NET_ADMIN in this network namespace"
+        if code == errno.EBUSY:
+            return f"queue {queue} is bound already"
+        if code == errno.EINVAL:
+            return f"queue {queue}: the kernel has no nfnetlink_queue (module of that name)"
+        return f"queue {queue}: {os.strerror(code)}"
+
+
+def parse(data: bytes) -> list[tuple[int, int]]:
+    """(queue, packet) of every packet that a netlink datagram tells of, whatever its layout.
+
+    Raises QueueError for an error other than that a packet left before its verdict (its interface may
+    have gone).
+    """
+    packets = []
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, kind = _HEADER.unpack_from(data, at)[:2]
+        message = data[at : at + length]
+        if kind == _NLMSG_ERROR and (code := _error(message)) not in (0, errno.ENOENT):
+            raise QueueError(f"the kernel refused a verdict or a setting: {os.strerror(code)}")
+        if kind == _PACKET:
+            packets += _packet(message)
+        at += max(_aligned(length), _HEADER.size)
+    return packets
+
+
+def _packet(message: bytes) -> list[tuple[int, int]]:
+    (queue,) = _NUMBER.unpack_from(message, _HEADER.size)
+    at = _HEADER.size + _NUMBER.size
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        if kind == _PACKET_HDR:
+            return [(queue, struct.unpack_from(">I", message, at + _ATTRIBUTE.size)[0])]
+        at += max(_aligned(length), _ATTRIBUTE.size)
+    return []
+
+
+def _error(message: bytes) -> int:
+    (code,) = struct.unpack_from("=i", message, 16)
+    return -int(code)
+
+
+def _message(kind: int, queue: int, attributes: list[bytes], flags: int) -> bytes:
+    body = _NUMBER.pack(queue) + b"".join(attributes)
+    return _HEADER.pack(_HEADER.size + len(body), kind, flags, 0, 0, socket.AF_UNSPEC, 0) + body
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    head = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind)
+    return (head + value).ljust(_aligned(_ATTRIBUTE.size + len(value)), b"\0")
+
+
+def _flags(*, whole: bool) -> list[bytes]:
+    value = struct.pack(">I", _GSO if whole else 0)
+    return [_attribute(_CFG_MASK, struct.pack(">I", _GSO)), _attribute(_CFG_FLAGS, value)]
+
+
+def _aligned(length: int) -> int:
+    return -(-length // 4) * 4
+
+
+def _table() -> list[list[int]]:
+    """The kernel's rows: number, port, held, copy mode and range, overruns of queue and socket, ..."""
+    return [[int(field) for field in line.split()] for line in _TABLE.read_text().splitlines()]

@@ -1,0 +1,52 @@
+"""What makes the router's network namespace forward: the commands, and their execution.
+
+Devices talk to the router as if it were the broker; it passes their connections on under its own
+address, so that neither side needs a route. A device whose packets are to be delayed or lost has two
+queues, one per direction, where the delay line holds them after they were received.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from agents.device.link import LinkError
+
+_TABLES = ("iptables", "iptables-legacy")
+
+
+def forward(port: int, target: str, inside: str, outside: str) -> list[list[str]]:
+    """TCP `port` of the interface `inside`, where the devices are, leads to `target` on `outside`."""
+    return [
+        f"-t nat -A PREROUTING -i {inside} -p tcp --dport {port} "
+        f"-j DNAT --to-destination {target}:{port}".split(),
+        f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split(),
+    ]
+
+
+def hold(address: str, up: int, down: int) -> list[list[str]]:
+    """What comes from and goes to the device at `address` waits in the queues `up` and `down`."""
+    return [
+        f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
+        f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
+    ]
+
+
+def program() -> str:
+    """The iptables that this kernel takes. Raises LinkError."""
+    problem = ""
+    for name in _TABLES:
+        try:
+            run([name, "-t", "nat", "-S"])
+            run([name, "-t", "mangle", "-S"])
+        except (LinkError, OSError) as error:
+            problem = problem or str(error)
+        else:
+            return name
+    raise LinkError(f"the kernel takes no iptables rules: {problem}")
+
+
+def run(command: list[str]) -> None:
+    """Raises LinkError."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

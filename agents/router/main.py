@@ -1,0 +1,127 @@
+"""The router's process, in a container of its own between the devices and the broker.
+
+    python -m agents.router.main CONFIG
+
+It stands outside every device's CPU quota: a delay line that has to wait for a share of a core would
+be late. It holds NET_ADMIN in its own network namespace only; kernel state dies with the container.
+Fails closed: where it does not run, no packet passes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agents import config, speedtest, topics
+from agents.config import RouterConfig
+from agents.device.delayline import DelayServer, Impairment
+from agents.device.link import LinkError, interface_towards
+from agents.device.nfqueue import QueueError
+from agents.router import forwarding
+from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
+
+_PATIENCE = 30.0
+"""Seconds until the broker must be known to the name service."""
+
+
+def main() -> None:
+    cfg = config.load(RouterConfig, Path(sys.argv[1]))
+    try:
+        Router(cfg).run()
+    except (LinkError, QueueError, ConnectionFailedError, OSError) as error:
+        sys.exit(f"router: {error}")
+
+
+def impairment(link: Mapping[str, float]) -> Impairment:
+    """Of one direction: half of the round-trip time; jitter and loss are per direction already."""
+    return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
+
+
+class Router:
+    def __init__(self, cfg: RouterConfig) -> None:
+        self._config = cfg
+        self._names = list(cfg.addresses)
+        self._links = {name: dict(cfg.links.get(name, {})) for name in self._names}
+        self._held: set[str] = set()
+        self._iptables = forwarding.program()
+        self._topics = topics.Topics(cfg.run)
+        queues = {
+            queue: impairment(self._links[name]) for name in self._names for queue in self._queues(name)
+        }
+        self._delays = DelayServer(queues, random.Random(cfg.seed).random)  # noqa: S311
+        control = self._topics.control(topics.ROUTER)
+        self._connection = Connection(cfg.broker, [control], self._obey)
+
+    def run(self) -> None:
+        """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
+        signal.signal(signal.SIGTERM, lambda *_: self._delays.stop())
+        target = _address(self._config.target)
+        inside = interface_towards(next(iter(self._config.addresses.values())))
+        speedtest.listen(inside)
+        for rule in forwarding.forward(self._config.port, target, inside, interface_towards(target)):
+            forwarding.run([self._iptables, *rule])
+        for name in self._names:
+            if impairment(self._links[name]) != Impairment():
+                self._hold(name)
+        self._connection.open()
+        self._say_ready()
+        try:
+            self._delays.serve()
+        finally:
+            self._connection.close()
+            self._delays.close()
+
+    def _queues(self, name: str) -> tuple[int, int]:
+        """Of a device: up, down."""
+        number = 2 * self._names.index(name)
+        return number, number + 1
+
+    def _hold(self, name: str) -> None:
+        for rule in forwarding.hold(self._config.addresses[name], *self._queues(name)):
+            forwarding.run([self._iptables, *rule])
+        self._held.add(name)
+
+    def _obey(self, event: Event) -> None:
+        """In paho's thread. What cannot be done is told in the log; the link stays as it is."""
+        if isinstance(event, Reconnected):
+            return self._say_ready()
+        try:
+            self._change(json.loads(event.payload))
+        except (ValueError, KeyError, LinkError) as error:
+            sys.stderr.write(f"router: {error}\n")
+        return None
+
+    def _change(self, order: dict[str, Any]) -> None:
+        name = order["device"]
+        link = {**self._links[name], **order["link"]}
+        for queue in self._queues(name):
+            self._delays.change(queue, impairment(link))
+        self._links[name] = link
+        if name not in self._held:
+            self._hold(name)
+
+    def _say_ready(self) -> None:
+        self._connection.publish(self._topics.status(topics.ROUTER), b"ready", retain=True)
+
+
+def _address(host: str) -> str:
+    """IPv4 address of `host`, as soon as it has one. Raises OSError."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return socket.gethostbyname(host)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

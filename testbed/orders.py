@@ -1,0 +1,95 @@
+"""`testbed set`, `kill`, `pause`, `resume` and `restart`: a user's hand on the devices of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed import fleet, mailbox, units
+from testbed.errors import BadInputError
+from testbed.rundir import RunDirectory
+
+Run = Annotated[str, typer.Argument(help="Run id, or a run directory.")]
+Devices = Annotated[list[str], typer.Argument(help="Devices, or groups of them.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
+_RUNS = Path("runs")
+_ACTIONS = {
+    "kill": ("crash", "Kill devices at once, without a goodbye; restart starts them again."),
+    "restart": ("restart", "Start devices again that were killed or have crashed."),
+    "pause": ("pause", "Freeze devices; resume lets them go on where they were."),
+    "resume": ("resume", "Let paused devices go on."),
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands known."""
+    app.command("set")(_set)
+    for name, (action, help_text) in _ACTIONS.items():
+        app.command(name, help=help_text)(_command(action))
+
+
+def _command(action: str) -> Any:
+    def command(run: Run, devices: Devices, runs: Runs = _RUNS) -> None:
+        _order(run, devices, runs, {"action": action})
+
+    return command
+
+
+def _set(
+    run: Run,
+    devices: Devices,
+    cpu: Annotated[float | None, typer.Option(help="Share of one host core.")] = None,
+    up: Annotated[str | None, typer.Option(help="Rate such as 1mbit.")] = None,
+    down: Annotated[str | None, typer.Option(help="Rate such as 5mbit.")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Round-trip time such as 80ms.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Duration such as 5ms.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Share such as 2%.")] = None,
+    runs: Runs = _RUNS,
+) -> None:
+    """Change devices' CPU share or link in mid-run."""
+    read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
+    texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
+    link = {}
+    for name, text in texts.items():
+        if text is not None:
+            try:
+                link[name] = read.get(name, units.share)(text)
+            except ValueError as error:
+                raise BadInputError(f"--{name} {text}: {error}") from error
+    if cpu is None and not link:
+        raise BadInputError("nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss")
+    if cpu is not None and cpu <= 0:
+        raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
+    if cpu is not None:
+        _order(run, devices, runs, {"action": "set", "cpu": cpu})
+    if link:
+        _order(run, devices, runs, {"action": "set", "link": link})
+
+
+def _order(run: str, devices: list[str], runs: Path, order: dict[str, Any]) -> None:
+    directory = _directory(run, runs)
+    for device in _expanded(directory, devices):
+        mailbox.send(directory, {"device": device, **order})
+
+
+def _directory(run: str, runs: Path) -> RunDirectory:
+    found = fleet.directory_of(run, runs)
+    if found is None:
+        live = next((live.directory for live in fleet.find() if live.run == run), None)
+        found = None if live is None else RunDirectory(live)
+    if found is None:
+        raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
+    return found
+
+
+def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
+    """The devices that `names` stand for. Raises BadInputError."""
+    devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
+    for name in names:
+        found = [device for device, told in devices.items() if name in (device, told["group"])]
+        if not found:
+            raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
+        yield from found

@@ -1,0 +1,172 @@
+"""What a scenario, and a user's hand, do to the devices of a real run, and what the run says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from agents import events
+from tests.running import (
+    Finished,
+    cli,
+    interrupt,
+    left_as_processes,
+    left_in_docker,
+    started,
+    until_printed,
+    write_topology,
+)
+
+FAR = {"up": "256kbit", "down": "1mbit", "rtt": "300ms"}
+DEVICES = [
+    {"name": "near", "cpu": 0.2},
+    {"name": "mid", "cpu": 0.2, "link": {"up": "2mbit", "down": "5mbit", "rtt": "60ms"}},
+    {"name": "far", "cpu": 0.15, "link": FAR},
+    {"name": "late", "cpu": 0.2},
+]
+SCENARIO = [
+    {"at": "2s", "set": "near", "cpu": 0.05},
+    {"at": "4s", "set": "far", "link": {"up": "2mbit", "rtt": "20ms"}},
+    {"at": "5s", "crash": "mid", "restart_after": "4s"},
+    {"at": "6s", "pause": "near", "for": "3s"},
+    {"at": "8s", "disconnect": "far", "for": "3s"},
+    {"at": "10s", "join": "late"},
+    {"at": "17s", "leave": "near"},
+]
+
+
+@pytest.fixture(scope="module")
+def played(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("played")
+    topology = write_topology(
+        folder,
+        task={"name": "digits-logreg", "local": {"steps": 20, "lr": 0.01}},
+        devices=DEVICES,
+        scenario=SCENARIO,
+        stop={"after": "20s"},
+    )
+    done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs", timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "at worst" in done.stdout
+    return Finished.only_one_in(folder / "runs")
+
+
+def _sent(run: Finished, device: str, begin: float, end: float) -> list[float]:
+    """When `device` sent the updates of that time that arrived then."""
+    return [u.sent for u in run.updates if u.client == device and begin < u.sent and u.arrived < end]
+
+
+@pytest.mark.docker
+def test_every_action_is_told_with_its_lateness(played: Finished) -> None:
+    acted = [record for record in played.records if isinstance(record, events.Acted)]
+    assert [(a.device, a.details["action"]) for a in acted] == [
+        ("near", "set"),
+        ("far", "set"),
+        ("mid", "crash"),
+        ("near", "pause"),
+        ("far", "disconnect"),
+        ("mid", "restart"),
+        ("near", "resume"),
+        ("late", "join"),
+        ("far", "reconnect"),
+        ("near", "leave"),
+    ]
+    due = [2, 4, 5, 6, 8, 9, 9, 10, 11, 17]
+    assert [a.at - a.lateness for a in acted] == pytest.approx(due, abs=1e-4)
+    assert max(a.lateness for a in acted) < 0.5
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("device", "before", "away", "after"),
+    [
+        ("mid", (0, 5), (5.2, 9), (9, 20)),
+        ("near", (0, 6), (6.2, 9), (9, 17)),
+        ("far", (0, 8), (8.2, 11), (11, 20)),
+        ("late", None, (0, 10), (10, 20)),
+        ("near", (9, 17), (17.2, 20), None),
+    ],
+)
+def test_a_device_works_but_while_it_is_away(
+    played: Finished,
+    device: str,
+    before: tuple[float, float] | None,
+    away: tuple[float, float],
+    after: tuple[float, float] | None,
+) -> None:
+    assert not _sent(played, device, *away)
+    for there in (before, after):
+        assert there is None or _sent(played, device, *there)
+
+
+@pytest.mark.docker
+def test_a_changed_link_is_the_link_from_there_on(played: Finished) -> None:
+    """2.6 kB, a packet of it in the bucket, at 256 kbit/s and 150 ms; then at 2 Mbit/s and 10 ms."""
+    took = {u.sent: u.arrived - u.sent for u in played.updates if u.client == "far"}
+    slow = [seconds for sent, seconds in took.items() if sent < 3]
+    quick = [seconds for sent, seconds in took.items() if 5 < sent < 7]
+    assert min(slow) > 0.18
+    assert min(quick) < 0.15
+
+
+@pytest.mark.docker
+def test_the_run_says_what_the_devices_got(played: Finished) -> None:
+    devices: dict[str, dict[str, Any]] = json.loads((played.path / "fidelity.json").read_text())[
+        "devices"
+    ]
+    for device in ("mid", "far"):
+        for rate in ("up", "down"):
+            assert abs(devices[device][rate]["error"]) < 6, devices[device]
+        rtt = devices[device]["rtt"]
+        assert 0 <= rtt["got"] - rtt["asked"] < 0.05
+    assert set(played.manifest["validity"]) == {"valid", "reasons"}
+
+
+@pytest.mark.docker
+def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
+    assert left_in_docker(engine) == []
+
+
+def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
+    topology = write_topology(
+        tmp_path,
+        task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
+        devices=[{"name": "a", "cpu": 0.3}, {"name": "b", "cpu": 0.3}],
+        rule={"name": "fedbuff", "buffer_size": 1},
+        stop={"after": "60s"},
+    )
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (run,) = runs.iterdir()
+        for command in ("set {} a --cpu 0.1", "pause {} b", "resume {} b", "kill {} b", "restart {} b"):
+            done = cli(*command.format(run).split(), "--runs", runs)
+            assert done.returncode == 0, done.stderr
+        for command, told in (
+            ("kill {} c", "has no device c; it has a, b"),
+            ("set {} a", "nothing to set"),
+            ("set {} a --up 12", "--up 12: expected a rate"),
+            ("kill nowhere a", "no run nowhere"),
+        ):
+            refused = cli(*command.format(run).split(), "--runs", runs)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert told in refused.stderr
+        until_printed(up, "online: b")
+        interrupt(up)
+    ended = Finished.only_one_in(runs)
+    acted = [record for record in ended.records if isinstance(record, events.Acted)]
+    assert [(a.device, a.details["action"], a.source) for a in acted] == [
+        ("a", "set", "hand"),
+        ("b", "pause", "hand"),
+        ("b", "resume", "hand"),
+        ("b", "crash", "hand"),
+        ("b", "restart", "hand"),
+    ]
+    assert left_as_processes() == []
+    over = cli("kill", run, "a", "--runs", runs)
+    assert (over.returncode, over.stdout) == (2, "")
+    assert "is not running" in over.stderr

@@ -1,0 +1,126 @@
+"""What devices were asked to be, from plan and events; and orders on their way to the controller."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import events
+from agents.config import Link
+from testbed import asking, mailbox
+from testbed.configs import RunSpec
+from testbed.director import Director, Order, ordered
+from testbed.errors import BadInputError
+from testbed.figures import AskedCpu, AskedLink
+from testbed.plan import Host, plan
+from testbed.rundir import RunDirectory
+from testbed.timeline import Action, Crash, SetCpu, SetLink, Step
+from testbed.topology import parse
+
+TOPOLOGY = """
+name: asked
+task: {name: digits-logreg, local: {steps: 1}}
+rule: {name: fedbuff, buffer_size: 1}
+devices:
+  - {name: a, cpu: 0.2, link: {up: 1mbit, rtt: 80ms}}
+  - {name: b, cpu: 0.1}
+scenario:
+  - {at: 9s, join: b}
+stop: {after: 60s}
+"""
+
+
+def _acted(at: float, device: str, lateness: float = 0.0, **details: Any) -> events.Acted:
+    return events.Acted(at, device, "scenario", lateness, details)
+
+
+def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
+    topology = parse(TOPOLOGY)
+    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    records: list[events.Record] = [
+        _acted(5.0, "a", action="set", cpu=0.5),
+        _acted(6.0, "a", action="set", link={"up": 2_000_000}),
+        _acted(7.25, "a", 0.25, action="pause"),
+        _acted(8.0, "a", action="resume"),
+        events.ClientStatus(12.0, "b", "ready"),
+        _acted(20.0, "b", action="crash"),
+        events.ClientStatus(20.1, "b", "offline"),
+    ]
+    a, b = asking.asked(spec, records)
+    assert a.cpu == (AskedCpu(0.2, 0.025, 0.0), AskedCpu(0.5, 0.01, 5.0))
+    assert a.link == (AskedLink(up=1e6, delay=0.04), AskedLink(up=2e6, delay=0.04, at=6.0))
+    assert a.away == ((7.0, 8.0),)
+    assert b.away == ((0.0, 12.0), (20.0, float("inf")))
+    assert [(s.what, s.due, s.done) for s in asking.steps(records)][2] == ("pause of a", 7.0, 7.25)
+    assert asking.asked(spec, [])[0].link == (AskedLink(up=1e6, delay=0.04),)
+    assert topology.devices[0].link is not None
+    assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
+
+
+@dataclass
+class Stage:
+    done: list[tuple[str, Action]] = field(default_factory=list)
+
+    def act(self, device: str, action: Action) -> list[Order]:
+        self.done.append((device, action))
+        return [(device, {"do": "it"})]
+
+
+def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
+    stage, told = Stage(), list[Order]()
+    director = Director(iter([Step(0.0, "a", Crash()), Step(1e6, "b", Crash())]), stage, told.append)
+    director.play()
+    assert stage.done == []  # the run clock has not started
+    director.start(time.monotonic())
+    director.play()
+    assert stage.done == [("a", Crash())]
+    assert told[0] == ("a", {"do": "it"})
+    part, logged = told[1]
+    assert (part, logged["do"], logged["details"]) == ("aggregator", "log", {"action": "crash"})
+    assert 0 <= logged["lateness"] == logged["at"] < 1
+    director.order("b", SetCpu(0.5))
+    assert (told[-1][1]["source"], told[-1][1]["lateness"]) == ("hand", 0.0)
+
+
+def test_orders_are_read_as_they_are_told() -> None:
+    assert ordered({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
+    assert ordered({"device": "a", "action": "set", "link": {"up": 1}}) == ("a", SetLink({"up": 1}))
+    assert ordered({"device": "a", "action": "crash"}) == ("a", Crash())
+    with pytest.raises(BadInputError, match="knows no action 'dance'"):
+        ordered({"device": "a", "action": "dance"})
+
+
+def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "asked")
+    box, served = mailbox.Mailbox(directory.orders), threading.Event()
+    obeyed: list[dict[str, Any]] = []
+
+    def obey(order: dict[str, Any]) -> None:
+        obeyed.append(order)
+        if order["device"] == "c":
+            raise BadInputError("no device c")
+
+    def serve() -> None:
+        while not served.wait(0.01):
+            box.serve(obey)
+
+    with pytest.raises(BadInputError, match="is not running"):
+        mailbox.send(directory, {"device": "a"})
+    directory.claim()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        mailbox.send(directory, {"device": "a"})
+        with pytest.raises(BadInputError, match="no device c"):
+            mailbox.send(directory, {"device": "c"})
+    finally:
+        served.set()
+        thread.join()
+    assert [order["device"] for order in obeyed] == ["a", "c"]
+    assert list(directory.orders.iterdir()) == []

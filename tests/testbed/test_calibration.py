@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from testbed import calibration
+from testbed.calibration import Calibration, Host
+from testbed.errors import BadInputError
+from testbed.profiles import DeviceProfile
+
+HERE = Host(cpu="Abacus", cores=4, torch="2.0")
+ELSEWHERE = Host(cpu="Slide rule", cores=1, torch="2.0")
+
+
+def _calibration(host: Host, median: float = 40.0) -> Calibration:
+    return Calibration(
+        host=host,
+        low=median / 2,
+        median=median,
+        high=median + 2,
+        products=5,
+        measured=datetime.datetime(2026, 1, 31, 12, 5, tzinfo=datetime.UTC),
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "testbed" / "calibration.json"
+
+
+class Bench:
+    """In the place of the measurement; each one is faster than the one before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs = 0
+        self.host = HERE
+        monkeypatch.setattr(calibration, "measure", self._measure)
+        monkeypatch.setattr(calibration, "this_host", lambda: self.host)
+
+    def _measure(self, seconds: float) -> Calibration:
+        self.runs += 1
+        return _calibration(self.host, 40.0 + self.runs)
+
+
+@pytest.fixture
+def bench(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def test_this_host_is_measured(cache: Path) -> None:
+    found = calibration.calibrate(seconds=0.2)
+    assert found.gflops > 0
+    assert found.low <= found.median <= found.high
+    assert found.products >= 3
+    assert found.host == calibration.this_host()
+    assert calibration.calibrate() == found  # from the cache, to the last bit
+    assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
+
+
+def test_a_measurement_leaves_torch_its_threads() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    calibration.measure(0.0)
+    assert torch.get_num_threads() == before
+
+
+def test_a_host_is_measured_once(bench: Bench) -> None:
+    first = calibration.calibrate()
+    assert calibration.calibrate() == first
+    assert bench.runs == 1
+    assert calibration.calibrate(anew=True).median == first.median + 1
+    assert calibration.calibrate().median == first.median + 1
+    assert bench.runs == 2
+
+
+@pytest.mark.parametrize("changed", [{"cpu": "Abacus II"}, {"cores": 8}, {"torch": "2.1"}])
+def test_another_machine_or_another_torch_is_measured_anew(
+    bench: Bench, changed: dict[str, object]
+) -> None:
+    first = calibration.calibrate()
+    bench.host = HERE.model_copy(update=changed)
+    assert calibration.calibrate() != first
+    assert bench.runs == 2
+    bench.host = HERE
+    assert calibration.calibrate() == first  # what other hosts measure takes nothing away
+    assert bench.runs == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"format": 1, "calibrations": [{"ho',
+        b"\xff\xfe",
+        b"[]",
+        b'{"format": 2, "calibrations": []}',
+        b'{"format": 1, "calibrations": [{"host": 3}]}',
+    ],
+)
+def test_a_cache_that_is_torn_or_foreign_is_replaced(bench: Bench, cache: Path, content: bytes) -> None:
+    cache.parent.mkdir()
+    cache.write_bytes(content)
+    first = calibration.calibrate()
+    assert calibration.calibrate() == first
+    assert bench.runs == 1
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(bench: Bench, cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    assert calibration.calibrate() == _calibration(HERE, 41.0)
+
+
+def test_a_failed_write_leaves_the_old_cache_and_nothing_else(
+    bench: Bench, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = calibration.calibrate()
+
+    def full(path: Path, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    bench.host = ELSEWHERE
+    calibration.calibrate()
+    bench.host = HERE
+    assert calibration.calibrate() == first
+    assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
+
+
+def test_a_share_is_the_devices_speed_in_cores_of_this_host() -> None:
+    here = _calibration(HERE, 40.0)
+    assert calibration.share("pi", DeviceProfile(gflops=10.0), here) == 0.25
+    assert calibration.share("big", DeviceProfile(gflops=60.0), here) == 1.5
+
+
+def test_a_profile_without_a_speed_has_no_share() -> None:
+    with pytest.raises(BadInputError, match=r"the profile jetson-nano has no gflops.*give cpu"):
+        calibration.share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
+
+
+def test_a_summary_tells_the_spread() -> None:
+    assert _calibration(HERE, 40.0).summary().splitlines() == [
+        "One core of this host: 40.0 Gflop/s in double precision",
+        "    5 products: lowest 20.0, median 40.0, highest 42.0",
+        "    Abacus, 4 cores, torch 2.0",
+        "    measured on 2026-01-31 12:05 UTC",
+    ]
+
+
+def test_a_summary_tells_where_the_spread_is_wide() -> None:
+    wide = _calibration(HERE, 40.0).model_copy(update={"high": 60.0})
+    assert not wide.is_steady
+    assert wide.summary().splitlines()[-1].startswith("The speed varied")
+
+
+def test_programs_read_one_level() -> None:
+    told = _calibration(HERE, 40.0).as_dict()
+    assert (told["gflops"], told["cpu"], told["steady"]) == (40.0, "Abacus", True)
+    assert told["measured"] == "2026-01-31T12:05:00Z"

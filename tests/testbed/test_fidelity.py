@@ -1,0 +1,290 @@
+"""Hand-made samples and hand-computed figures; times are seconds, the run clock starts at 1000."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import events
+from testbed.fidelity import Clock, measure, read_samples, trainings
+from testbed.figures import (
+    Asked,
+    AskedCpu,
+    AskedLink,
+    DeviceFidelity,
+    Figure,
+    Interval,
+)
+
+EPOCH = 1000.0
+Sample = dict[str, Any]
+
+
+def usage(
+    rates: Iterable[tuple[float, int, int]], at: float = 0.0, start: tuple[float, int, int] = (2.0, 5, 4)
+) -> list[Sample]:
+    """Samples a second apart of a device that in each second takes so much CPU (seconds), runs in so
+    many periods and is throttled in so many. Its counters are at `start` when the run is at `at`."""
+    counts = [start]
+    for rate in rates:
+        cpu, periods, throttled = (have + more for have, more in zip(counts[-1], rate, strict=True))
+        counts.append((cpu, int(periods), int(throttled)))
+    return [
+        {
+            "device": "pi",
+            "at": EPOCH + at + second,
+            "cpu": cpu,
+            "periods": periods,
+            "throttled_periods": throttled,
+        }
+        for second, (cpu, periods, throttled) in enumerate(counts)
+    ]
+
+
+def bare(rates: Iterable[float]) -> list[Sample]:
+    """The same without throttling counters, as the process runtime takes them."""
+    samples = usage((rate, 0, 0) for rate in rates)
+    return [{key: sample[key] for key in ("device", "at", "cpu")} for sample in samples]
+
+
+def probe(at: float, **values: object) -> Sample:
+    return {"device": "pi", "at": EPOCH + at, "probe": values}
+
+
+def pi(
+    samples: Iterable[Mapping[str, Any]],
+    *cpu: AskedCpu,
+    link: tuple[AskedLink, ...] = (),
+    trained: Sequence[Interval] = (),
+    away: tuple[Interval, ...] = (),
+    clock: Clock | None = None,
+) -> DeviceFidelity:
+    asked = Asked("pi", "pis", cpu or (AskedCpu(0.25, 0.01),), link, away)
+    return measure([asked], samples, clock or Clock(EPOCH), {"pi": trained}).devices[0]
+
+
+BUSY = (0.25, 100, 97)
+"""A second of a quarter of a core in periods of 10 ms."""
+IDLE = (0.02, 10, 0)
+
+
+def test_a_share_is_measured_where_the_kernel_held_the_device_back() -> None:
+    got = pi(usage([BUSY, IDLE, BUSY, IDLE, IDLE, BUSY]))
+    assert got.figures["cpu"].asked == 0.25
+    assert got.figures["cpu"].got == pytest.approx(0.25)
+    assert got.figures["cpu"].error == pytest.approx(0.0)
+    assert got.measured == pytest.approx(3.0)
+    assert got.used == pytest.approx((3 * 0.25 + 3 * 0.02) / 6)
+
+
+def test_pauses_within_a_stretch_do_not_count() -> None:
+    """It ran in 40 of 100 periods of 10 ms, and these gave it 0.09 s: 0.225 of a core."""
+    got = pi(usage([(0.09, 40, 39)] * 10))
+    assert got.figures["cpu"].got == pytest.approx(0.225)
+    assert got.figures["cpu"].error == pytest.approx(-10.0)
+    assert got.measured == pytest.approx(4.0)
+
+
+def test_a_device_that_only_waits_is_never_busy() -> None:
+    got = pi(usage([IDLE] * 10))
+    assert got.figures["cpu"] == Figure(0.25, None)
+    assert got.figures["cpu"].error is None
+    assert got.measured == 0.0
+    assert got.used == pytest.approx(0.02)
+    assert list(got.judged()) == []
+
+
+def test_a_host_with_less_to_give_shows_while_devices_train() -> None:
+    """Nobody throttles a device that gets less than its quota."""
+    starved = usage([(0.1, 100, 0)] * 8)
+    assert pi(starved).figures["cpu"].got is None
+    got = pi(starved, trained=[(0.5, 3.0), (3.02, 6.5)])  # from 1 to 6 s all but 20 ms of one second
+    assert got.figures["cpu"].got == pytest.approx(0.1)
+    assert got.figures["cpu"].error == pytest.approx(-60.0)
+    assert got.measured == pytest.approx(5.0)
+
+
+def test_without_counters_only_training_tells() -> None:
+    samples = bare([0.25, 0.25, 0.24, 0.26, 0.01])
+    got = pi(samples, trained=[(0.0, 1.5), (1.2, 2.96), (3.06, 4.0)])  # the fourth second lacks 6 %
+    assert got.figures["cpu"].got == pytest.approx((0.25 + 0.25 + 0.24) / 3)
+    assert got.measured == pytest.approx(3.0)
+    assert pi(samples).figures["cpu"].got is None
+    assert pi(samples, trained=[(math.nan, 2.0), (3.0, 1.0)]).figures["cpu"].got is None
+
+
+def test_a_restart_begins_the_counters_anew() -> None:
+    before = usage([BUSY] * 3)  # to 3 s
+    # Up again at 5 s without a limit, which is set when it is ready, half way to 7 s.
+    after = usage([(0.9, 0, 0), (0.6, 50, 49), BUSY, BUSY], at=5.0, start=(0.1, 0, 0))
+    got = pi(before + after)
+    assert got.figures["cpu"].got == pytest.approx(0.25)
+    assert got.measured == pytest.approx(5.0)
+    assert got.used == pytest.approx((3 * 0.25 + 0.1 + 0.9 + 0.6 + 2 * 0.25) / 9)
+
+
+def test_start_up_in_a_container_that_stays_is_not_measured() -> None:
+    """It was killed at 3 s and started at once, without its quota until it was ready at 5.2 s."""
+    start = [(0.8, 0, 0), (0.9, 0, 0), (0.4, 80, 80)]
+    samples = usage([BUSY] * 3 + start + [BUSY] * 4)
+    assert pi(samples).figures["cpu"].got == pytest.approx((7 * 0.25 + 0.4) / 7.8)
+    got = pi(samples, away=((3.0, 5.2),))
+    assert got.figures["cpu"].got == pytest.approx(0.25)
+    assert got.measured == pytest.approx(7.0)
+
+
+def test_each_asked_share_is_measured_by_itself_and_the_worst_is_shown() -> None:
+    """From 4 s on 0.125 was asked, and half a second later 0.15 is what there is."""
+    low = (0.15, 50, 50)  # periods of 20 ms
+    change = AskedCpu(0.125, 0.02, at=4.0)
+    samples = usage([BUSY] * 4 + [(0.19, 50, 50)] + [low] * 5)
+    got = pi(samples, AskedCpu(0.25, 0.01), change)
+    assert got.figures["cpu"].asked == 0.125
+    assert got.figures["cpu"].got == pytest.approx(0.15)
+    assert got.figures["cpu"].error == pytest.approx(20.0)
+    assert got.measured == pytest.approx(5.0)  # not the second in which it settled
+    # What rests on less than three seconds is not the device's figure.
+    got = pi(samples[:8], AskedCpu(0.25, 0.01), change)
+    assert got.figures["cpu"].asked == 0.25
+    assert got.measured == pytest.approx(4.0)
+
+
+def test_a_frozen_device_is_not_measured() -> None:
+    """It was frozen from 2.5 to 6 s in the middle of a training, and sent nothing."""
+    samples = usage([BUSY] * 2) + usage([BUSY] * 3, at=7.0, start=(2.51, 215, 198))
+    got = pi(samples, trained=[(0.5, 9.5)], away=((2.5, 6.0),))
+    assert got.figures["cpu"].got == pytest.approx(0.25)
+    assert got.measured == pytest.approx(5.0)
+    frozen_for_ever = pi(samples, trained=[(0.5, 9.5)], away=((7.0, math.inf),))
+    assert frozen_for_ever.measured == pytest.approx(7.0)
+
+
+def test_only_the_run_counts() -> None:
+    samples = usage([(1.0, 0, 0)] * 3 + [BUSY] * 10, at=-3.0)
+    got = pi(reversed(samples), clock=Clock(EPOCH, begin=2.0, end=8.0))
+    assert got.figures["cpu"].got == pytest.approx(0.25)
+    assert got.measured == pytest.approx(6.0)
+    assert got.used == pytest.approx(0.25)
+
+
+def test_what_is_no_sample_is_passed_over() -> None:
+    samples = usage([BUSY] * 4)
+    rubbish: list[Sample] = [
+        {},
+        {"device": "pi", "at": EPOCH + 1},
+        {"device": ["pi"], "at": EPOCH + 1, "cpu": 1.0},
+        {"device": "pi", "at": True, "cpu": 1.0},
+        {"device": "pi", "at": EPOCH + 1, "cpu": 10**400},
+        {"device": "pi", "at": EPOCH + 1, "cpu": math.nan},
+        {"device": "pi", "at": EPOCH + 1, "cpu": "much"},
+        {"device": "pi", "at": EPOCH + 1, "cpu": -1.0},
+        {"device": "other", "at": EPOCH + 1, "cpu": 1.0},
+        samples[2],  # sent twice
+        probe(1.0, up="fast", rtt=None),
+    ]
+    assert pi(rubbish + samples).figures == pi(samples).figures
+    silent = pi([])
+    assert (silent.measured, silent.used, silent.probes) == (0.0, None, 0)
+
+
+def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    path.write_text(
+        '{"device": "pi", "at": 1}\n{"device": "pi", "a\n[1]\n{"device": "pi", "at": 2}\n{"de'
+    )
+    assert read_samples(path) == [{"device": "pi", "at": 1}, {"device": "pi", "at": 2}]
+
+
+def test_trainings_are_those_of_the_updates() -> None:
+    def update(client: str, start: float) -> events.UpdateApplied:
+        times = (start - 2, start - 1, start, start + 3, start + 4, start + 5, start + 5)
+        return events.UpdateApplied(client, 1, "delta", 0, 1, 0, 1.0, 100, 20, 0.5, 2600, *times)
+
+    records: list[events.Record] = [
+        update("pi", 2.0),
+        events.VersionMade(7.0, 1, 1),
+        update("nano", 3.0),
+        update("pi", 8.0),
+    ]
+    assert trainings(records) == {"pi": [(2.0, 5.0), (8.0, 11.0)], "nano": [(3.0, 6.0)]}
+
+
+LINK = AskedLink(up=5e6, down=20e6, delay=0.03, jitter=0.003, loss=0.1)
+
+
+def test_links_are_what_probes_measured() -> None:
+    """Of what passes the shaper 1448/1514 is TCP payload; delays and losses are those of both ways."""
+    payload = 1448 / 1514
+    got = pi(
+        [
+            probe(1.0, up=4.75e6 * payload, down=20e6 * payload, rtt=0.066, jitter=0.002, loss=0.19),
+            probe(2.0, up=1e6),  # disturbed by an update
+            probe(3.0, up=5e6 * payload),
+        ],
+        link=(LINK,),
+    )
+    assert got.probes == 3
+    assert got.figures["up"].got == pytest.approx(4.75e6)
+    assert got.figures["up"].error == pytest.approx(-5.0)
+    assert got.figures["down"].error == pytest.approx(0.0)
+    assert got.figures["rtt"].asked == pytest.approx(0.06)
+    assert got.figures["rtt"].error == pytest.approx(10.0)
+    assert got.figures["jitter"].asked == pytest.approx(0.003 * math.sqrt(2 / 3))
+    assert got.figures["loss"].error == pytest.approx(0.0)
+    assert [name for name, _ in got.judged()] == ["up", "down", "rtt"]
+
+
+def test_what_was_not_asked_has_no_error() -> None:
+    probes = [probe(1.0, up=900e6, rtt=0.0002)]
+    got = pi(probes, link=(AskedLink(down=1e6),))
+    assert got.figures["rtt"].error is None
+    assert list(got.judged()) == []
+    assert pi(probes).figures["up"].got == pytest.approx(900e6 * 1514 / 1448)
+    assert pi([], link=(LINK,)).figures["up"] == Figure(5e6, None)
+
+
+def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
+    links = (LINK, AskedLink(up=1e6, at=10.0))
+    for first in (0.0, 2.0):
+        got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
+        assert got.figures["rtt"].error == pytest.approx(0.0)
+    late = pi([probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=Clock(EPOCH, end=20.0))
+    assert late.probes == 1
+
+
+def test_a_change_of_a_link_that_did_not_happen_shows() -> None:
+    payload = 1448 / 1514
+    links = (LINK, AskedLink(up=1e6, delay=0.0295, at=10.0))
+    probes = [probe(at, up=5e6 * payload, rtt=0.0605) for at in (1.0, 3.0, 5.0, 10.2, 12.0)]
+    got = pi(probes, link=links)
+    assert got.figures["up"].asked == 1e6
+    assert got.figures["up"].error == pytest.approx(400.0)
+    assert "rtt" not in dict(got.judged())  # 2 ms are what a device takes to answer
+
+
+RECORDED = """\
+{"device": "far", "at": 14347.127292, "cpu": 1.9026, "periods": 49, "throttled_periods": 45}
+{"device": "far", "at": 14348.178481, "cpu": 2.112311, "periods": 133, "throttled_periods": 129}
+{"device": "far", "at": 14349.204501, "cpu": 2.317182, "periods": 215, "throttled_periods": 211}
+{"device": "far", "at": 14350.227843, "cpu": 2.52223, "periods": 297, "throttled_periods": 293}
+{"device": "far", "at": 14351.252802, "cpu": 2.727859, "periods": 379, "throttled_periods": 375}
+{"device": "far", "at": 14352.090285, "cpu": 2.895593, "periods": 446, "throttled_periods": 442}
+{"device": "far", "at": 14353.103393, "cpu": 3.09
+"""
+
+
+def test_a_recorded_run(tmp_path: Path) -> None:
+    """0.2 of a core in periods of 12.5 ms: 0.992993 s of CPU in 397 of them."""
+    path = tmp_path / "telemetry.jsonl"
+    path.write_text(RECORDED)
+    asked = Asked("far", "far", (AskedCpu(0.2, 0.0125),))
+    got = measure([asked], read_samples(path), Clock(14347.0), {}).devices[0]
+    assert got.measured == pytest.approx(4.9625)
+    assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
+    assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)
+    assert got.used == pytest.approx(0.20008, abs=1e-5)

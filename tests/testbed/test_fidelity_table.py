@@ -1,0 +1,110 @@
+"""What is told of a run's figures, to people and to programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from testbed import fidelity_table
+from testbed.figures import DeviceFidelity, Fidelity, Figure
+
+
+def device(
+    name: str, group: str = "pis", *, measured: float = 20.0, **figures: Figure
+) -> DeviceFidelity:
+    every = dict.fromkeys(("cpu", "up", "down", "rtt", "jitter", "loss"), Figure()) | figures
+    return DeviceFidelity(name, group, every, measured, 0.125, 1)
+
+
+def test_fidelity_json(tmp_path: Path) -> None:
+    found = Fidelity((device("pi-1", cpu=Figure(0.25, 0.24), up=Figure(5e6, None)),))
+    found.save(tmp_path / "fidelity.json")
+    nothing = {"asked": None, "got": None, "error": None}
+    assert json.loads((tmp_path / "fidelity.json").read_text()) == {
+        "format": 1,
+        "devices": {
+            "pi-1": {
+                "group": "pis",
+                "cpu": {"asked": 0.25, "got": 0.24, "error": -4.0, "measured": 20.0, "used": 0.125},
+                "up": {"asked": 5e6, "got": None, "error": None},
+                **dict.fromkeys(("down", "rtt", "jitter", "loss"), nothing),
+                "probes": 1,
+            }
+        },
+    }
+
+
+def shown(fidelity: Fidelity) -> list[str]:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(fidelity_table.render(fidelity))
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_the_tables_say_what_was_asked_and_got() -> None:
+    lines = shown(
+        Fidelity((
+            device("fast", cpu=Figure(0.25, 0.249), rtt=Figure(0.06, 0.0606)),
+            device("slow", cpu=Figure(0.1, None), measured=0.0, up=Figure(5e6, 4.8e6)),
+            device("a-device-of-a-very-long-name", cpu=Figure(1.5, 1.5), up=Figure(250e6, None)),
+        ))
+    )  # fmt: skip
+    assert lines == [
+        "",
+        "device             cpu         got  error  measured   used",
+        "fast              0.25       0.249  -0.4%      20 s  0.125",
+        "slow               0.1  never busy      –       0 s  0.125",
+        "a-devic…ong-name   1.5         1.5  +0.0%      20 s  0.125",
+        "",
+        "device            up Mbit/s  got  error",
+        "fast                      –    –      –",
+        "slow                      5  4.8  -4.0%",
+        "a-devic…ong-name        250    –      –",
+        "",
+        "device            rtt ms   got  error",
+        "fast                  60  60.6  +1.0%",
+        "slow                   –     –      –",
+        "a-devic…ong-name       –     –      –",
+        "",
+        "CPU: at worst 0.4% less than asked (fast); links: 4.0% less (slow, up)",
+    ]
+
+
+def test_many_devices_are_shown_by_group_and_the_worst_of_each() -> None:
+    pis = [device(f"pi-{k}", cpu=Figure(0.25, 0.25 - k / 1000)) for k in range(20)]
+    worst_link = device("nano-1", "nanos", cpu=Figure(0.1, 0.1), up=Figure(1e6, 1.1e6))
+    lines = shown(Fidelity((*pis, worst_link, device("nano-2", "nanos", cpu=Figure(0.1, None)))))
+    assert lines == [
+        "",
+        "device     cpu    got  error  measured   used",
+        "pis ×20   0.25  0.231  -7.6%      20 s  0.125",
+        "nanos ×2   0.1    0.1  +0.0%      20 s  0.125",
+        "",
+        "device    up Mbit/s  got   error",
+        "pis ×20           –    –       –",
+        "nanos ×2          1  1.1  +10.0%",
+        "",
+        "CPU: at worst 7.6% less than asked (pi-19); links: 10.0% more (nano-1, up)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (device("pi", cpu=Figure(0.25)), "CPU: no device was busy long enough to tell"),
+        (
+            device("pi", measured=2.0, cpu=Figure(0.25, 0.1), up=Figure(1e6)),
+            "CPU: no device was busy long enough to tell; links: not measured",
+        ),
+        (
+            device("pi", cpu=Figure(0.25, 0.5), rtt=Figure(0.01, 0.011), loss=Figure(0.1, 0.2)),
+            "CPU: at worst 100.0% more than asked (pi); links: no error that can be told from chance",
+        ),
+    ],
+)
+def test_the_last_line_says_what_is_not_known(one: DeviceFidelity, line: str) -> None:
+    assert fidelity_table.summary(Fidelity((one,))) == line

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from testbed import profiles, yamlfile
+from testbed.devices import Link
+from testbed.errors import BadInputError
+from testbed.profiles import DeviceProfile, LinkClass, Profiles
+
+LINK = "links:\n  lte: {down: 1mbit}\n"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder of settings, empty."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = tmp_path / "config" / "testbed"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_what_comes_with_the_testbed() -> None:
+    found = profiles.load()
+    assert found.device("raspberry-pi-4").gflops == 11.9
+    assert found.device("raspberry-pi-zero-2w").memory == 512 * 2**20
+    assert found.device("jetson-nano").gflops is None
+    lte = found.link("lte")
+    assert (lte.down, lte.up, lte.rtt, lte.loss) == (12_000_000, 12_000_000, 0.07, None)
+    rural = found.link("2g-rural")
+    assert (rural.down, rural.up, rural.rtt, rural.loss) == (20_000, 18_000, 1.3, 0.02)
+
+
+def test_each_entry_says_what_it_is_and_where_its_figures_are_from() -> None:
+    found = profiles.load()
+    for entry in (*found.devices.values(), *found.links.values()):
+        assert entry.description
+        assert entry.source
+
+
+@pytest.mark.parametrize("name", ["2g", "3g", "3g-fast", "4g", "lte", "cable", "dsl", "edge"])
+def test_a_link_class_reads_as_the_link_of_a_topology(name: str) -> None:
+    link = profiles.load().link(name)
+    read = Link.model_validate(link.figures())
+    assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
+
+
+def test_a_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None:
+    (home / "profiles.yaml").write_text("devices:\n  toaster: {gflops: 0.1, cores: 1}\n" + LINK)
+    mine = profiles.load()
+    assert mine.device("toaster") == DeviceProfile(gflops=0.1, cores=1)
+    assert mine.link("lte") == LinkClass.model_validate({"down": "1mbit"})
+    assert mine.link("4g") == profiles.load(tmp_path).link("4g")
+
+    (tmp_path / "profiles.yaml").write_text("devices:\n  toaster: {cores: 2}\n")
+    beside = profiles.load(tmp_path)
+    assert beside.device("toaster") == DeviceProfile(cores=2)
+    assert beside.links == mine.links
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "# links:\n#   lte: {down: 1mbit}\n", "devices:\nlinks:\n"]
+)
+def test_a_file_of_comments_changes_nothing(home: Path, text: str) -> None:
+    before = profiles.load()
+    (home / "profiles.yaml").write_text(text)
+    assert profiles.load() == before
+
+
+def test_what_is_written_is_read_back() -> None:
+    before = profiles.load()
+    data = {
+        kind: {name: entry.model_dump(mode="json", exclude_none=True) for name, entry in of.items()}
+        for kind, of in (("devices", before.devices), ("links", before.links))
+    }
+    assert profiles.parse(yamlfile.write(data)) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("devices:\n  pi: {gflop: 3}", "2:8: devices.pi.gflop: unknown key; did you mean gflops?"),
+        ("devices:\n  pi: {gflops: 0}", "2:16: devices.pi.gflops: found 0, expected a number above 0"),
+        ("devices:\n  pi: {description: x}", "2:7: devices.pi: found none of gflops, cores, memory"),
+        (
+            "devices:\n  My Pi: {cores: 4}",
+            "2:3: devices.My Pi: found 'My Pi', expected a name of at most",
+        ),
+        ("devices:\n  pi: fast", "2:7: devices.pi: found 'fast', expected keys and values"),
+        ("devices: [pi]", "1:10: devices: expected entries by name"),
+        ("link:\n  a: {up: 1mbit}", "1:1: link: unknown key; did you mean links?"),
+        ("links:\n  a: {up: 5MB}", "2:11: links.a.up: found '5MB', expected bits per second"),
+        ("links:\n  a: {loss: 2}", "2:13: links.a.loss: found 2, expected a share from 0 to 1"),
+        ("links:\n  a: {up: 1mbit}\n  a: {up: 2mbit}", "3:3: links.a: is on line 2 too"),
+        ("- links", "1:1: expected devices: or links:"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(home: Path, text: str, told: str) -> None:
+    path = home / "profiles.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInputError) as refused:
+        profiles.load()
+    message, *_, count = str(refused.value).splitlines()
+    assert message.startswith(f"{path}:{told}")
+    assert count == f"{path}: 1 error"
+
+
+def test_all_errors_are_told_at_once() -> None:
+    with pytest.raises(BadInputError, match="t: 3 errors"):
+        profiles.parse("devices:\n  a: {gflops: x, b: 1}\nlinks:\n  c: {up: 5}\n", "t")
+
+
+def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
+    found = profiles.load()
+    with pytest.raises(BadInputError, match=r"'pi-4': did you mean raspberry-pi-4\?"):
+        found.device("pi-4")
+    with pytest.raises(
+        BadInputError, match=r"no device profile is called 'rasperry-pi-5': did you mean"
+    ):
+        found.device("rasperry-pi-5")
+    with pytest.raises(BadInputError, match=r"no link class is called 'warp': there are 2g, 3g, "):
+        found.link("warp")
+    with pytest.raises(BadInputError, match=r"called 'ltee': did you mean lte\?"):
+        found.only("ltee")
+
+
+def test_the_listing_has_a_table_of_each_kind() -> None:
+    text = """\
+        devices:
+          pi: {gflops: 11.9, cores: 4}
+          zero: {gflops: 0.37, memory: 512MiB}
+        links:
+          slow: {down: 1mbit, up: 20kbit, loss: 2%}
+        """
+    assert profiles.listing(profiles.parse(textwrap.dedent(text))).splitlines() == [
+        "device  gflops  cores  memory",
+        "pi      11.9    4      –",
+        "zero    0.37    –      512MiB",
+        "",
+        "link  down   up      loss",
+        "slow  1mbit  20kbit  0.02",
+    ]
+    assert profiles.listing(Profiles()) == ""
+
+
+def test_lists_and_explanations_fit_into_eighty_columns() -> None:
+    found = profiles.load()
+    for text in (profiles.listing(found), profiles.explained(found)):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_one_entry_is_explained() -> None:
+    one = profiles.parse("links:\n  a: {description: A wire., up: 1mbit, rtt: 5ms, source: me}").only(
+        "a"
+    )
+    assert profiles.explained(one).splitlines() == [
+        "a",
+        "    up: 1mbit",
+        "    rtt: 5ms",
+        "    source: me",
+        "",
+        "A wire.",
+    ]
+
+
+def test_programs_read_the_same() -> None:
+    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().only("dsl"))))
+    assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
+    assert row["loss"] is None
