@@ -45,6 +45,11 @@ class ModelMessage:
     """Sequence number of the client's last update that the rule was given."""
 
 
+FAREWELL = "farewell"
+"""The kind of message by which a client that leaves for good hands in what it remembers: `sequence` is
+that of the update after which it did, `vector` its memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateMessage:
     """What a client made of a dispatch. Times are its monotonic clock, in seconds."""
@@ -57,6 +62,7 @@ class UpdateMessage:
     base_version: int
     schema: str
     kind: str
+    """One of `agents.rules.interface.Kind`, or FAREWELL."""
     samples: int
     steps: int
     effective_steps: float

@@ -8,6 +8,7 @@ from typing import Any
 
 import docker
 import pytest
+from safetensors.numpy import load_file
 
 from agents import events
 from tests.running import (
@@ -170,3 +171,23 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
     over = cli("kill", run, "a", "--runs", runs)
     assert (over.returncode, over.stdout) == (2, "")
     assert "is not running" in over.stderr
+
+
+def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
+    """Started again, it is not listened to any more."""
+    topology = write_topology(
+        tmp_path,
+        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.1}},
+        rule={"name": "area", "criterion": "every", "every": 2},
+        devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
+        scenario=[{"at": "5s", "leave": "right"}],
+        evaluate={"every": "2s"},
+        stop={"after": "14s"},
+    )
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    notes = [record.message for record in run.records if isinstance(record, events.Note)]
+    assert any(note.startswith("right retired: its model is out of the mean") for note in notes), notes
+    (w,) = load_file(run.path / "models" / "final.safetensors").values()
+    assert float(w[0]) == pytest.approx(1.5, abs=0.05)  # the mean of those who stayed

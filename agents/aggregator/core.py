@@ -34,7 +34,7 @@ from agents.config import Stop
 from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Send, Server, State
 from agents.vectors import is_finite
-from agents.wire import UpdateMessage
+from agents.wire import FAREWELL, UpdateMessage
 
 _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
@@ -169,6 +169,8 @@ class AggregatorCore:
         """
         if not self._running or self._ending:
             return []
+        if message.kind == FAREWELL:
+            return self._farewell(sender, message, at)
         news = message.sequence > self._sequence.get(sender, 0)
         dispatch = self._answered(sender, message)
         if isinstance(dispatch, str):
@@ -260,6 +262,15 @@ class AggregatorCore:
         self._deferred.pop(client, None)
         return self._obey(self._rule.leave(client), at)
 
+    def _farewell(self, sender: str, message: UpdateMessage, at: float) -> Actions:
+        """`sender` leaves for good and hands its memory in; one that we have not applied is none."""
+        told = (message.run, message.client, message.sequence)
+        if told != (self._settings.run, sender, self._acknowledged.get(sender)):
+            return []
+        if (problem := self._no_model(message)) is not None:
+            return self.reject(sender, problem, at)
+        return self._obey(self._rule.retire(sender, message.vector), at)
+
     def _join(self, client: str, at: float) -> list[Action]:
         self._set_present()
         return self._obey(self._rule.join(client), at)
@@ -290,15 +301,21 @@ class AggregatorCore:
 
     def _unusable(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
-        settings, w = self._settings, self._server.w
+        settings = self._settings
         # A client without memory has no residual to tell.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
-        if message.schema != settings.schema or message.vector.shape != w.shape:
-            return f"another model: schema {message.schema}, {message.vector.size} parameters"
+        if (problem := self._no_model(message)) is not None:
+            return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
+        return None
+
+    def _no_model(self, message: UpdateMessage) -> str | None:
+        """Why the vector of `message` cannot go into this run's model, or None."""
+        if message.schema != self._settings.schema or message.vector.shape != self._server.w.shape:
+            return f"another model: schema {message.schema}, {message.vector.size} parameters"
         if not is_finite(message.vector):
             return "not finite: local training diverged"
         return None

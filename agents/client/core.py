@@ -12,15 +12,17 @@ sent. An interrupt ends the training after its current step and sends what there
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from agents.client.uploads import History, Memory, Uploads
 from agents.config import Local
 from agents.rules.interface import ClientSide
 from agents.vectors import Vector
-from agents.wire import ModelMessage, UpdateMessage
+from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class ClientCore:
         self._think = think
         self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
         self._sequence = self._uploads.memory.newest
-        self._newest = 0
+        self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, float] | None = None
         self._working_on: tuple[ModelMessage, float] | None = None
         self._trained: Trained | None = None
@@ -129,7 +131,7 @@ class ClientCore:
         """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
         if message.dispatch <= self._newest:
             return []
-        self._newest = message.dispatch
+        self._newest, self._schema = message.dispatch, message.schema
         self._uploads.acknowledge(message.acknowledged)
         if self._identity.side.kind == "residual":  # the numbers of a forgotten life are not ours
             self._sequence = max(self._sequence, message.acknowledged)
@@ -165,6 +167,36 @@ class ClientCore:
             return [] if self._identity.side.send_buffer is None else self.pull(at)
         self._wanted = "interrupt"
         return [CutShort()] if self._trained is None else self._finish(at)
+
+    def leave(self, at: float) -> Actions:
+        """The client leaves for good, at time `at`: what it remembers is handed in, and the rule knows
+        which of it (applied, or sent last) is the last that it has heard of."""
+        memory = self._uploads.memory
+        return [
+            SendUpdate(sequence, partial(self._farewell, sequence, vector, at))
+            for sequence, vector in filter(None, (memory.applied, memory.sent))
+        ]
+
+    def _farewell(self, sequence: int, vector: Vector, at: float) -> UpdateMessage:
+        identity = self._identity
+        return UpdateMessage(
+            run=identity.run,
+            client=identity.client,
+            sequence=sequence,
+            dispatch=0,
+            base_version=0,
+            schema=self._schema,
+            kind=FAREWELL,
+            samples=identity.samples,
+            steps=0,
+            effective_steps=0.0,
+            loss=math.nan,
+            downloaded=at,
+            train_start=at,
+            train_end=at,
+            sent=at,
+            vector=vector,
+        )
 
     def _begin(self) -> Actions:
         held = self._identity.side.send_buffer == "hold" and self._send_buffer is not None

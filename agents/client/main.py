@@ -45,7 +45,8 @@ class Client:
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thinking_until: float | None = None
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        self._leaving = False
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         will = (self._status, b"offline")
@@ -77,6 +78,8 @@ class Client:
         """Serve until the aggregator or SIGTERM says stop."""
         while not self._stopped.is_set():
             self._execute(self._next_actions())
+        if self._leaving:
+            self._execute(self._core.leave(time.monotonic()))
         self._connection.close(last=(self._status, b"offline"))
 
     def _next_actions(self) -> core.Actions:
@@ -145,6 +148,10 @@ class Client:
             self._stop()
         else:
             self._inbox.put(event)
+
+    def _leave(self) -> None:
+        self._leaving = True
+        self._stop()
 
     def _stop(self) -> None:
         self._stopped.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from agents import events
 from agents.aggregator.actions import Dispatch, Evaluate, Log, Save
 from agents.config import Stop
+from agents.rules.area import Area
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
+from agents.wire import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
 
 # Start
@@ -298,3 +301,19 @@ def test_real_clients_and_a_real_aggregator(rule: Rule) -> None:
     made = [r.at for r in simulation.records if isinstance(r, events.VersionMade)]
     assert made == sorted(made)
     assert abs(models[-1] - 3) < 1.5
+
+
+def test_a_farewell_goes_to_the_rule_if_it_is_of_the_last_applied_update() -> None:
+    aggregator, server = started(Area(criterion="every", every=1))
+    told = message("a", 1, kind="model", value=4.0)
+    aggregator.update("a", told, 10, 1.0)
+    farewell = message("a", 0, kind=FAREWELL, value=4.0, sequence=1)
+    assert aggregator.update("a", dataclasses.replace(farewell, sequence=2), 10, 2.0) == []
+    assert aggregator.update("b", farewell, 10, 2.0) == []
+    (note,) = records(aggregator.update("a", farewell, 10, 2.0))
+    assert isinstance(note, events.Note)
+    assert note.message.startswith("a retired")
+    wrong = message("a", 0, kind=FAREWELL, sequence=1, schema="other")
+    (rejected,) = records(aggregator.update("a", wrong, 10, 2.0))
+    assert isinstance(rejected, events.UpdateRejected)
+    assert server.w.shape == (1,)

@@ -98,6 +98,15 @@ def test_no_clients_left() -> None:
     assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
 
 
+def test_a_patient_run_waits_for_clients_to_come_back() -> None:
+    core, server = started(patient=True)
+    core.status("a", "offline", 1.0)
+    core.status("b", "offline", 2.0)
+    assert server.clients == {}
+    core.status("b", "ready", 3.0)
+    assert list(server.clients) == ["b"]
+
+
 @pytest.mark.parametrize(
     "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
 )

@@ -8,7 +8,7 @@ import pytest
 from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Think, Train, Trained
 from agents.config import Local
 from agents.rules.interface import ClientSide
-from agents.wire import ModelMessage, UpdateMessage
+from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 
 VECTOR = np.array([0.25], np.float32)
 
@@ -92,3 +92,23 @@ def test_thoughts_after_an_interrupt_are_no_news() -> None:
 def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
     with pytest.raises(RuntimeError, match="without a training"):
         _client().trained(_trained(at=0.0))
+
+
+def test_who_leaves_hands_in_what_it_remembers() -> None:
+    """The model of its last update, and the one before, as it does not know which was applied."""
+    side = ClientSide(kind="residual")
+    client = ClientCore(Identity("run", "a", 10, side, Local(steps=20)), lambda _: 0.0)
+    assert client.leave(at=1.0) == []
+    client.model(_model(1), at=1.0)
+    client.trained(_trained(at=3.0))
+    client.thought(at=3.0)
+    (farewell,) = client.leave(at=4.0)
+    assert isinstance(farewell, SendUpdate)
+    told = farewell.message()
+    assert (told.kind, told.sequence, told.schema, told.vector) == (FAREWELL, 1, "s", VECTOR)
+
+
+def test_who_remembers_nothing_just_leaves() -> None:
+    client = _client()
+    client.model(_model(1), at=0.0)
+    assert client.leave(at=1.0) == []
