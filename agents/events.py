@@ -32,7 +32,7 @@ class RunStarted:
     """Unix time in seconds."""
     clients: tuple[str, ...]
     missing: tuple[str, ...]
-    """Clients that were not ready in time (quorum)."""
+    """Clients that are not there: not ready in time (quorum), or to join later (scenario)."""
     format: int = FORMAT
 
 

@@ -260,7 +260,7 @@ class Controller:
             self._view.record(record)
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 self.epoch = time.monotonic() - (time.time() - record.wall_clock) - record.at
-                self._director.start(self.epoch)
+                self._director.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record
 

@@ -6,7 +6,7 @@ Every action lands in the run's events with its lateness: what was to happen whe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from agents.topics import AGGREGATOR
@@ -15,6 +15,8 @@ from testbed.timeline import (
     Action,
     Crash,
     Disconnect,
+    Join,
+    Leave,
     Pause,
     Reconnect,
     Restart,
@@ -62,6 +64,34 @@ def ordered(order: Mapping[str, Any]) -> tuple[str, Action]:
     return device, _PLAIN[what]
 
 
+_SWITCHES: dict[type[Action], str] = {
+    Crash: "up",
+    Restart: "up",
+    Leave: "up",
+    Join: "up",
+    Pause: "frozen",
+    Resume: "frozen",
+    Disconnect: "connected",
+    Reconnect: "connected",
+}
+
+
+def what_holds(steps: Sequence[Step]) -> list[Step]:
+    """What makes devices that are as at the start of a run what `steps`, in order, have made of them."""
+    joined = {step.device for step in steps if isinstance(step.action, Join)}
+    last = {(s.device, _SWITCHES[type(s.action)]): s for s in steps if type(s.action) in _SWITCHES}
+    as_at_the_start = (Restart, Resume, Reconnect)
+    return [
+        step
+        for step in steps
+        if type(step.action) not in _SWITCHES
+        or (
+            last[step.device, _SWITCHES[type(step.action)]] is step
+            and (not isinstance(step.action, as_at_the_start) or step.device in joined)
+        )
+    ]
+
+
 class Director:
     """`steps` in the order of their times; `tell` hands an order over."""
 
@@ -74,9 +104,17 @@ class Director:
         self.latest = 0.0
         """Seconds by which the most belated step was late."""
 
-    def start(self, epoch: float) -> None:
-        """The run clock started when the monotonic clock showed `epoch`."""
+    def start(self, epoch: float, begin: float = 0.0) -> None:
+        """The run clock showed 0 when the monotonic clock showed `epoch`. Where a run is resumed it goes
+        on from `begin`, in seconds: of what was before, only what still holds is done again."""
         self._epoch = epoch
+        for step in what_holds(list(self._until(begin))):
+            self._do(step.device, step.action, begin)
+
+    def _until(self, begin: float) -> Iterator[Step]:
+        while (step := self._next) is not None and step.at < begin:
+            yield step
+            self._next = next(self._steps, None)
 
     @property
     def next_due(self) -> float:

@@ -103,7 +103,7 @@ class Tally:
         for client in record.clients:
             self._device(client).state = "online"
         missing = ", ".join(record.missing)
-        return Notice(record.at, "not ready in time", missing) if missing else None
+        return Notice(record.at, "not there at the start", missing) if missing else None
 
     def _change(self, record: events.ClientStatus) -> Notice | None:
         state = {"ready": "online", "offline": "offline"}.get(record.state)

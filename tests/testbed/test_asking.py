@@ -19,7 +19,19 @@ from testbed.errors import BadInputError
 from testbed.figures import AskedCpu, AskedLink
 from testbed.plan import Host, plan
 from testbed.rundir import RunDirectory
-from testbed.timeline import Action, Crash, SetCpu, SetLink, Step
+from testbed.timeline import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+    Step,
+)
 from testbed.topology import parse
 
 TOPOLOGY = """
@@ -86,6 +98,33 @@ def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
     assert 0 <= logged["lateness"] == logged["at"] < 1
     director.order("b", SetCpu(0.5))
     assert (told[-1][1]["source"], told[-1][1]["lateness"]) == ("hand", 0.0)
+
+
+def test_a_resumed_run_has_devices_as_they_were() -> None:
+    steps = [
+        Step(1.0, "a", SetCpu(0.5)),
+        Step(2.0, "a", Crash()),
+        Step(3.0, "late", Join()),
+        Step(4.0, "a", Restart()),
+        Step(5.0, "a", SetCpu(0.1)),
+        Step(6.0, "b", Pause()),
+        Step(7.0, "late", Crash()),
+        Step(8.0, "late", Restart()),
+        Step(9.0, "c", Disconnect()),
+        Step(9.5, "c", Reconnect()),
+        Step(20.0, "b", Resume()),
+    ]
+    stage, told = Stage(), list[Order]()
+    director = Director(iter(steps), stage, told.append)
+    director.start(time.monotonic() - 10.0, begin=10.0)
+    director.play()
+    assert stage.done == [
+        ("a", SetCpu(0.5)),
+        ("a", SetCpu(0.1)),
+        ("b", Pause()),
+        ("late", Restart()),
+    ]
+    assert director.next_due > time.monotonic() + 9
 
 
 def test_orders_are_read_as_they_are_told() -> None:
