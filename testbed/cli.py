@@ -24,6 +24,7 @@ from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
 
 if TYPE_CHECKING:
+    from agents import events
     from testbed.catalogue import Entry
     from testbed.plan import Plan
     from testbed.topology import Topology
@@ -271,6 +272,26 @@ def calibrate(
         sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
     else:
         _say(found.summary())
+
+
+@app.command()
+def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
+    """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
+    from testbed import selfcheck
+
+    for outcome in selfcheck.run(runtime, runs, _Progress()):
+        _show_fidelity(outcome)
+
+
+class _Progress:
+    """Implements `testbed.controller.View`: how launching and ending go on, and nothing else."""
+
+    def progress(self, message: str) -> None:
+        _say(message)
+
+    def record(self, record: events.Record) -> None: ...
+
+    def refresh(self, now: float) -> None: ...
 
 
 @app.command()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
+from testbed import linktraces
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir import RunDirectory
@@ -63,7 +66,14 @@ class RunSpec:
     def steps(self) -> Iterator[Step]:
         """What is to happen to the devices."""
         topology = self.topology
-        return timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
+        played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
+        traced = [
+            linktraces.steps(name, group.link.trace, Path())
+            for group in topology.devices
+            if group.link is not None and group.link.trace is not None
+            for name in group.device_names
+        ]
+        return heapq.merge(played, *traced, key=lambda step: step.at)
 
     @property
     def remembers(self) -> bool:

@@ -75,6 +75,21 @@ class ServerLink(Model):
         return config.Link(self.up, self.down)
 
 
+class LinkTrace(Model):
+    """What a link does in the course of time, from files: paths are relative to the topology."""
+
+    up: str | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
+    down: str | None = Field(default=None, description="mahimahi trace of the downlink's rate; repeats")
+    csv: str | None = Field(default=None, description="Columns time and any of up, down, delay, loss")
+    loop: bool = Field(default=True, description="Whether csv begins again at its end")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.csv is None) == (self.up is None and self.down is None):
+            raise ValueError("expected either csv, or up and down, such as {csv: train.csv}")
+        return self
+
+
 class Link(ServerLink):
     """Access link of each device of the group; a rate left out is unlimited."""
 
@@ -86,6 +101,7 @@ class Link(ServerLink):
     delay: Seconds | None = Field(default=None, description="Half of rtt: one way; give one of both")
     jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
     loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
+    trace: LinkTrace | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -237,7 +237,7 @@ def _not_simulated(topology: Topology) -> Iterator[Problem]:
     for index, group in enumerate(topology.devices):
         if group.availability is not None:
             found.append(("devices", index, "availability"))
-        for name in ("jitter", "loss"):
+        for name in ("jitter", "loss", "trace"):
             if group.link is not None and getattr(group.link, name):
                 found.append(("devices", index, "link", name))
     for where in found:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from testbed import profiles
+from testbed import linktraces, profiles
 from testbed.calibration import Calibration, share
 from testbed.devices import DeviceGroup, Link
 from testbed.errors import BadInputError
@@ -23,8 +23,9 @@ def resolved(topology: Topology) -> Topology:
     known = profiles.load(Path(topology.source.name).parent)
     if problems := list(_unknown(topology, known)):
         raise topology.source.error(problems)
-    groups = tuple(_with_link(group, known) for group in topology.devices)
-    return topology.with_devices(groups)
+    groups = [_with_link(group, known) for group in topology.devices]
+    traced = [_with_trace(topology, index, group) for index, group in enumerate(groups)]
+    return topology.with_devices(tuple(traced))
 
 
 def needs_calibration(topology: Topology) -> bool:
@@ -52,7 +53,8 @@ def on_host(topology: Topology, host: Calibration) -> Topology:
 
 
 def _names(group: DeviceGroup) -> bool:
-    return group.profile is not None or (group.link is not None and group.link.kind is not None)
+    link = group.link
+    return group.profile is not None or (link is not None and (link.kind or link.trace) is not None)
 
 
 def _unknown(topology: Topology, known: Profiles) -> Iterator[Problem]:
@@ -67,6 +69,23 @@ def _unknown(topology: Topology, known: Profiles) -> Iterator[Problem]:
             yield topology.source.problem(
                 (*where, "link", "class"), f"no link class is called this; {guess}"
             )
+
+
+def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGroup:
+    """Its files by their absolute paths, so that the run directory's topology finds them too."""
+    if group.link is None or group.link.trace is None:
+        return group
+    folder = Path(topology.source.name).parent.absolute()
+    try:
+        linktraces.read(group.link.trace, folder)
+    except (ValueError, OSError) as error:
+        told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        where: Where = ("devices", index, "link", "trace")
+        raise topology.source.error([topology.source.problem(where, told)]) from error
+    paths = {key: getattr(group.link.trace, key) for key in ("up", "down", "csv")}
+    found = {key: str(folder / path) for key, path in paths.items() if path is not None}
+    link = group.link.model_copy(update={"trace": group.link.trace.model_copy(update=found)})
+    return group.model_copy(update={"link": link})
 
 
 def _with_link(group: DeviceGroup, known: Profiles) -> DeviceGroup:

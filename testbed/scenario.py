@@ -115,6 +115,8 @@ class LinkChange(Link):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         """Jitter is not compared with a delay, which may be what the link has already."""
+        if self.trace is not None:
+            raise ValueError("trace does not begin in mid-run: write figures such as up: 1mbit instead")
         if self.kind is not None:
             raise ValueError("class does not change in mid-run: write figures such as up: 1mbit instead")
         if self.rtt is not None and self.delay is not None:

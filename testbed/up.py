@@ -55,10 +55,16 @@ def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
     topology = resolved(load(path))
     if needs_calibration(topology):
         topology = on_host(topology, calibrate())
-    runtime = options.runtime or topology.runtime.name
-    if runtime == "auto":
-        runtime = "docker" if engine.available() else "process"
+    runtime = chosen_runtime(options, topology.runtime.name)
     return topology, plan(topology, runtime, this_host(), oversubscribe=options.oversubscribe)
+
+
+def chosen_runtime(options: Options, asked: str = "auto") -> str:
+    """What `auto` means on this host, and what the command line overrides."""
+    runtime = options.runtime or asked
+    if runtime == "auto":
+        return "docker" if engine.available() else "process"
+    return runtime
 
 
 def run(

@@ -56,7 +56,8 @@ def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
 
 
 def test_run_directory_tells_the_story(two_speeds: Finished) -> None:
-    files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "models", "logs"}
+    files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
+    files |= {"models", "logs"}
     assert {path.name for path in two_speeds.path.iterdir()} == files
     models = {path.name for path in (two_speeds.path / "models").iterdir()}
     assert {"000000.safetensors", "final.safetensors"} <= models

@@ -1,0 +1,51 @@
+"""Links that follow a trace: its files, and the steps that make a device's link do so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from testbed import traces
+from testbed.devices import LinkTrace
+from testbed.timeline import SetLink, Step
+from testbed.traces import Conditions
+
+_OUTAGE = 1_000
+"""bit/s in place of 0, which the kernel's shapers do not take: a packet would need 12 s."""
+
+
+def read(trace: LinkTrace, folder: Path) -> list[traces.Trace]:
+    """The traces of the files, which are relative to `folder`. Raises ValueError that names the file,
+    OSError."""
+    found = []
+    for key in ("up", "down", "csv"):
+        if (name := getattr(trace, key)) is None:
+            continue
+        path = folder / name
+        with path.open(encoding="utf-8-sig") as lines:
+            try:
+                if key == "csv":
+                    found.append(traces.read_csv(lines, loop=trace.loop))
+                else:
+                    found.append(traces.read_mahimahi(lines, "up" if key == "up" else "down"))
+            except (ValueError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+def steps(device: str, trace: LinkTrace, folder: Path) -> Iterator[Step]:
+    """Each change of `device`'s link, in the order of time; without end where the trace repeats."""
+    for at, conditions in traces.together(read(trace, folder)):
+        yield Step(at, device, SetLink(_changes(conditions)))
+
+
+def _changes(conditions: Conditions) -> dict[str, float | None]:
+    """As fields of `agents.config.Link`."""
+    said: dict[str, float | None] = {
+        name: max(value, _OUTAGE) if name in ("up", "down") else value
+        for name, value in conditions._asdict().items()
+        if value is not None
+    }
+    if (delay := said.pop("delay", None)) is not None:
+        said["rtt"] = 2 * delay
+    return said

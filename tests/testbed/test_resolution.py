@@ -1,0 +1,104 @@
+"""What a topology leaves to profiles, and to the files of traces."""
+
+from __future__ import annotations
+
+import datetime
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from testbed import linktraces
+from testbed.calibration import Calibration, Host
+from testbed.devices import LinkTrace
+from testbed.errors import BadInputError
+from testbed.resolution import needs_calibration, on_host, resolved
+from testbed.timeline import SetLink, Step
+from testbed.topology import Topology, load
+
+HOST = Calibration(
+    host=Host(cpu="test", cores=2, torch="0"),
+    low=50.0,
+    median=59.5,
+    high=60.0,
+    products=3,
+    measured=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+)
+
+
+def _topology(folder: Path, *devices: str) -> Topology:
+    lines = "\n".join(f"  - {device}" for device in devices)
+    path = folder / "topology.yaml"
+    path.write_text(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\n"
+        "rule: {name: fedbuff, buffer_size: 1}\nstop: {after: 1s}\n"
+        f"devices:\n{lines}\n"
+    )
+    return load(path)
+
+
+def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
+    topology = resolved(
+        _topology(
+            tmp_path,
+            "{name: a, cpu: 0.1, link: {class: lte, up: 1mbit}}",
+            "{name: b, cpu: 0.1, link: {class: lte, delay: 10ms}}",
+        )
+    )
+    plain = [group.link.plain() for group in topology.devices if group.link is not None]
+    assert [(link.up, link.down, link.rtt) for link in plain] == [
+        (1_000_000, 12_000_000, 0.07),
+        (12_000_000, 12_000_000, 0.02),
+    ]
+    again = tmp_path / "again.yaml"
+    again.write_text(topology.to_yaml())
+    assert load(again).devices == topology.devices
+
+
+def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
+    topology = resolved(
+        _topology(
+            tmp_path,
+            "{name: a, profile: raspberry-pi-4}",
+            "{name: b, profile: raspberry-pi-4, cpu: 0.3}",
+        )
+    )
+    assert needs_calibration(topology)
+    found = on_host(topology, HOST)
+    assert [group.cpu for group in found.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
+    assert not needs_calibration(found)
+
+
+def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text("links: {mine: {up: 3mbit}}\n")
+    topology = resolved(_topology(tmp_path, "{name: a, cpu: 0.1, link: {class: mine}}"))
+    assert topology.devices[0].link is not None
+    assert topology.devices[0].link.up == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("{name: a, profile: pi-4}", "6:24: devices[0].profile: no profile is called this; did you"),
+        (
+            "{name: a, cpu: 1, link: {class: ltee}}",
+            "6:37: devices[0].link.class: no link class is called this; did you mean lte?",
+        ),
+        ("{name: a, cpu: 1, link: {trace: {csv: no.csv}}}", "no.csv: No such file or directory"),
+        ("{name: a, cpu: 1, link: {trace: {csv: topology.yaml}}}", "topology.yaml: line 1: "),
+    ],
+)
+def test_what_is_not_known_is_refused_with_the_place(tmp_path: Path, device: str, told: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        resolved(_topology(tmp_path, device))
+    assert told in str(refused.value)
+
+
+def test_a_link_follows_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("time,up,delay\n0,1000000,0.01\n2,0,0.04\n")
+    found = linktraces.steps("a", LinkTrace(csv="t.csv"), tmp_path)
+    assert list(islice(found, 3)) == [
+        Step(0.0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
+        Step(2.0, "a", SetLink({"up": 1_000, "rtt": 0.08})),  # an outage, as near as tbf can
+        Step(4.0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
+    ]

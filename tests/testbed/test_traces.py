@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import traces
+from testbed.traces import Conditions, Trace
+
+EXAMPLES = Path(__file__).parents[2] / "topologies" / "traces"
+CSV = "time,up,down,delay,loss\n0,1e6,5000000,0.04,0\n2,0,0,0.1,0.5\n3,2000000,5e6,0.04,0\n"
+
+
+def _mahimahi(*stamps: int, step: float = traces.STEP) -> Trace:
+    return traces.read_mahimahi((f"{stamp}\n" for stamp in stamps), "down", step)
+
+
+def _csv(text: str, *, loop: bool = False) -> Trace:
+    return traces.read_csv(text.splitlines(keepends=True), loop=loop)
+
+
+def test_opportunities_become_a_rate_for_each_step() -> None:
+    """1500 bytes are 12,000 bit: over 0.1 s, 120 kbit/s each."""
+    trace = _mahimahi(10, 100, 101, 350, 360, 400, step=0.1)
+    assert list(trace.times) == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert list(trace.values["down"]) == [240_000, 120_000, 0, 360_000]
+    assert trace.period == 0.4
+    assert trace.at(0.25) == Conditions(down=0)
+    assert trace.at(0.35) == trace.at(4.35) == Conditions(down=360_000)
+
+
+def test_one_opportunity_a_millisecond_is_twelve_megabits() -> None:
+    for trace in (_mahimahi(1), _mahimahi(*range(1, 2001))):
+        assert list(trace.changes()) == [(0, Conditions(down=12_000_000))]
+        assert trace.at(1e6) == Conditions(down=12_000_000)
+
+
+def test_an_opportunity_at_zero_is_one_of_the_first_step() -> None:
+    assert list(_mahimahi(0, 0, 1000, step=0.5).values["down"]) == [48_000, 24_000]
+
+
+def test_a_pass_is_divided_evenly() -> None:
+    """1.1 s in steps of about 0.5 s are two of 0.55 s."""
+    trace = _mahimahi(550, 551, 1100)
+    assert list(trace.times) == pytest.approx([0, 0.55])
+    assert list(trace.values["down"]) == [round(12_000 / 0.55), round(24_000 / 0.55)]
+
+
+@given(st.lists(st.integers(1, 20_000), min_size=1), st.sampled_from([0.1, 0.5, 3.0]))
+def test_a_pass_lets_as_many_bytes_through_as_its_opportunities(stamps: list[int], step: float) -> None:
+    trace = _mahimahi(*sorted(stamps), step=step)
+    if trace.period is None:  # always the same
+        assert trace.at(0).down == pytest.approx(12_000 * len(stamps) / (max(stamps) / 1000), abs=1)
+        return
+    ends = [*trace.times[1:], trace.period]
+    spans = [end - begin for begin, end in zip(trace.times, ends, strict=True)]
+    bits = sum(rate * span for rate, span in zip(trace.values["down"], spans, strict=True))
+    assert bits == pytest.approx(12_000 * len(stamps), abs=trace.period)  # each rate is rounded
+
+
+def test_an_outage_takes_no_memory_however_long() -> None:
+    trace = _mahimahi(100, 100_000_000_000, step=0.1)
+    assert list(trace.values["down"]) == [120_000, 0, 120_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "line 1: the trace ends at 0 ms"),
+        ("0\n0\n", "line 2: the trace ends at 0 ms"),
+        ("5\n\n6\n", "line 2: found '', expected a whole number of milliseconds"),
+        ("5\n6.5\n", "line 2: found '6.5', expected a whole number"),
+        ("-5\n", "line 1: found '-5', expected a whole number"),
+        ("5\n7\n6\n", "line 3: found 6 ms, expected at least 7"),
+        ("9" * 13, "line 1: found '9999999999999', expected a whole number"),
+    ],
+)
+def test_a_malformed_mahimahi_file_is_refused_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told.replace(".", r"\.")):
+        traces.read_mahimahi(text.splitlines(), "up")
+
+
+def test_steps_have_a_length() -> None:
+    with pytest.raises(ValueError, match="found a step of 0 s"):
+        _mahimahi(1, step=0)
+
+
+def test_a_csv_row_holds_until_the_next() -> None:
+    trace = _csv(CSV)
+    first, outage, last = (
+        Conditions(1_000_000, 5_000_000, 0.04, 0),
+        Conditions(0, 0, 0.1, 0.5),
+        Conditions(2_000_000, 5_000_000, 0.04, 0),
+    )
+    assert list(trace.changes()) == [(0, first), (2, outage), (3, last)]
+    assert trace.at(1.999) == first
+    assert trace.at(2) == outage
+    assert trace.at(1e9) == last
+    assert list(trace.changes(2.5)) == [(2.5, outage), (3, last)]
+
+
+def test_a_csv_that_repeats_holds_its_last_row_as_long_as_the_one_before() -> None:
+    trace = _csv(CSV, loop=True)
+    assert trace.period == 4
+    times = [time for time, _ in itertools.islice(trace.changes(3.5), 5)]
+    assert times == [3.5, 4, 6, 7, 8]
+    assert trace.at(4) == trace.at(0)
+    assert trace.at(6.5) == Conditions(0, 0, 0.1, 0.5)
+
+
+def test_the_beginning_anew_is_no_change_where_it_is_as_the_end() -> None:
+    trace = _csv("time,loss\n0,0\n1,0.5\n2,0\n", loop=True)
+    assert trace.period == 3
+    assert [time for time, _ in itertools.islice(trace.changes(), 5)] == [0, 1, 2, 4, 5]
+
+
+def test_columns_are_named_in_any_order_and_comments_skipped() -> None:
+    trace = _csv("# made up\n\n loss , time\r\n0.1, 0\n\n# more\n0.1,1\n0,2\n")
+    assert list(trace.changes()) == [(0, Conditions(loss=0.1)), (2, Conditions(loss=0))]
+
+
+def test_a_slow_link_is_no_outage() -> None:
+    assert _csv("time,up\n0,0.2\n").at(0) == Conditions(up=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "line 1: found the column '', expected time and any of up, down, delay and loss"),
+        ("time\n0\n", "line 1: found no column but time, expected"),
+        ("up\n5\n", "line 1: found no column but up, expected time"),
+        ("time,rate\n", "line 1: found the column 'rate', expected"),
+        ("time,up,up\n", "line 1: the column up is there twice"),
+        ("# x\ntime,up\n", "line 2: no row follows"),
+        ("time,up\n0,5mbit\n", "line 2: up is '5mbit', expected a number from 0 to 1e+12 (bit/s)"),
+        ("time,up\n0,-1\n", "line 2: up is '-1', expected"),
+        ("time,up\n0,nan\n", "line 2: up is 'nan', expected"),
+        ("time,up\n0,inf\n", "line 2: up is 'inf', expected"),
+        ("time,up\n0,\n", "line 2: up is '', expected"),
+        ("time,loss\n0,2\n", "line 2: loss is '2', expected a number from 0 to 1 (a fraction)"),
+        ("time,up\n1,5\n", "line 2: time is 1, expected 0 in the first row"),
+        ("time,up\n0,5\n\n3,6\n3,7\n", "line 5: time is 3, expected more than 3"),
+        ("time,up\n0,5,6\n", "line 2: found 3 values, expected 2: time, up"),
+    ],
+)
+def test_a_malformed_csv_file_is_refused_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=r"^line") as refused:
+        _csv(text)
+    assert str(refused.value).startswith(told)
+
+
+@pytest.mark.parametrize("time", [-0.1, float("nan")])
+def test_before_the_beginning_there_is_nothing(time: float) -> None:
+    trace = _csv(CSV)
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        trace.at(time)
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        next(trace.changes(time))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5000), st.integers(0, 3), st.sampled_from([0.0, 0.25])), min_size=1
+    ),
+    st.booleans(),
+    st.floats(0, 100),
+)
+def test_what_is_written_is_read_back_and_changes_agree_with_it(
+    rows: list[tuple[int, int, float]], loop: bool, start: float
+) -> None:
+    times = [0, *itertools.accumulate(gap for gap, _, _ in rows[1:])]
+    text = "time,up,loss\n" + "".join(
+        f"{time / 1000!r},{up},{loss}\n" for time, (_, up, loss) in zip(times, rows, strict=True)
+    )
+    trace = _csv(text, loop=loop)
+    for time, (_, up, loss) in zip(times, rows, strict=True):
+        assert trace.at(time / 1000) == Conditions(up=up, loss=loss)
+    changes = list(itertools.islice(trace.changes(start), 20))
+    assert changes[0] == (start, trace.at(start))
+    for (begin, said), (end, then) in itertools.pairwise(changes):
+        assert begin <= end
+        assert said != then
+        if end - begin > 1e-9:
+            assert trace.at((begin + end) / 2) == said
+
+
+def test_a_trace_for_each_direction_is_followed_at_once() -> None:
+    up = traces.read_mahimahi(["500", "1000", "1000"], "up")  # 24 and 48 kbit/s, 0.5 s each
+    down = _csv("time,down,up\n0,7,1\n0.75,8,2\n1,9,3\n")
+    assert list(itertools.islice(traces.together([up, down]), 5)) == [
+        (0, Conditions(24_000, 7)),
+        (0.5, Conditions(48_000, 7)),
+        (0.75, Conditions(48_000, 8)),
+        (1, Conditions(24_000, 9)),
+        (1.5, Conditions(48_000, 9)),
+    ]
+    assert list(traces.together([down], 0.9)) == [(0.9, Conditions(2, 8)), (1, Conditions(3, 9))]
+
+
+def test_the_examples_are_what_they_claim() -> None:
+    with (EXAMPLES / "walk.down").open(encoding="utf-8") as file:
+        walk = traces.read_mahimahi(file, "down")
+    assert walk.period == 10
+    assert all(1e6 < rate < 10e6 for rate in walk.values["down"])
+    with (EXAMPLES / "train.csv").open(encoding="utf-8") as file:
+        train = traces.read_csv(file, loop=True)
+    assert train.period == 120
+    assert train.at(65) == Conditions(0, 0, 0.1, 0)
