@@ -37,7 +37,8 @@ class Stage(Protocol):
     def act(self, device: str, action: Action) -> list[Order]:
         """Do it, as far as it is ours to do; the rest is what others are to be told.
 
-        An action that changes nothing (a pause of what is paused) is no error. Raises HostError.
+        An action that changes nothing (a pause of what is paused) is no error. Raises BadInputError for
+        what this run cannot do (a user may want anything), HostError.
         """
 
 

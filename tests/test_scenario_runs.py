@@ -151,6 +151,7 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
             ("kill {} c", "has no device c; it has a, b"),
             ("set {} a", "nothing to set"),
             ("set {} a --up 12", "--up 12: expected a rate"),
+            ("set {} a --up 12mbit", "the process runtime does not shape links"),
             ("kill nowhere a", "no run nowhere"),
         ):
             refused = cli(*command.format(run).split(), "--runs", runs)

@@ -36,7 +36,7 @@ from testbed.broker import BROKER
 from testbed.configs import IMPAIRMENTS
 from testbed.director import Order
 from testbed.engine import ERRORS
-from testbed.errors import HostError
+from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
@@ -135,6 +135,11 @@ class DockerRuntime:
             case SetLink(changes):
                 impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
                 rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
+                if impaired and not self._spec.routed:
+                    raise BadInputError(
+                        f"{', '.join(impaired)} cannot change here: no device of this run has a link, so "
+                        "there is no router. Give one a link in its topology, as in link: {rtt: 1ms}"
+                    )
                 orders: list[Order] = []
                 if rates:
                     orders.append((device, {"do": "link", **rates}))

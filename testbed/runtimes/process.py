@@ -28,9 +28,21 @@ from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.director import Order
 from testbed.dutycycle import DutyCycle, cpu_clock
-from testbed.errors import HostError
+from testbed.errors import BadInputError, HostError
 from testbed.rundir import RunDirectory
-from testbed.timeline import Action, Crash, Join, Leave, Pause, Restart, Resume, SetCpu
+from testbed.timeline import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT = 10.0
@@ -105,7 +117,9 @@ class ProcessRuntime:
             self._duty_cycle.limit(device, self._children[device].pid, cpu)
 
     def act(self, device: str, action: Action) -> list[Order]:
-        """All by signals; the plan of a process run has refused what concerns links."""
+        """All by signals. Raises BadInputError for what concerns links."""
+        if isinstance(action, SetLink | Disconnect | Reconnect):
+            raise BadInputError("the process runtime does not shape links: use the docker runtime")
         child = self._children.get(device)
         alive = child is not None and child.poll() is None
         match action:
