@@ -137,8 +137,8 @@ class DockerRuntime:
                 rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
                 if impaired and not self._spec.routed:
                     raise BadInputError(
-                        f"{', '.join(impaired)} cannot change here: no device of this run has a link, so "
-                        "there is no router. Give one a link in its topology, as in link: {rtt: 1ms}"
+                        f"{', '.join(impaired)} cannot change in this run, which has no router: no "
+                        "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
                     )
                 orders: list[Order] = []
                 if rates:
