@@ -232,14 +232,12 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
 
 def _not_simulated(topology: Topology) -> Iterator[Problem]:
     """What virtual time does not know yet."""
-    found: list[Where] = [("scenario",)] if topology.scenario else []
-    found += [("churn",)] if topology.churn is not None else []
-    for index, group in enumerate(topology.devices):
-        if group.availability is not None:
-            found.append(("devices", index, "availability"))
-        for name in ("jitter", "loss", "trace"):
-            if group.link is not None and getattr(group.link, name):
-                found.append(("devices", index, "link", name))
+    found: list[Where] = [
+        ("devices", index, "link", name)
+        for index, group in enumerate(topology.devices)
+        for name in ("jitter", "loss")
+        if group.link is not None and getattr(group.link, name)
+    ]
     for where in found:
         yield topology.source.problem(
             where, "virtual time does not simulate this yet: remove it, or use docker", at_key=True

@@ -32,9 +32,10 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
+from testbed.virtual.device import Device
 from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.simulation import Device, Simulation
-from testbed.virtual.timing import Network, Work, training_time
+from testbed.virtual.simulation import Simulation
+from testbed.virtual.timing import Network, Speed, Work
 from testbed.virtual.training import BatchTrainer
 
 _NEVER = float("inf")
@@ -115,8 +116,9 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     population = importance(topology, spec.samples)
     rng = np.random.default_rng(SeedSequence(topology.seed, spawn_key=(0, 0)))
     server = Server(w, {}, rng, population=population)
+    eventful = next(spec.steps(), None) is not None
     settings = Settings(
-        run_id, schema, rule.client_side, population, stop, topology.evaluate.every, _NEVER
+        run_id, schema, rule.client_side, population, stop, topology.evaluate.every, _NEVER, eventful
     )
     fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view))
     return Simulation(
@@ -129,6 +131,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         schema=schema,
         sizes=_sizes(run_id, schema, w),
         stop=stop,
+        steps=spec.steps(),
+        absent=spec.absent,
     )
 
 
@@ -148,7 +152,9 @@ class _Fleet:
         gradient, lazily = side.kind == "gradient", side.send_buffer is not None
         self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str, last: Device | None = None) -> Device:
+        """A life of a device; what is on its disk, and what was set of its share and link, outlives the
+        `last` one."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         local, seed = planned.local, self._spec.topology.seed
@@ -162,12 +168,17 @@ class _Fleet:
             lr = local.lr if model.lr is None else model.lr
             return self._pool.hand_in(Ticket(self._pool, model.vector, indices, local, lr, steps, rng))
 
+        memory = None if last is None else last.memory
+        timing = randomness.generator(seed, name, randomness.TIMING)
+        speed = Speed(planned, self._work, timing)
         return Device(
             index,
-            client.ClientCore(identity, self._thinking_time(planned)),
-            self._network.line(planned),
+            client.ClientCore(identity, self._thinking_time(planned), memory),
+            self._network.line(planned) if last is None else last.line,
             train,
-            training_time(planned, self._work, randomness.generator(seed, name, randomness.TIMING)),
+            speed.training_time if last is None else last.training_time,
+            speed.set_share if last is None else last.set_share,
+            memory=memory,
         )
 
     def _thinking_time(self, planned: PlannedDevice) -> Callable[[float], float]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from agents import events, wire
@@ -22,52 +21,15 @@ from agents.config import Stop
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
-from testbed.virtual.timing import Line
+from testbed.timeline import Step, describe
+from testbed.virtual import fate
+from testbed.virtual.device import Device, Work
 
-_DEVICE, _ARRIVAL = 0, 1
+_SCENARIO, _DEVICE, _ARRIVAL = -1, 0, 1
 _SAME_INSTANT = 1e-9
 """Seconds: times are counted in whole nanoseconds, so that sums of equal periods meet."""
 _MOST_AT_ONCE = 100
 """Events per device at one time: more come only from a device that takes no time at all."""
-
-
-class Training(Protocol):
-    """A local training whose result is computed when it is asked for."""
-
-    steps: int
-
-    def outcome(self) -> client.Outcome: ...
-
-    def cut(self, steps: int) -> None:
-        """Only `steps` steps of it are done."""
-
-    def wanted(self) -> None:
-        """Its result will be asked for soon."""
-
-
-@dataclass(slots=True)
-class Device:
-    """One device: its client, and what its time goes into."""
-
-    index: int
-    """In device order."""
-    core: client.ClientCore
-    line: Line
-    train: Callable[[wire.ModelMessage, int], Training]
-    training_time: Callable[[int], float]
-    working_on: _Work | None = None
-    trainings: dict[int, Training] = field(default_factory=dict)
-    """Those whose update has not left yet, by sequence number: one that goes on, one in the send
-    buffer."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """The training that goes on, in device time."""
-
-    training: Training
-    started: float
-    ended: float
 
 
 class Recorder(Protocol):
@@ -83,15 +45,17 @@ class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
     `devices` makes a device when it is first sent a model, so that a population costs memory only as
-    far as it takes part. `evaluate` runs in a thread of its own; what it finds is handed in at the next
-    timer, or at once where the run may end by it.
+    far as it takes part; and its next life, given the last one. `steps` is what happens to devices, in
+    the order of time, and `absent` are those that are not there from the start. `evaluate` runs in a
+    thread of its own; what it finds is handed in at the next timer, or at once where the run may end by
+    it.
     """
 
     def __init__(
         self,
         core: AggregatorCore,
         server: Server,
-        devices: Callable[[str], Device],
+        devices: Callable[[str, Device | None], Device],
         evaluate: Callable[[int, Vector], Evaluation],
         recorder: Recorder,
         *,
@@ -99,6 +63,8 @@ class Simulation:
         schema: str,
         sizes: tuple[int, int],
         stop: Stop,
+        steps: Iterator[Step],
+        absent: frozenset[str],
     ) -> None:
         self._core = core
         self._server = server
@@ -108,6 +74,8 @@ class Simulation:
         self._run = run
         self._schema = schema
         self._model_size, self._update_size = sizes
+        self._steps = steps
+        self._absent = absent
         self._wait = stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
@@ -124,7 +92,9 @@ class Simulation:
         stands still."""
         try:
             for name in self._server.population:
-                self._execute(self._core.status(name, "ready", 0.0))
+                if name not in self._absent:
+                    self._execute(self._core.status(name, "ready", 0.0))
+            self._plan_step()
             self._execute(self._core.start(wall_clock, 0.0))
             self._instant()
             while self._finished is None:
@@ -176,6 +146,89 @@ class Simulation:
         else:
             heapq.heappush(self._heap, (time, rank, device.index, next(self._count), happens))
 
+    # What happens to a device
+
+    def _plan_step(self) -> None:
+        step = next(self._steps, None)
+        if step is not None:
+            at = max(self._now, _rounded(step.at))
+            heapq.heappush(self._heap, (at, _SCENARIO, 0, next(self._count), lambda: self._play(step)))
+
+    def _play(self, step: Step) -> None:
+        """Do the step that is due, and plan the next."""
+        told = events.Acted(self._now, step.device, "scenario", 0.0, describe(step.action))
+        self._recorder.record(told)
+        fate.act(self, step.device, step.action, self._now)
+        self._plan_step()
+
+    def now_and_then(self, happens: Callable[[], None], device: Device) -> None:
+        """As soon as `device`'s packets pass and its client runs."""
+        if device.alive:
+            self._inbound(self._now, device, happens)
+
+    def say(self, name: str, state: str) -> None:
+        """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
+        self._execute(self._core.status(name, state, self._now))
+
+    def tell(self, name: str, message: wire.UpdateMessage) -> None:
+        """The aggregator hears `message` from `name`."""
+        self._execute(self._core.update(name, message, self._update_size, self._now))
+
+    def life_of(self, name: str) -> Device | None:
+        """The last life of a device; None where there was none yet."""
+        return self._devices.get(name)
+
+    def begin_life(self, name: str) -> Device:
+        """A new life of a device, after the one that there was."""
+        device = self._devices[name] = self._make(name, self._devices.get(name))
+        return device
+
+    def replan(self, device: Device, work: Work) -> None:
+        """The training that goes on is now `work`."""
+        self._end_training(device, work)
+
+    def _local(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+        """Plan what the client's process does at `time`, or later by what it is frozen until then."""
+        lost = device.lost_to_pauses
+
+        def due() -> None:
+            if not device.alive:
+                return
+            if device.frozen_at is not None:
+                device.held.append(due)
+            elif device.lost_to_pauses > lost:
+                self._local(time + device.lost_to_pauses - lost, device, happens)
+            else:
+                happens()
+
+        self._at(time, _DEVICE, device, due)
+
+    def _inbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+        """Plan what the client does with what reaches it at `time`."""
+
+        def due() -> None:
+            if not device.alive:
+                return
+            if device.cut_off:
+                device.kept.append(due)
+            elif device.frozen_at is not None:
+                device.held.append(due)
+            else:
+                happens()
+
+        self._at(time, _DEVICE, device, due)
+
+    def _outbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+        """Plan what the aggregator does with what reaches it from `device` at `time`."""
+
+        def due() -> None:
+            if device.cut_off:
+                device.kept.append(due)
+            elif device.alive:
+                happens()
+
+        self._at(time, _ARRIVAL, device, due)
+
     # What the aggregator wants
 
     def _execute(self, actions: act.Actions) -> None:
@@ -214,7 +267,7 @@ class Simulation:
     def _device(self, name: str) -> Device:
         device = self._devices.get(name)
         if device is None:
-            device = self._devices[name] = self._make(name)
+            device = self.begin_life(name)
         return device
 
     def _send(self, name: str, model: wire.ModelMessage) -> None:
@@ -223,14 +276,14 @@ class Simulation:
         def arrives() -> None:
             self._obey(device, device.core.model(model, self._now))
 
-        self._at(device.line.download(self._now, self._model_size), _DEVICE, device, arrives)
+        self._inbound(device.line.download(self._now, self._model_size), device, arrives)
 
     def _request(self, device: Device, what: str) -> None:
         def arrives() -> None:
             answer = device.core.pull if what == "pull" else device.core.interrupt
             self._obey(device, answer(self._now))
 
-        self._at(device.line.request(self._now), _DEVICE, device, arrives)
+        self._inbound(device.line.request(self._now), device, arrives)
 
     def _submit_evaluation(self, version: int) -> None:
         self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
@@ -260,25 +313,25 @@ class Simulation:
                 case client.SendUpdate(sequence, message):
                     device.trainings.pop(sequence).wanted()
                     self._upload(device, message)
-                case client.Remember():
-                    pass  # a device in virtual time lives as long as the run
+                case client.Remember(memory):
+                    device.memory = memory
 
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
         ended = _rounded(self._now + device.training_time(training.steps))
-        self._end_training(device, _Work(training, self._now, ended))
+        self._end_training(device, Work(training, self._now, ended, device.lost_to_pauses))
 
-    def _end_training(self, device: Device, work: _Work) -> None:
+    def _end_training(self, device: Device, work: Work) -> None:
         device.working_on = work
 
         def ends() -> None:
             if device.working_on is work:  # else it was cut short
                 training = work.training
-                trained = client.Trained(training.outcome, training.steps, work.started, work.ended)
+                trained = client.Trained(training.outcome, training.steps, work.started, self._now)
                 self._obey(device, device.core.trained(trained))
 
-        self._at(work.ended, _DEVICE, device, ends)
+        self._local(work.ended, device, ends)
 
     def _cut_short(self, device: Device) -> None:
         """The step that goes on is done to its end."""
@@ -286,11 +339,13 @@ class Simulation:
         if work is None:
             return
         step = (work.ended - work.started) / max(1, work.training.steps)
-        done = 0 if step == 0 else -int(-(self._now - work.started - _SAME_INSTANT) // step)
+        paused = device.lost_to_pauses - work.lost
+        worked = self._now - work.started - paused
+        done = 0 if step == 0 else -int(-(worked - _SAME_INSTANT) // step)
         done = min(max(done, 0), work.training.steps)
         work.training.cut(done)
-        ended = _rounded(max(self._now, work.started + done * step))
-        self._end_training(device, _Work(work.training, work.started, ended))
+        ended = _rounded(max(self._now, work.started + paused + done * step))
+        self._end_training(device, Work(work.training, work.started, ended, device.lost_to_pauses))
 
     def _think(self, device: Device, seconds: float) -> None:
         work = device.working_on
@@ -299,14 +354,14 @@ class Simulation:
             if device.working_on is work:  # else an interrupt has ended it
                 self._obey(device, device.core.thought(self._now))
 
-        self._at(self._now + seconds, _DEVICE, device, ends)
+        self._local(self._now + seconds, device, ends)
 
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
         def arrives() -> None:
             update = message()
             self._execute(self._core.update(update.client, update, self._update_size, self._now))
 
-        self._at(device.line.upload(self._now, self._update_size), _ARRIVAL, device, arrives)
+        self._outbound(device.line.upload(self._now, self._update_size), device, arrives)
 
 
 def _rounded(time: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,18 +32,27 @@ class Work:
         return 0.0
 
 
-def training_time(device: PlannedDevice, work: Work, rng: np.random.Generator) -> Callable[[int], float]:
-    """What gives the seconds of each next training, for its number of steps.
+class Speed:
+    """How long `device` trains; `rng` draws its `timing`."""
 
-    `timing` is a floor under them: where nothing else is known, it is the time. `rng` draws it.
-    """
-    step = work.per_step(device)
-    floor = None if device.timing is None else durations.sampler(device.timing, rng)
+    def __init__(self, device: PlannedDevice, work: Work, rng: np.random.Generator) -> None:
+        self._device = device
+        self._work = work
+        self._step = work.per_step(device)
+        self._floor = None if device.timing is None else durations.sampler(device.timing, rng)
 
-    def seconds(steps: int) -> float:
-        return max(steps * step, 0.0 if floor is None else floor() / device.speed)
+    def training_time(self, steps: int) -> float:
+        """Seconds of the next training. `timing` is a floor under them: where nothing else is known, it
+        is the time."""
+        floor = 0.0 if self._floor is None else self._floor() / self._device.speed
+        return max(steps * self._step, floor)
 
-    return seconds
+    def set_share(self, share: float) -> float:
+        """Give the device another CPU share; by what factor a step takes longer from now on."""
+        before = self._step
+        self._device = replace(self._device, cpu=share)
+        self._step = self._work.per_step(self._device)
+        return self._step / before if before else 1.0
 
 
 @dataclass(slots=True)
@@ -73,6 +82,15 @@ class Line:
     delay: float = 0.0
     up: Pipe = field(default_factory=lambda: Pipe(None))
     down: Pipe = field(default_factory=lambda: Pipe(None))
+
+    def change(self, changes: Mapping[str, float | None]) -> None:
+        """Fields of `agents.config.Link`, for what is sent from now on."""
+        for pipe, name in ((self.up, "up"), (self.down, "down")):
+            if name in changes:
+                rate = changes[name]
+                pipe.rate = None if rate is None else int(rate)
+        if "rtt" in changes:
+            self.delay = (changes["rtt"] or 0.0) / 2
 
     def download(self, at: float, size: int) -> float:
         """When a model of `size` bytes, sent at time `at`, is there."""

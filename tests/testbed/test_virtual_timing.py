@@ -9,7 +9,7 @@ import pytest
 
 from agents.config import Duration, Link, Local
 from testbed.plan import PlannedDevice
-from testbed.virtual.timing import Network, Pipe, Work, training_time
+from testbed.virtual.timing import Network, Pipe, Speed, Work
 
 
 def _device(**fields: Any) -> PlannedDevice:
@@ -35,7 +35,14 @@ def _constant(seconds: float) -> Duration:
 )
 def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     work = Work(flops=0.1e9, seconds=0.002)
-    assert training_time(device, work, np.random.default_rng(0))(50) == pytest.approx(seconds)
+    speed = Speed(device, work, np.random.default_rng(0))
+    assert speed.training_time(50) == pytest.approx(seconds)
+
+
+def test_another_share_makes_all_steps_longer() -> None:
+    speed = Speed(_device(cpu=0.5), Work(seconds=0.002), np.random.default_rng(0))
+    assert speed.set_share(0.125) == 4
+    assert speed.training_time(50) == pytest.approx(0.8)
 
 
 def test_transfers_go_through_one_after_the_other() -> None:
