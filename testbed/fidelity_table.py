@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from testbed import tables
 from testbed.figures import CPU, DELAYS, RATES, DeviceFidelity, Fidelity, Figure
 
 _MOST_ROWS = 20  # more devices than this are shown by group, as in the other tables
@@ -78,28 +79,24 @@ def summary(fidelity: Fidelity) -> str:
 
 
 def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    table = _table("device", CPU, "got", "error", "measured", "used")
+    table = tables.plain("device", CPU, "got", "error", "measured", "used")
     for one in shown:
         asked, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
             got = "never busy"
-        table.add_row(_short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used))
+        table.add_row(
+            tables.short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used)
+        )
     return table
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
-    table = _table("device", *(title for name in names for title in (_UNITS[name][0], "got", "error")))
+    table = tables.plain(
+        "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
+    )
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
-        table.add_row(_short(one.device), *cells)
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_row(tables.short(one.device), *cells)
     return table
 
 
@@ -113,8 +110,3 @@ def _number(value: float | None, scale: float = 1.0) -> str:
         return _NONE
     value *= scale
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _short(name: str, width: int = 16) -> str:
-    """`name` with its middle left out where it is long, as in the other tables."""
-    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

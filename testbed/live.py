@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from agents import events
 from agents.config import Stop
+from testbed import tables
 from testbed.plan import PlannedDevice
 from testbed.tally import DeviceTally, Notice, Tally, merged
 
@@ -246,10 +247,10 @@ def render_summary(run: Run) -> RenderableType:
     if len(rows) > _MOST_ROWS:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
-    table = _table("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
+    table = tables.plain("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
     for name, row in rows.iterrows():
         table.add_row(
-            _short(str(name)),
+            tables.short(str(name)),
             str(row["profile"] or "–"),
             str(row["updates"]),
             _percent(row["share"]),
@@ -267,7 +268,7 @@ def render_summary(run: Run) -> RenderableType:
 
 
 def _device_table(rows: Iterator[tuple[str, float | None, Sequence[DeviceTally]]], total: int) -> Table:
-    table = _table("device", "cpu", "state", "updates", "share", "staleness", "mean", "training")
+    table = tables.plain("device", "cpu", "state", "updates", "share", "staleness", "mean", "training")
     for name, cpu, members in rows:
         updates = sum(m.updates for m in members)
         staleness = sum(m.staleness_sum for m in members) / updates if updates else nan
@@ -275,7 +276,7 @@ def _device_table(rows: Iterator[tuple[str, float | None, Sequence[DeviceTally]]
         trained = [m.training for m in members if not isnan(m.training)]
         training = sum(trained) / len(trained) if trained else nan
         table.add_row(
-            _short(name),
+            tables.short(name),
             "–" if cpu is None else f"{cpu:g}",
             _state(members),
             str(updates),
@@ -284,14 +285,6 @@ def _device_table(rows: Iterator[tuple[str, float | None, Sequence[DeviceTally]]
             _number(staleness, 1),
             _number(training, 2, " s"),
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        justify: JustifyMethod = "left" if column in ("device", "profile", "state") else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
     return table
 
 
@@ -315,8 +308,3 @@ def _percent(value: float) -> str:
 
 def _number(value: float, decimals: int, unit: str = "") -> str:
     return "–" if isnan(value) else f"{value:.{decimals}f}{unit}"
-
-
-def _short(name: str, width: int = 16) -> str:
-    """`name` with its middle left out where it is long: the number at its end tells devices apart."""
-    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"
