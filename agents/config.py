@@ -89,6 +89,8 @@ class ClientConfig:
     """Floor under the time from having received a model to sending the update."""
     speed: float = 1.0
     """Divides `timing`."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
 
@@ -120,6 +122,8 @@ class AggregatorConfig:
     """Carry on from the run directory's newest checkpoint."""
     patient: bool = False
     """Wait where no client is left: some will come back."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
 
 
 @dataclass(frozen=True, slots=True)

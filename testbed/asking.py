@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agents import events
 from agents.config import Link
@@ -40,6 +41,15 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
     ]
 
 
+def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """A sample of the host, as the devices would have taken it."""
+    told = {**sample, "at": sample["at"] / dilation}
+    if "probe" in sample:
+        factors = {"up": dilation, "down": dilation, "rtt": 1 / dilation}
+        told["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
+    return told
+
+
 @dataclass(slots=True)
 class _Device:
     planned: PlannedDevice
@@ -54,7 +64,7 @@ class _Device:
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ask_cpu(self.planned.share, 0.0)
+        self._ask_cpu(self.planned.cpu or 0.0, 0.0)
         if self.planned.link is not None:
             self._ask_link(self.planned.link, 0.0)
         if self.away:
@@ -89,7 +99,8 @@ class _Device:
         )
 
     def _ask_cpu(self, share: float, at: float) -> None:
-        period = replace(self.planned, cpu=share).period / 1e6 if self.cgroups else None
+        planned = replace(self.planned, cpu=share)
+        period = planned.period / 1e6 / planned.dilation if self.cgroups else None
         self._cpu.append(AskedCpu(share, period, at))
 
     def _ask_link(self, link: Link, at: float) -> None:

@@ -208,7 +208,8 @@ def plan_command(
         _say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            f"Next: testbed up {topology}"
+            + (f"A second takes {plan.dilation:g} s here. " if plan.dilation != 1 else "")
+            + f"Next: testbed up {topology}"
         )
 
 

@@ -13,11 +13,6 @@ from pydantic_core import ErrorDetails
 from testbed.fields import OneOf
 from testbed.yamlfile import Document, Problem, Where
 
-_LATER = {
-    "dilation": "dilation of time is",
-}
-"""Keys that a later version will read. To ignore them would be to lie about the experiment."""
-
 _EXPECTED = {
     "bool_type": "true or false",
     "finite_number": "a finite number",
@@ -157,8 +152,6 @@ def _models(hint: Any, metadata: Iterable[Any] = ()) -> list[type[BaseModel]]:
 
 
 def _unknown_key(key: str, known: Iterable[str]) -> str:
-    if key in _LATER:
-        return f"{_LATER[key]} not emulated yet: remove this key"
     known = list(known)
     guess = _guess(key, known) or f"expected one of {', '.join(known)}"
     return f"unknown key; {guess}"

@@ -177,7 +177,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
     """Write the router's configuration, once the devices' `addresses` are known."""
-    links = {device.name: device.link for device in spec.plan.devices if device.link is not None}
+    links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
     config = RouterConfig(
         run=spec.directory.run,
         broker=account.at(*places.control),
@@ -207,6 +207,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         run_directory=places.run_directory(spec.directory),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         resume=spec.resume,
+        dilation=spec.plan.dilation,
         patient=next(spec.steps(), None) is not None,
     )
 
@@ -226,6 +227,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         side=side,
         timing=device.timing,
         speed=device.speed,
+        dilation=device.dilation,
         memory=places.memory(spec.directory, device.name) if spec.remembers else None,
     )
 
@@ -237,7 +239,7 @@ def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         broker=account.at(*places.control),
         data_address=places.data[0],
         data_port=places.data[1],
-        link=device.link,
+        link=device.host_link,
         present=device.name not in spec.absent,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,

@@ -74,7 +74,8 @@ class Controller:
         self._follower = Follower(spec.directory.events)
         self._ended: events.RunEnded | None = None
         self._orders: list[Order] = []
-        self._director = Director(spec.steps(), runtime, self._orders.append)
+        self._dilation = spec.plan.dilation
+        self._director = Director(spec.steps(), runtime, self._orders.append, self._dilation)
         self._mailbox = Mailbox(spec.directory.orders)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
@@ -191,7 +192,7 @@ class Controller:
             for order in self._orders:
                 self._tell(connection, order)
             self._orders.clear()
-            self._view.refresh(time.monotonic())
+            self._view.refresh(time.monotonic() / self._dilation)
             if AGGREGATOR in self._gone:
                 break
         self._read_records()
@@ -226,7 +227,7 @@ class Controller:
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None:
-            sample = self._sampler.sample(time.monotonic() - self.epoch, lateness)
+            sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
                 self.host_samples.append(sample)
 
@@ -259,7 +260,8 @@ class Controller:
         for record in self._new_records():
             self._view.record(record)
             if isinstance(record, events.RunStarted):  # both clocks are this host's
-                self.epoch = time.monotonic() - (time.time() - record.wall_clock) - record.at
+                since = time.time() - record.wall_clock + record.at * self._dilation
+                self.epoch = time.monotonic() - since
                 self._director.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record

@@ -94,9 +94,17 @@ def what_holds(steps: Sequence[Step]) -> list[Step]:
 
 
 class Director:
-    """`steps` in the order of their times; `tell` hands an order over."""
+    """`steps` in the order of their times; `tell` hands an order over; `dilation` is how many seconds of
+    the host make one of device time."""
 
-    def __init__(self, steps: Iterator[Step], stage: Stage, tell: Callable[[Order], None]) -> None:
+    def __init__(
+        self,
+        steps: Iterator[Step],
+        stage: Stage,
+        tell: Callable[[Order], None],
+        dilation: float = 1.0,
+    ) -> None:
+        self._dilation = dilation
         self._steps = steps
         self._stage = stage
         self._tell = tell
@@ -122,7 +130,7 @@ class Director:
         """On the monotonic clock; infinity where nothing is planned."""
         if self._next is None or self._epoch is None:
             return float("inf")
-        return self._epoch + self._next.at
+        return self._epoch + self._next.at * self._dilation
 
     def play(self) -> None:
         """Do what is due."""
@@ -139,7 +147,7 @@ class Director:
             self._tell(order)
         if self._epoch is None:
             return
-        at = time.monotonic() - self._epoch
+        at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
         self.latest = max(self.latest, lateness)
         source = "hand" if planned is None else "scenario"

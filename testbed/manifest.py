@@ -26,7 +26,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "rule": spec.topology.rule.name,
         "task": spec.topology.task.name,
         "seed": spec.topology.seed,
-        "dilation": 1,
+        "dilation": spec.plan.dilation,
         "versions": versions(),
         "host": host(),
         "git_commit": git_commit(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -46,13 +46,20 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of the device's: it gets as much less of everything."""
 
     @property
     def share(self) -> float:
-        """`cpu` of a device that is to be launched. Raises ValueError where it has none."""
+        """Of a host core, for a device that is to be launched. Raises ValueError where it has no cpu."""
         if self.cpu is None:
             raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
-        return self.cpu
+        return self.cpu / self.dilation
+
+    @property
+    def host_link(self) -> Link | None:
+        """The link as the host has to make it."""
+        return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
 
     @property
     def period(self) -> int:
@@ -96,6 +103,8 @@ class Plan:
     """cpuset of the devices."""
     device_capacity: float = 0.0
     """Cores that the devices can have in all."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +142,19 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
+    dilation = _dilation(topology, capacity)
     problems = list(_impossible(topology, runtime))
     if not oversubscribe:
-        problems += [*_too_much_cpu(topology, host, capacity), *_too_much_memory(topology, host)]
+        problems += [
+            *_too_much_cpu(topology, host, capacity * dilation),
+            *_too_much_memory(topology, host),
+        ]
     if problems:
         raise topology.source.error(problems)
     return Plan(
         runtime=runtime,
-        devices=_planned(topology),
+        devices=_planned(topology, dilation),
+        dilation=dilation,
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
         device_capacity=capacity,
@@ -177,8 +191,37 @@ def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
     }
 
 
-def _planned(topology: Topology) -> tuple[PlannedDevice, ...]:
-    return tuple(device for group in topology.devices for device in _devices(group, topology.seed))
+def _dilation(topology: Topology, capacity: float) -> float:
+    """As asked; `auto` is the least at which the devices fit on `capacity` cores."""
+    if topology.dilation != "auto":
+        return topology.dilation
+    asked = [group.cpu or 0.0 for group in topology.devices for _ in group.device_names]
+    return max(1.0, *(_up(cores / capacity) for cores in (math.fsum(asked), max(asked))))
+
+
+def _up(value: float) -> float:
+    """To two decimals, and never below `value`."""
+    return math.ceil(value * 100 - _ROUNDING) / 100
+
+
+def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """Fields of a link in device time, as the host has to make them."""
+    scaled = dict(changes)
+    for name in ("up", "down"):
+        if scaled.get(name) is not None:
+            scaled[name] = round(scaled[name] / dilation)
+    for name in ("rtt", "jitter"):
+        if scaled.get(name) is not None:
+            scaled[name] *= dilation
+    return scaled
+
+
+def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, ...]:
+    return tuple(
+        replace(device, dilation=dilation)
+        for group in topology.devices
+        for device in _devices(group, topology.seed)
+    )
 
 
 def _devices(group: DeviceGroup, seed: int) -> Iterator[PlannedDevice]:
@@ -264,15 +307,16 @@ def _too_much_cpu(topology: Topology, host: Host, capacity: float) -> Iterator[P
             yield topology.source.problem(
                 ("devices", index, "cpu"),
                 f"found {group.cpu:g}, expected at most {capacity:g}: {have}. Lower it, "
-                "use a larger host, or run slower than asked with --oversubscribe",
+                "use a larger host, stretch time (dilation: auto), or run slower than asked "
+                "with --oversubscribe",
             )
     asked = math.fsum((group.cpu or 0) * len(group.device_names) for group in topology.devices)
     if asked > capacity + _ROUNDING and not single:
         yield topology.source.problem(
             ("devices",),
             f"ask for {asked:g} cores ({_parts(topology, 'cpu')}), expected at most {capacity:g}: "
-            f"{have}. Lower cpu or count, use a larger host, or run slower than asked with "
-            "--oversubscribe",
+            f"{have}. Lower cpu or count, use a larger host, stretch time (dilation: auto), or run "
+            "slower than asked with --oversubscribe",
             at_key=True,
         )
 

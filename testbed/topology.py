@@ -152,6 +152,14 @@ class Topology(Model):
         AfterValidator(_at_least_one),
     ]
     server: Server = Server()
+    dilation: Annotated[
+        Literal["auto"] | Annotated[float, Field(ge=1)],
+        Field(
+            description="Seconds of the host that make one of device time; auto: the least at which the "
+            "devices fit on this host"
+        ),
+        expecting("auto, or a number from 1 on"),
+    ] = 1.0
     scenario: tuple[Entry, ...] = Field(default=(), description="What happens to devices, and when")
     churn: Churn | None = None
     evaluate: Evaluate = Evaluate()

@@ -147,11 +147,11 @@ def _judged(spec: RunSpec, controller: Controller, ended: events.RunEnded) -> Ou
     """What the devices got of what was asked, and whether the run can be believed."""
     records = Follower(spec.directory.events).read()
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
-    clock = Clock(controller.epoch or 0.0, begin=begin)
+    dilation = spec.plan.dilation
     found = measure(
         asking.asked(spec, records),
-        read_samples(spec.directory.telemetry),
-        clock,
+        (asking.in_device_time(sample, dilation) for sample in read_samples(spec.directory.telemetry)),
+        Clock((controller.epoch or 0.0) / dilation, begin=begin),
         trainings(records),
     )
     found.save(spec.directory.fidelity)

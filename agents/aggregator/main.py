@@ -27,6 +27,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import core, models, resume
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
+from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.flat import initial, schema_hash
 from agents.rules import RULES
@@ -59,6 +60,7 @@ def main() -> None:
 class Aggregator:
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
+        self._clock = Clock(cfg.dilation)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
         module = models.first(task, cfg.seed)
@@ -117,12 +119,12 @@ class Aggregator:
 
     def _now(self) -> float:
         """Device time; 0 before the run clock starts."""
-        return 0.0 if self._epoch is None else time.monotonic() - self._epoch
+        return 0.0 if self._epoch is None else self._clock.now() - self._epoch
 
     def _wait(self) -> list[_Input]:
         """All inputs that are there: waits for the first, or until the next timer is due."""
         timer = self._core.next_timer
-        timeout = None if timer is None else max(0.0, timer - self._now())
+        timeout = None if timer is None else self._clock.takes(max(0.0, timer - self._now()))
         try:
             inputs = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
@@ -154,7 +156,7 @@ class Aggregator:
                 message = wire.decode_update(payload)
             except wire.WireError as error:
                 return self._core.reject(sender, str(error), at)
-            arrived = at if self._epoch is None else arrived - self._epoch
+            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
             return self._core.update(sender, message, len(payload), at, arrived)
         if topic == self._topics.status(sender):
             return self._core.status(sender, payload.decode(errors="replace"), at)
@@ -162,7 +164,7 @@ class Aggregator:
 
     def _control(self, command: dict[str, Any]) -> act.Actions:
         if command.get("do") == "start" and self._epoch is None:
-            self._epoch = time.monotonic() - self._past.at
+            self._epoch = self._clock.now() - self._past.at
             return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
         if command.get("do") == "stop":
             return self._handle(_Terminated())

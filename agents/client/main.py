@@ -9,7 +9,6 @@ import queue
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ import numpy as np
 
 from agents import config, durations, shards, topics, wire
 from agents.client import core, memory, randomness
+from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.tasks import TASKS
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
@@ -40,6 +40,7 @@ class Client:
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config = cfg
+        self._clock = Clock(cfg.dilation)
         self._topics = topics.Topics(cfg.run)
         self._status = self._topics.status(cfg.client)
         self._stopped = threading.Event()
@@ -79,7 +80,7 @@ class Client:
         while not self._stopped.is_set():
             self._execute(self._next_actions())
         if self._leaving:
-            self._execute(self._core.leave(time.monotonic()))
+            self._execute(self._core.leave(self._clock.now()))
         self._connection.close(last=(self._status, b"offline"))
 
     def _next_actions(self) -> core.Actions:
@@ -87,18 +88,20 @@ class Client:
         several models that came during training only the newest is trained."""
         until = self._thinking_until
         try:
-            event = self._inbox.get(timeout=until and max(0.0, until - time.monotonic()))
+            left = None if until is None else self._clock.takes(max(0.0, until - self._clock.now()))
+            event = self._inbox.get(timeout=left)
         except queue.Empty:
             self._thinking_until = None
-            return self._core.thought(time.monotonic())
+            return self._core.thought(self._clock.now())
         return self._handle(event)
 
     def _handle(self, event: Event | None) -> core.Actions:
         match event:
-            case Received(topic, payload, at) if topic == self._topics.request(self._config.client):
+            case Received(topic, payload, received):
+                at = self._clock.at(received)
+                if topic != self._topics.request(self._config.client):
+                    return self._core.model(wire.decode_model(payload), at)
                 return self._core.pull(at) if payload == topics.PULL else self._core.interrupt(at)
-            case Received(_, payload, at):
-                return self._core.model(wire.decode_model(payload), at)
             case Reconnected():
                 self._say(b"ready")  # the last will has said `offline` meanwhile
         return []
@@ -111,7 +114,7 @@ class Client:
                 case core.CutShort():
                     self._cut = True
                 case core.Think(seconds):
-                    self._thinking_until = time.monotonic() + seconds
+                    self._thinking_until = self._clock.now() + seconds
                 case core.Remember(known) if self._memory is not None:
                     memory.save(known, self._memory)
                 case core.SendUpdate(_, message):
@@ -121,7 +124,7 @@ class Client:
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
-        started, rng = time.monotonic(), self._rng(randomness.TRAINING, sequence)
+        started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         if self._config.side.kind == "gradient":
             result = self._trainer.gradient(model.vector, rng)
         else:
@@ -129,7 +132,7 @@ class Client:
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss)
-        trained = core.Trained(lambda: outcome, result.steps, started, time.monotonic())
+        trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
 
     def _interrupted(self) -> bool:

@@ -38,7 +38,7 @@ from testbed.director import Order
 from testbed.engine import ERRORS
 from testbed.errors import BadInputError, HostError
 from testbed.images import Images
-from testbed.plan import PlannedDevice
+from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
 from testbed.timeline import (
     Action,
@@ -132,7 +132,8 @@ class DockerRuntime:
                 self._devices[device] = replace(self._devices[device], cpu=share)
                 self.limit(device)
                 return []
-            case SetLink(changes):
+            case SetLink(asked):
+                changes = dilated(asked, self._spec.plan.dilation)
                 impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
                 rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
                 if impaired and not self._spec.routed:

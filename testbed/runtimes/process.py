@@ -112,9 +112,7 @@ class ProcessRuntime:
         """
         if self._duty_cycle is None:
             self._duty_cycle = DutyCycle()
-        cpu = self._devices[device].cpu
-        if cpu is not None:  # the plan of a process run sees to it
-            self._duty_cycle.limit(device, self._children[device].pid, cpu)
+        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
 
     def act(self, device: str, action: Action) -> list[Order]:
         """All by signals. Raises BadInputError for what concerns links."""

@@ -164,3 +164,25 @@ def test_this_host_has_something() -> None:
     host = this_host()
     assert len(host.cores) >= 1
     assert host.memory > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("4", 4.0), ("auto", 1.5), ("1", None)],
+)
+def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None) -> None:
+    wanted = fleet("{name: pi, count: 9, cpu: 0.5, link: {up: 1mbit, rtt: 80ms}}", f"dilation: {asked}")
+    if found is None:
+        with pytest.raises(BadInputError, match="dilation: auto"):
+            plan(wanted, "docker", FOUR_CORES)
+        return
+    planned = plan(wanted, "docker", FOUR_CORES)
+    assert planned.dilation == found
+    assert sum(device.share for device in planned.devices) <= planned.device_capacity
+    device = planned.devices[0]
+    assert (device.cpu, device.share) == (0.5, 0.5 / found)
+    assert device.host_link == Link(up=round(1e6 / found), rtt=pytest.approx(0.08 * found))
+
+
+def test_virtual_time_needs_no_stretching() -> None:
+    assert plan(fleet("{name: pi, cpu: 9}", "dilation: auto"), "virtual", FOUR_CORES).dilation == 1

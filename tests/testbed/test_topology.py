@@ -98,7 +98,7 @@ def test_all_errors_come_at_once_in_the_order_of_the_file() -> None:
         ["11:5", "devices[2]"],
         ["13:5", "devices[2].memory"],
         ["14:7", "stop"],
-        ["15:1", "dilation"],
+        ["15:1", "dilatoin"],
     ]
     assert lines[-1] == " 10 errors"
 
