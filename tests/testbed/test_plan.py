@@ -181,7 +181,9 @@ def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None
     assert sum(device.share for device in planned.devices) <= planned.device_capacity
     device = planned.devices[0]
     assert (device.cpu, device.share) == (0.5, 0.5 / found)
-    assert device.host_link == Link(up=round(1e6 / found), rtt=pytest.approx(0.08 * found))
+    assert device.host_link is not None
+    assert device.host_link.up == round(1e6 / found)
+    assert device.host_link.rtt == pytest.approx(0.08 * found)
 
 
 def test_virtual_time_needs_no_stretching() -> None:
