@@ -113,12 +113,14 @@ class DeviceFidelity:
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can be held against a run. Jitter and loss cannot: they would take thousands
-        of round trips."""
+        of round trips. Nor can rates where packets are lost: TCP itself then goes slower."""
         for name in (CPU, *RATES, "rtt"):
             figure = self.figures[name]
             if not figure.asked or figure.got is None:
                 continue
             if name == CPU and self.measured < ENOUGH:
+                continue
+            if name in RATES and self.figures["loss"].asked:
                 continue
             if name == "rtt" and abs(figure.got - figure.asked) <= _RTT_SLACK:
                 continue

@@ -73,6 +73,12 @@ class PlannedDevice:
         return round(self.share * self.period)
 
     @property
+    def weight(self) -> int:
+        """Against the other devices where several want a core at once: as the shares are, so that a
+        period's quota is met also where another's slice is as long as the period."""
+        return max(2, round(10_000 * self.share))
+
+    @property
     def threads(self) -> int:
         """Torch threads: more than the quota's cores only wait for each other."""
         return max(1, -(-self.quota // self.period))

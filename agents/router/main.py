@@ -65,11 +65,12 @@ class Router:
         target = _address(self._config.target)
         inside = interface_towards(next(iter(self._config.addresses.values())))
         speedtest.listen(inside)
-        for rule in forwarding.forward(self._config.port, target, inside, interface_towards(target)):
-            forwarding.run([self._iptables, *rule])
         for name in self._names:
             if impairment(self._links[name]) != Impairment():
                 self._hold(name)
+        # Last: from here on packets pass, and none is to pass untouched.
+        for rule in forwarding.forward(self._config.port, target, inside, interface_towards(target)):
+            forwarding.run([self._iptables, *rule])
         self._connection.open()
         self._say_ready()
         try:

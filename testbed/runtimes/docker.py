@@ -64,8 +64,8 @@ _PIDS = 128
 _PARALLEL = 8
 _KILLED = 137
 """Exit code of what somebody has removed."""
-_SHARES, _LEAST_SHARES = 1024, 2
-"""Weights against other containers: the engine's default, and the kernel's least."""
+_LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
+"""The kernel's bounds of a container's weight against others."""
 _TOLD: dict[type[Action], str] = {
     Crash: "kill",
     Restart: "start",
@@ -121,7 +121,7 @@ class DockerRuntime:
             device,
             cpu_period=planned.period,
             cpu_quota=planned.quota,
-            cpu_shares=_SHARES,
+            cpu_shares=planned.weight,
             cpuset_cpus=self._spec.plan.device_cpus,
         )
 
@@ -149,7 +149,7 @@ class DockerRuntime:
                 return orders
             case Restart() | Join():
                 # Start-up is no part of the experiment, but must not take what others are promised.
-                self._update(device, cpu_quota=-1, cpu_shares=_LEAST_SHARES)
+                self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
         return [(device, {"do": _TOLD[type(action)]})]
 
     def _update(self, device: str, **limits: Any) -> None:
@@ -334,6 +334,7 @@ class DockerRuntime:
         api = self._engine.api
         if part in (BROKER, AGGREGATOR, ROUTER):
             host["cpuset_cpus"] = self._spec.plan.infrastructure_cpus
+            host["cpu_shares"] = _MOST_WEIGHT  # on a host with one core the devices have it too
         host_config = api.create_host_config(
             read_only=True,
             cap_drop=["ALL"],
