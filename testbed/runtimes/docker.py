@@ -61,7 +61,10 @@ DIRECTORY_LABEL = "testbed.directory"
 _DATA_ALIAS, MQTT_PORT = configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = configs.IN_CONTAINERS.control
 _PIDS = 128
-_PARALLEL = 8
+_PARALLEL = 2
+"""Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
+after the other, and now and then make it miscount what is on a network, which it then keeps until it is
+restarted (moby issue 42119)."""
 _KILLED = 137
 """Exit code of what somebody has removed."""
 _LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
@@ -77,6 +80,8 @@ _TOLD: dict[type[Action], str] = {
     Reconnect: "reconnect",
 }
 """What a device's init is told."""
+_LETTING_GO = 3.0
+"""Seconds after which a network is given up on that the engine believes to be in use."""
 _REMOVAL = 20.0
 """Seconds that the engine has to remove a run's containers."""
 
@@ -421,7 +426,19 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
         while (containers := _containers(engine, run)) and time.monotonic() < deadline:
             list(pool.map(end, containers))
         for network in engine.api.networks(filters={"label": f"{RUN_LABEL}={run}"}):
-            _if_there(partial(engine.api.remove_network, network["Id"]))
+            _if_there(partial(_remove_network, engine, network["Id"]))
+
+
+def _remove_network(engine: docker.DockerClient, network: str) -> None:
+    """An engine that is still letting go of a container says for a moment that it is on the network."""
+    deadline = time.monotonic() + _LETTING_GO
+    while True:
+        try:
+            return engine.api.remove_network(network)
+        except APIError as error:
+            if error.status_code != 403 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
