@@ -20,7 +20,7 @@ PORT = 1884
 _CHUNK = 1 << 16
 _LONGEST = 30.0
 """Seconds."""
-_SECONDS = 0.5
+_SECONDS = 1.0
 """Of transfer at the asked rate."""
 _LEAST, _MOST = 12_000, 4_000_000
 """Bytes: enough packets to tell a rate, and no more than a start-up bears."""
