@@ -10,6 +10,8 @@ from agents.config import Link
 
 _FEWEST, _MOST = 5, 25
 """Round trips."""
+_TRANSFERS = 2
+"""Of which the faster one counts: a busy host makes them slower, and nothing makes them faster."""
 _SECONDS = 2.0
 """For them."""
 _PATIENCE = 30.0
@@ -26,9 +28,9 @@ def measure(asked: Link, host: str, port: int) -> dict[str, float]:
     trips = [speedtest.round_trip(host, port) for _ in range(_count(asked.rtt))]
     found = {"rtt": statistics.median(trips) if asked.jitter else min(trips)}
     if asked.up is not None:
-        found["up"] = speedtest.upload(host, asked.up)
+        found["up"] = max(speedtest.upload(host, asked.up) for _ in range(_TRANSFERS))
     if asked.down is not None:
-        found["down"] = speedtest.download(host, asked.down)
+        found["down"] = max(speedtest.download(host, asked.down) for _ in range(_TRANSFERS))
     return found
 
 
