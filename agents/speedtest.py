@@ -69,7 +69,10 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = _LONGEST
 
     def handle(self) -> None:
-        direction, count = self.rfile.readline(64).split()
+        request = self.rfile.readline(64)
+        if not request:  # it wanted to know how long connecting takes
+            return
+        direction, count = request.split()
         wanted = min(int(count), _MOST)
         if direction == b"down":
             self.request.sendall(bytes(wanted))

@@ -99,23 +99,15 @@ class Tutorial:
     """A loop over clients as tutorials write it: DataLoader, torch.optim, one module."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting = setting
         self._model = setting.task.model()
         x = torch.from_numpy(setting.train.x).float() * setting.train.scale
         data = TensorDataset(x, torch.from_numpy(setting.train.y))
         self._parts = [Subset(data, part.tolist()) for part in setting.parts()]
         self._start = copy.deepcopy(self._model.state_dict())
 
-    def client_steps(self, threads: int) -> int:
-        """Train some of the clients; return how many steps that was."""
-        torch.set_num_threads(threads)
-        clients = min(self._setting.clients, max(1, 256 // self._setting.steps))
-        for client in range(clients):
-            self._train(client)
-        return clients * self._setting.steps
-
-    def _train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
-        setting, model = self._setting, self._model
+    def train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
+        setting, model = self.setting, self._model
         model.load_state_dict(self._start)
         optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr, weight_decay=setting.task.l2)
         loader = DataLoader(self._parts[client], batch_size=setting.batch_size, shuffle=True)
@@ -135,7 +127,7 @@ class Lean:
     """A loop over clients without the library's helpers: index batches, SGD by hand."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self.setting = setting
         self._model = setting.task.model()
         self._x = torch.from_numpy(setting.train.x).float() * setting.train.scale
         self._y = torch.from_numpy(setting.train.y)
@@ -145,16 +137,8 @@ class Lean:
             vector_to_parameters(torch.from_numpy(vector), self._model.parameters())
             self._starts.append(copy.deepcopy(self._model.state_dict()))
 
-    def client_steps(self, threads: int) -> int:
-        """Train some of the clients; return how many steps that was."""
-        torch.set_num_threads(threads)
-        clients = min(self._setting.clients, max(1, 256 // self._setting.steps))
-        for client in range(clients):
-            self._train(client)
-        return clients * self._setting.steps
-
-    def _train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
-        setting, model, part = self._setting, self._model, self._parts[client]
+    def train(self, client: int) -> tuple[dict[str, torch.Tensor], float]:
+        setting, model, part = self.setting, self._model, self._parts[client]
         model.load_state_dict(self._starts[client])
         total = 0.0
         batches: list[torch.Tensor] = []
@@ -267,7 +251,16 @@ def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
 
 def one_by_one(loop: Tutorial | Lean) -> list[Callable[[], int]]:
     """With all threads that torch takes, and with one, which is often faster: the better one counts."""
-    return [functools.partial(loop.client_steps, threads) for threads in {1, torch.get_num_threads()}]
+
+    def client_steps(threads: int) -> int:
+        """Train some of the clients; return how many steps that was."""
+        torch.set_num_threads(threads)
+        clients = min(loop.setting.clients, max(1, 256 // loop.setting.steps))
+        for client in range(clients):
+            loop.train(client)
+        return clients * loop.setting.steps
+
+    return [functools.partial(client_steps, threads) for threads in {1, torch.get_num_threads()}]
 
 
 def compare(setting: Setting) -> None:

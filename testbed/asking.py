@@ -12,15 +12,15 @@ from agents.config import Link
 from testbed.configs import RunSpec
 from testbed.figures import Asked, AskedCpu, AskedLink, Interval
 from testbed.plan import PlannedDevice
+from testbed.timeline import SetLink
 from testbed.validity import StepDone
 
 
 def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
     """In device order."""
-    cgroups = spec.plan.runtime == "docker"
+    cgroups, absent = spec.plan.runtime == "docker", spec.absent
     found = {
-        device.name: _Device(device, cgroups, away=device.name in spec.absent)
-        for device in spec.plan.devices
+        device.name: _Device(device, cgroups, away=device.name in absent) for device in spec.plan.devices
     }
     for record in records:
         if isinstance(record, events.Acted):
@@ -76,7 +76,7 @@ class _Device:
             case "set" if "cpu" in told:
                 self._ask_cpu(told["cpu"], record.at)
             case "set":
-                self._ask_link(replace(self._now, **told["link"]), record.at)
+                self._ask_link(SetLink(told["link"]).applied_to(self._now), record.at)
             case "pause":
                 self._hold("paused", record.at - record.lateness)
             case "resume":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import itertools
 import textwrap
@@ -18,6 +17,7 @@ from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
+from testbed.complaints import did_you_mean
 from testbed.errors import BadInputError
 from testbed.units import format_duration
 
@@ -64,8 +64,7 @@ def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    guess = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+    guess = did_you_mean(name, list(known)) or f"there are {', '.join(known)}."
     raise BadInputError(f"no {what} is called {name!r}: {guess}")
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed import detach, fleet, orders, rundir, up
+from testbed.arguments import DEFAULT_RUNS, Run, Runs
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
@@ -52,7 +53,6 @@ out = _console()
 err = _console(stderr=True)
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 RuntimeName = Annotated[
     str | None,
@@ -71,7 +71,6 @@ DataRoot = Annotated[
         help="Folder with datasets as parquet files, else they come from the hub.",
     ),
 ]
-DEFAULT_RUNS = Path("runs")
 
 
 def main() -> None:
@@ -164,7 +163,7 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def logs(
-    run: Annotated[str, typer.Argument(help="Run id, or a run directory.")],
+    run: Run,
     part: Annotated[
         str | None, typer.Argument(help="aggregator, broker, or a device; else all.")
     ] = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -153,7 +153,7 @@ def _models(hint: Any, metadata: Iterable[Any] = ()) -> list[type[BaseModel]]:
 
 def _unknown_key(key: str, known: Iterable[str]) -> str:
     known = list(known)
-    guess = _guess(key, known) or f"expected one of {', '.join(known)}"
+    guess = did_you_mean(key, known) or f"expected one of {', '.join(known)}"
     return f"unknown key; {guess}"
 
 
@@ -167,7 +167,7 @@ def _keys_expected(where: Where) -> str:
 
 
 def _among(found: Any, choices: list[str]) -> str:
-    guess = _guess(str(found), choices)
+    guess = did_you_mean(str(found), choices)
     return f"expected {_either(choices)}" + (f"; {guess}" if guess else "")
 
 
@@ -175,7 +175,8 @@ def _either(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
 
 
-def _guess(word: str, known: list[str]) -> str:
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`did you mean rate?`, or nothing where none of `known` is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
 

@@ -11,11 +11,10 @@ from typing import Protocol
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
-from testbed import linktraces
+from testbed import linktraces, scenario
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir import RunDirectory
-from testbed.scenario import absent
 from testbed.tether import cpu_numbers
 from testbed.timeline import Step, timeline
 from testbed.topology import Topology
@@ -61,19 +60,25 @@ class RunSpec:
     @property
     def absent(self) -> frozenset[str]:
         """Devices that join later."""
-        return absent(self.topology.scenario, self.topology.devices)
+        return scenario.absent(self.topology.scenario, self.topology.devices)
 
     def steps(self) -> Iterator[Step]:
         """What is to happen to the devices."""
         topology = self.topology
         played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
         traced = [
-            linktraces.steps(name, group.link.trace, Path())
+            linktraces.steps(name, traces)
             for group in topology.devices
             if group.link is not None and group.link.trace is not None
+            for traces in [linktraces.read(group.link.trace, Path())]
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)
+
+    @property
+    def eventful(self) -> bool:
+        """Whether anything is to happen to the devices."""
+        return next(self.steps(), None) is not None
 
     @property
     def remembers(self) -> bool:
@@ -169,10 +174,11 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
             memory.parent.mkdir(exist_ok=True)
             memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one begins anew
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
+    absent = spec.absent
     for device in spec.plan.devices:
         dump(_client(spec, device, accounts[device.name], places), file(device.name))
-        account = accounts[init_user(device.name)]
-        dump(_device(spec, device, account, places), file(init_name(device.name)))
+        account, present = accounts[init_user(device.name)], device.name not in absent
+        dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
@@ -208,7 +214,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         resume=spec.resume,
         dilation=spec.plan.dilation,
-        patient=next(spec.steps(), None) is not None,
+        patient=spec.eventful,
     )
 
 
@@ -232,7 +238,9 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
     )
 
 
-def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> DeviceConfig:
+def _device(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, *, present: bool
+) -> DeviceConfig:
     return DeviceConfig(
         run=spec.directory.run,
         device=device.name,
@@ -240,7 +248,7 @@ def _device(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         data_address=places.data[0],
         data_port=places.data[1],
         link=device.host_link,
-        present=device.name not in spec.absent,
+        present=present,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,
     )

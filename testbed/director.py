@@ -110,8 +110,6 @@ class Director:
         self._tell = tell
         self._next = next(steps, None)
         self._epoch: float | None = None
-        self.latest = 0.0
-        """Seconds by which the most belated step was late."""
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
         """The run clock showed 0 when the monotonic clock showed `epoch`. Where a run is resumed it goes
@@ -149,7 +147,6 @@ class Director:
             return
         at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
-        self.latest = max(self.latest, lateness)
         source = "hand" if planned is None else "scenario"
         told = {"at": at, "device": device, "source": source, "lateness": lateness}
         self._tell((AGGREGATOR, {"do": "log", **told, "details": describe(action)}))

@@ -112,14 +112,14 @@ def trainings(records: Iterable[events.Record]) -> dict[str, list[Interval]]:
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
-    """The lines of `telemetry.jsonl`; what a crash has torn is left out."""
+    """The lines of `telemetry.jsonl`; what is torn or tells no time is left out."""
     samples = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             sample = json.loads(line)
         except ValueError:
             continue
-        if isinstance(sample, dict):
+        if isinstance(sample, dict) and isinstance(sample.get("at"), int | float):
             samples.append(sample)
     return samples
 

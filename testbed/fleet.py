@@ -52,6 +52,18 @@ def directory_of(run: str, runs: Path) -> RunDirectory | None:
     return None
 
 
+def located(run: str, runs: Path) -> RunDirectory:
+    """The directory of `run`: an id in `runs`, a path, or the id of one that lives anywhere on this
+    machine. Raises BadInputError where there is none."""
+    found = directory_of(run, runs)
+    if found is None:
+        path = next((live.directory for live in find() if live.run == run), None)
+        found = None if path is None else RunDirectory(path)
+    if found is None:
+        raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
+    return found
+
+
 def resumable(runs: Path, run: str) -> RunDirectory:
     """The directory of the ended `run` (its id in `runs`, or its path), made ready to go on.
 

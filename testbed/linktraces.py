@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from testbed import traces
@@ -33,9 +33,9 @@ def read(trace: LinkTrace, folder: Path) -> list[traces.Trace]:
     return found
 
 
-def steps(device: str, trace: LinkTrace, folder: Path) -> Iterator[Step]:
-    """Each change of `device`'s link, in the order of time; without end where the trace repeats."""
-    for at, conditions in traces.together(read(trace, folder)):
+def steps(device: str, found: Sequence[traces.Trace]) -> Iterator[Step]:
+    """Each change of `device`'s link, in the order of time; without end where a trace repeats."""
+    for at, conditions in traces.together(found):
         yield Step(at, device, SetLink(_changes(conditions)))
 
 

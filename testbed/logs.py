@@ -15,13 +15,10 @@ def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[st
     `run` is a run id (living anywhere on this machine, or in `runs`) or a run directory.
     Raises BadInputError where there is no such run or part.
     """
-    directory = fleet.directory_of(run, runs)
-    name = run if directory is None else directory.run
+    directory = fleet.located(run, runs)
+    name = directory.run
     live = next((found for found in fleet.find() if found.run == name), None)
-    folder = directory.path if directory else None if live is None else live.directory
-    if folder is None:
-        raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
-    texts = {path.stem: path.read_text("utf-8", "replace") for path in folder.glob("logs/*.log")}
+    texts = {path.stem: path.read_text("utf-8", "replace") for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime == "docker":
         texts |= fleet.container_logs(name, tail)
     if part is not None and part not in texts:

@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from testbed import fleet, mailbox, units
+from testbed.arguments import DEFAULT_RUNS, Run, Runs
 from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
 
-Run = Annotated[str, typer.Argument(help="Run id, or a run directory.")]
 Devices = Annotated[list[str], typer.Argument(help="Devices, or groups of them.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
-_RUNS = Path("runs")
 _ACTIONS = {
     "kill": ("crash", "Kill devices at once, without a goodbye; restart starts them again."),
     "restart": ("restart", "Start devices again that were killed or have crashed."),
@@ -32,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _command(action: str) -> Any:
-    def command(run: Run, devices: Devices, runs: Runs = _RUNS) -> None:
+    def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
         _order(run, devices, runs, {"action": action})
 
     return command
@@ -47,7 +45,7 @@ def _set(
     rtt: Annotated[str | None, typer.Option(help="Round-trip time such as 80ms.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Duration such as 5ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Share such as 2%.")] = None,
-    runs: Runs = _RUNS,
+    runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change devices' CPU share or link in mid-run."""
     read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
@@ -70,19 +68,9 @@ def _set(
 
 
 def _order(run: str, devices: list[str], runs: Path, order: dict[str, Any]) -> None:
-    directory = _directory(run, runs)
+    directory = fleet.located(run, runs)
     for device in _expanded(directory, devices):
         mailbox.send(directory, {"device": device, **order})
-
-
-def _directory(run: str, runs: Path) -> RunDirectory:
-    found = fleet.directory_of(run, runs)
-    if found is None:
-        live = next((live.directory for live in fleet.find() if live.run == run), None)
-        found = None if live is None else RunDirectory(live)
-    if found is None:
-        raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
-    return found
 
 
 def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:

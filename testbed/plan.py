@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -224,13 +224,11 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, ...]:
     return tuple(
-        replace(device, dilation=dilation)
-        for group in topology.devices
-        for device in _devices(group, topology.seed)
+        device for group in topology.devices for device in _devices(group, topology.seed, dilation)
     )
 
 
-def _devices(group: DeviceGroup, seed: int) -> Iterator[PlannedDevice]:
+def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
     local = group.local.plain()
     link = None if group.link is None else group.link.plain()
     think = None if group.think is None else group.think.plain()
@@ -247,6 +245,7 @@ def _devices(group: DeviceGroup, seed: int) -> Iterator[PlannedDevice]:
             timing=timing,
             gflops=group.gflops,
             speed=group.speed.draw(seed, name),
+            dilation=dilation,
         )
 
 

@@ -7,7 +7,6 @@ later one replaces the whole entry of that name of an earlier one.
 
 from __future__ import annotations
 
-import difflib
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -128,8 +127,9 @@ def parse(text: str, name: str = "<text>") -> Profiles:
 def guess(name: str, known: Iterable[str]) -> str:
     """What may have been meant by `name`, which is unknown."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1) or [each for each in known if name in each]
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}."
+    longer = next((each for each in known if name in each), None)
+    found = complaints.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
+    return found or f"there are {', '.join(known)}."
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from pydantic import (
 )
 
 from testbed.availability import Availability
+from testbed.complaints import did_you_mean
 from testbed.devices import Link
 from testbed.fields import Duration, Model, PositiveSeconds, Seconds, expecting
 from testbed.yamlfile import Problem, Source, Where
@@ -327,6 +327,5 @@ def _too_early(
 
 def _expected(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
     known = list(itertools.islice(by_name, _MOST_COMPARED))  # groups come first
-    close = difflib.get_close_matches(name, known, n=1)
-    guess = f"; did you mean {close[0]}?" if close else f" such as {known[0]}"
-    return f"expected a device or a group{guess}"
+    guess = did_you_mean(name, known)
+    return "expected a device or a group" + (f"; {guess}" if guess else f" such as {known[0]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from testbed.data import Prepared
 from testbed.errors import BadInputError
 from testbed.fidelity import Clock, measure, read_samples, trainings
 from testbed.figures import Fidelity
-from testbed.live import Follower
 from testbed.plan import Plan, plan, this_host
 from testbed.resolution import needs_calibration, on_host, resolved
 from testbed.rundir import RunDirectory
@@ -137,25 +136,24 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             ended = controller.run()
         finally:
             entries["timings"] = controller.timings.as_dict()
-        outcome = _judged(spec, controller, ended)
-        if outcome.validity is not None:
-            entries["validity"] = outcome.validity.as_dict()
-        return outcome
+        records = list(events.read(spec.directory.events))
+        found = _measured(spec, controller, records)
+        found.save(spec.directory.fidelity)
+        judged = verdict(controller.host_samples, found, asking.steps(records))
+        entries["validity"] = judged.as_dict()
+        return Outcome(ended, found, judged)
 
 
-def _judged(spec: RunSpec, controller: Controller, ended: events.RunEnded) -> Outcome:
-    """What the devices got of what was asked, and whether the run can be believed."""
-    records = Follower(spec.directory.events).read()
+def _measured(spec: RunSpec, controller: Controller, records: Sequence[events.Record]) -> Fidelity:
+    """What the devices got of what was asked."""
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
     dilation = spec.plan.dilation
-    found = measure(
+    return measure(
         asking.asked(spec, records),
         (asking.in_device_time(sample, dilation) for sample in read_samples(spec.directory.telemetry)),
         Clock((controller.epoch or 0.0) / dilation, begin=begin),
         trainings(records),
     )
-    found.save(spec.directory.fidelity)
-    return Outcome(ended, found, verdict(controller.host_samples, found, asking.steps(records)))
 
 
 @contextmanager

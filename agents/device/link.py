@@ -59,7 +59,7 @@ def commands(link: Link, interface: str, before: Link = _UNLIMITED) -> list[list
 def apply(link: Link, interface: str, before: Link = _UNLIMITED) -> None:
     """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
     for command in commands(link, interface, before):
-        _run(command)
+        run(command)
     for rate, device in ((link.up, interface), (link.down, _IFB)):
         if rate is not None and (found := _rate(device)) != rate:
             raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
@@ -67,12 +67,12 @@ def apply(link: Link, interface: str, before: Link = _UNLIMITED) -> None:
 
 def plug(interface: str, *, up: bool) -> None:
     """Take the cable out, or put it back in: no packet passes meanwhile. Raises LinkError."""
-    _run(["ip", "link", "set", interface, "up" if up else "down"])
+    run(["ip", "link", "set", interface, "up" if up else "down"])
 
 
 def interface_towards(address: str) -> str:
     """The interface that routes to `address`. Raises LinkError."""
-    route = _run(["ip", "route", "get", address])
+    route = run(["ip", "route", "get", address])
     match = re.search(r"\bdev (\S+)", route)
     if match is None:
         raise LinkError(f"no interface routes to {address}: {route}")
@@ -81,7 +81,7 @@ def interface_towards(address: str) -> str:
 
 def interface_besides(other: str) -> str:
     """The container's interface that is neither `other` nor the kernel's own. Raises LinkError."""
-    links = json.loads(_run(["ip", "-j", "link", "show", "type", "veth"]))
+    links = json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))
     names = [each["ifname"] for each in links if each["ifname"] != other]
     if len(names) != 1:
         raise LinkError(f"expected one interface beside {other}, found {', '.join(names) or 'none'}")
@@ -96,12 +96,13 @@ def _tbf(rate: int) -> str:
 
 def _rate(device: str) -> int | None:
     """Rate in bit/s of the tbf at `device`'s egress."""
-    qdiscs = json.loads(_run(["tc", "-j", "qdisc", "show", "dev", device]))
+    qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     rates = [q["options"]["rate"] for q in qdiscs if q["kind"] == "tbf"]
     return 8 * int(rates[0]) if rates else None
 
 
-def _run(command: list[str]) -> str:
+def run(command: list[str]) -> str:
+    """What `command` prints. Raises LinkError with what it says where it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

@@ -121,9 +121,9 @@ class Init:
 
     def _do(self, what: str, details: Mapping[str, Any]) -> None:
         match what:
-            case "start" if self._client is None:
+            case "restart" | "join" if self._client is None:
                 self._start()
-            case "kill":
+            case "crash":
                 self._away = True
                 self._signal(signal.SIGKILL)
             case "pause" | "resume":
@@ -132,7 +132,7 @@ class Init:
             case "leave":
                 self._away, self._paused = True, False
                 self._signal(signal.SIGTERM, signal.SIGCONT)
-            case "link":
+            case "set":
                 lifted = {name: link.LIFTED for name, value in details.items() if value is None}
                 changed = replace(self._link, **{**details, **lifted})
                 link.apply(changed, self._interface, self._link)

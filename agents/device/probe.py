@@ -10,10 +10,10 @@ from agents.config import Link
 
 _FEWEST, _MOST = 5, 25
 """Round trips."""
-_TRANSFERS = 2
-"""Of which the faster one counts: a busy host makes them slower, and nothing makes them faster."""
 _SECONDS = 2.0
 """For them."""
+_TRANSFERS = 2
+"""Of which the faster one counts: a busy host makes them slower, and nothing makes them faster."""
 _PATIENCE = 30.0
 """Seconds until the router must answer."""
 

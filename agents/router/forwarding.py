@@ -1,4 +1,4 @@
-"""What makes the router's network namespace forward: the commands, and their execution.
+"""What makes the router's network namespace forward: the rules, and which iptables takes them.
 
 Devices talk to the router as if it were the broker; it passes their connections on under its own
 address, so that neither side needs a route. A device whose packets are to be delayed or lost has two
@@ -7,9 +7,7 @@ queues, one per direction, where the delay line holds them after they were recei
 
 from __future__ import annotations
 
-import subprocess
-
-from agents.device.link import LinkError
+from agents.device.link import LinkError, run
 
 _TABLES = ("iptables", "iptables-legacy")
 
@@ -43,10 +41,3 @@ def program() -> str:
         else:
             return name
     raise LinkError(f"the kernel takes no iptables rules: {problem}")
-
-
-def run(command: list[str]) -> None:
-    """Raises LinkError."""
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

@@ -22,7 +22,7 @@ from typing import Any
 from agents import config, speedtest, topics
 from agents.config import RouterConfig
 from agents.device.delayline import DelayServer, Impairment
-from agents.device.link import LinkError, interface_towards
+from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.router import forwarding
 from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
@@ -47,15 +47,18 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 class Router:
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
-        self._names = list(cfg.addresses)
-        self._links = {name: dict(cfg.links.get(name, {})) for name in self._names}
+        self._links = {name: dict(cfg.links.get(name, {})) for name in cfg.addresses}
+        self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
+        """Of each device: up, down."""
         self._held: set[str] = set()
         self._iptables = forwarding.program()
         self._topics = topics.Topics(cfg.run)
-        queues = {
-            queue: impairment(self._links[name]) for name in self._names for queue in self._queues(name)
+        impairments = {
+            queue: impairment(self._links[name])
+            for name, queues in self._queues.items()
+            for queue in queues
         }
-        self._delays = DelayServer(queues, random.Random(cfg.seed).random)  # noqa: S311
+        self._delays = DelayServer(impairments, random.Random(cfg.seed).random)  # noqa: S311
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._obey)
 
@@ -65,12 +68,12 @@ class Router:
         target = _address(self._config.target)
         inside = interface_towards(next(iter(self._config.addresses.values())))
         speedtest.listen(inside)
-        for name in self._names:
-            if impairment(self._links[name]) != Impairment():
+        for name, asked in self._links.items():
+            if impairment(asked) != Impairment():
                 self._hold(name)
         # Last: from here on packets pass, and none is to pass untouched.
         for rule in forwarding.forward(self._config.port, target, inside, interface_towards(target)):
-            forwarding.run([self._iptables, *rule])
+            run([self._iptables, *rule])
         self._connection.open()
         self._say_ready()
         try:
@@ -79,14 +82,9 @@ class Router:
             self._connection.close()
             self._delays.close()
 
-    def _queues(self, name: str) -> tuple[int, int]:
-        """Of a device: up, down."""
-        number = 2 * self._names.index(name)
-        return number, number + 1
-
     def _hold(self, name: str) -> None:
-        for rule in forwarding.hold(self._config.addresses[name], *self._queues(name)):
-            forwarding.run([self._iptables, *rule])
+        for rule in forwarding.hold(self._config.addresses[name], *self._queues[name]):
+            run([self._iptables, *rule])
         self._held.add(name)
 
     def _obey(self, event: Event) -> None:
@@ -102,7 +100,7 @@ class Router:
     def _change(self, order: dict[str, Any]) -> None:
         name = order["device"]
         link = {**self._links[name], **order["link"]}
-        for queue in self._queues(name):
+        for queue in self._queues[name]:
             self._delays.change(queue, impairment(link))
         self._links[name] = link
         if name not in self._held:

@@ -40,19 +40,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
-from testbed.timeline import (
-    Action,
-    Crash,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    Reconnect,
-    Restart,
-    Resume,
-    SetCpu,
-    SetLink,
-)
+from testbed.timeline import Action, Join, Restart, SetCpu, SetLink, describe
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -69,17 +57,6 @@ _KILLED = 137
 """Exit code of what somebody has removed."""
 _LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
 """The kernel's bounds of a container's weight against others."""
-_TOLD: dict[type[Action], str] = {
-    Crash: "kill",
-    Restart: "start",
-    Join: "start",
-    Pause: "pause",
-    Resume: "resume",
-    Leave: "leave",
-    Disconnect: "disconnect",
-    Reconnect: "reconnect",
-}
-"""What a device's init is told."""
 _LETTING_GO = 3.0
 """Seconds after which a network is given up on that the engine believes to be in use."""
 _REMOVAL = 20.0
@@ -148,14 +125,14 @@ class DockerRuntime:
                     )
                 orders: list[Order] = []
                 if rates:
-                    orders.append((device, {"do": "link", **rates}))
+                    orders.append((device, {"do": "set", **rates}))
                 if impaired:
                     orders.append((ROUTER, {"device": device, "link": impaired}))
                 return orders
             case Restart() | Join():
                 # Start-up is no part of the experiment, but must not take what others are promised.
                 self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
-        return [(device, {"do": _TOLD[type(action)]})]
+        return [(device, {"do": describe(action)["action"]})]
 
     def _update(self, device: str, **limits: Any) -> None:
         container = self._containers[device]

@@ -100,8 +100,9 @@ class ProcessRuntime:
         self._wait_for_broker(port)
         configs.write(self._spec, accounts, OnHost((HOST, port)))
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
+        absent = self._spec.absent
         for name in self._devices:
-            if name not in self._spec.absent:
+            if name not in absent:
                 self._spawn_client(name)
         return accounts[CONTROLLER].at(HOST, port)
 
@@ -182,7 +183,7 @@ class ProcessRuntime:
         if self._duty_cycle is not None:
             self._duty_cycle.close()
         children = dict(self._children)
-        for device in self._paused:
+        for device in self._paused & children.keys():  # one that never joined has no process
             children[device].send_signal(signal.SIGCONT)
         last = [children.pop(BROKER)] if BROKER in children else []
         end(children.values())

@@ -31,12 +31,12 @@ from testbed.virtual.device import Device, Work
 class World(Protocol):
     """What `testbed.virtual.simulation.Simulation` lets happen."""
 
-    def life_of(self, name: str) -> Device | None: ...
+    def device(self, name: str) -> Device: ...
     def begin_life(self, name: str) -> Device: ...
     def say(self, name: str, state: str) -> None: ...
     def tell(self, name: str, message: wire.UpdateMessage) -> None: ...
     def now_and_then(self, happens: Callable[[], None], device: Device) -> None: ...
-    def replan(self, device: Device, work: Work) -> None: ...
+    def work_on(self, device: Device, work: Work) -> None: ...
 
 
 def act(world: World, name: str, action: Action, now: float) -> None:
@@ -45,7 +45,7 @@ def act(world: World, name: str, action: Action, now: float) -> None:
         case Restart() | Join():
             _begin(world, name, action, now)
             return
-    device = world.life_of(name) or world.begin_life(name)
+    device = world.device(name)
     match action:
         case SetCpu(share):
             _set_share(world, device, share, now)
@@ -75,11 +75,11 @@ def act(world: World, name: str, action: Action, now: float) -> None:
 
 def _begin(world: World, name: str, action: Action, now: float) -> None:
     """A life begins where none is. What froze the device or cut it off still does, unless it joins."""
-    last = world.life_of(name)
-    if last is not None and last.alive:
+    last = world.device(name)
+    if last.alive:
         return
     device = world.begin_life(name)
-    if last is not None and not isinstance(action, Join):
+    if not isinstance(action, Join):
         device.cut_off = last.cut_off
         device.frozen_at = None if last.frozen_at is None else now
 
@@ -102,7 +102,7 @@ def _set_share(world: World, device: Device, share: float, now: float) -> None:
         left = (ends - now) * factor
         # A pause that goes on is counted when it is over.
         work = Work(work.training, work.started, now + left - paused_for, device.lost_to_pauses)
-        world.replan(device, work)
+        world.work_on(device, work)
 
 
 def _let_go(waiting: list[Callable[[], None]]) -> None:

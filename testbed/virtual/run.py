@@ -116,9 +116,15 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     population = importance(topology, spec.samples)
     rng = np.random.default_rng(SeedSequence(topology.seed, spawn_key=(0, 0)))
     server = Server(w, {}, rng, population=population)
-    eventful = next(spec.steps(), None) is not None
     settings = Settings(
-        run_id, schema, rule.client_side, population, stop, topology.evaluate.every, _NEVER, eventful
+        run_id,
+        schema,
+        rule.client_side,
+        population,
+        stop,
+        topology.evaluate.every,
+        _NEVER,
+        patient=spec.eventful,
     )
     fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view))
     return Simulation(

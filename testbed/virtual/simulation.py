@@ -92,7 +92,9 @@ class Simulation:
         stands still."""
         try:
             for name in self._server.population:
-                if name not in self._absent:
+                if name in self._absent:
+                    self.begin_life(name).alive = False  # the one that it has until it joins
+                else:
                     self._execute(self._core.status(name, "ready", 0.0))
             self._plan_step()
             self._execute(self._core.start(wall_clock, 0.0))
@@ -163,8 +165,7 @@ class Simulation:
 
     def now_and_then(self, happens: Callable[[], None], device: Device) -> None:
         """As soon as `device`'s packets pass and its client runs."""
-        if device.alive:
-            self._inbound(self._now, device, happens)
+        self._inbound(self._now, device, happens)
 
     def say(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
@@ -174,18 +175,14 @@ class Simulation:
         """The aggregator hears `message` from `name`."""
         self._execute(self._core.update(name, message, self._update_size, self._now))
 
-    def life_of(self, name: str) -> Device | None:
-        """The last life of a device; None where there was none yet."""
-        return self._devices.get(name)
+    def device(self, name: str) -> Device:
+        """The life that it has, or had last."""
+        return self._devices.get(name) or self.begin_life(name)
 
     def begin_life(self, name: str) -> Device:
         """A new life of a device, after the one that there was."""
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
-
-    def replan(self, device: Device, work: Work) -> None:
-        """The training that goes on is now `work`."""
-        self._end_training(device, work)
 
     def _local(self, time: float, device: Device, happens: Callable[[], None]) -> None:
         """Plan what the client's process does at `time`, or later by what it is frozen until then."""
@@ -243,7 +240,7 @@ class Simulation:
                     for name in list(self._server.clients):
                         self._send(name, model)
                 case act.Request(name, what):
-                    self._request(self._device(name), what)
+                    self._request(self.device(name), what)
                 case act.Evaluate(version):
                     self._submit_evaluation(version)
                 case act.Save(version, final):
@@ -264,14 +261,8 @@ class Simulation:
             self._run, version, number, self._schema, self._snapshot[1], lr, acknowledged
         )
 
-    def _device(self, name: str) -> Device:
-        device = self._devices.get(name)
-        if device is None:
-            device = self.begin_life(name)
-        return device
-
     def _send(self, name: str, model: wire.ModelMessage) -> None:
-        device = self._device(name)
+        device = self.device(name)
 
         def arrives() -> None:
             self._obey(device, device.core.model(model, self._now))
@@ -320,9 +311,10 @@ class Simulation:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
         ended = _rounded(self._now + device.training_time(training.steps))
-        self._end_training(device, Work(training, self._now, ended, device.lost_to_pauses))
+        self.work_on(device, Work(training, self._now, ended, device.lost_to_pauses))
 
-    def _end_training(self, device: Device, work: Work) -> None:
+    def work_on(self, device: Device, work: Work) -> None:
+        """What the device works on is `work` now."""
         device.working_on = work
 
         def ends() -> None:
@@ -345,7 +337,7 @@ class Simulation:
         done = min(max(done, 0), work.training.steps)
         work.training.cut(done)
         ended = _rounded(max(self._now, work.started + paused + done * step))
-        self._end_training(device, Work(work.training, work.started, ended, device.lost_to_pauses))
+        self.work_on(device, Work(work.training, work.started, ended, device.lost_to_pauses))
 
     def _think(self, device: Device, seconds: float) -> None:
         work = device.working_on

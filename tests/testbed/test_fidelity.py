@@ -192,10 +192,11 @@ def test_what_is_no_sample_is_passed_over() -> None:
     assert (silent.measured, silent.used, silent.probes) == (0.0, None, 0)
 
 
-def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+def test_what_is_torn_or_tells_no_time_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text(
-        '{"device": "pi", "at": 1}\n{"device": "pi", "a\n[1]\n{"device": "pi", "at": 2}\n{"de'
+        '{"device": "pi", "at": 1}\n{"device": "pi", "a\n[1]\n'
+        '{"device": "pi"}\n{"device": "pi", "at": 2}\n{"de'
     )
     assert read_samples(path) == [{"device": "pi", "at": 1}, {"device": "pi", "at": 2}]
 

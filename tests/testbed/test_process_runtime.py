@@ -24,6 +24,7 @@ from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
+from testbed.timeline import Pause
 from testbed.topology import parse
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
-def spec(path: Path, devices: int = 2, cpu: float = 0.1) -> RunSpec:
+def spec(path: Path, devices: int = 2, cpu: float = 0.1, more: str = "") -> RunSpec:
     """A run in the folder `path`."""
     topology = parse(f"""
 name: t
@@ -45,6 +46,7 @@ task: {{name: digits-logreg, local: {{steps: 1}}}}
 rule: {{name: fedavg}}
 devices: [{{name: d, count: {devices}, cpu: {cpu}}}]
 stop: {{after: 10s}}
+{more}
 """)
     planned = plan(topology, "process", this_host(), oversubscribe=True)
     directory = RunDirectory.create(path, f"t-{path.name}")
@@ -122,6 +124,14 @@ def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_p
     assert time.monotonic() - begin < GRACE + 3
     assert of(run) == []
     assert {runtime.ended()[name] for name in names} == {-signal.SIGKILL}
+
+
+def test_one_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> None:
+    runtime = make(spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]"))
+    runtime.start()
+    runtime.act("d-2", Pause())
+    runtime.stop()
+    assert runtime.ended().keys() == {"broker", "aggregator", "d-1"}
 
 
 def test_a_device_that_ends_is_told(make: Make, tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def _applied(records: list[events.Record], client: str = "a") -> list[float]:
         (A, [{"at": "2500ms", "disconnect": "a", "for": "2s"}], [1, 2, 4.5, 5.5, 6.5]),
         (A, [{"at": "3500ms", "leave": "a"}, {"at": "5s", "join": "a"}], [1, 2, 3, 6, 7]),
         (A, [{"at": "3s", "join": "a"}], [4, 5, 6, 7]),
+        # What is set before it joins holds from there on.
+        (
+            WORKER,
+            [{"at": "1s", "set": "a", "cpu": 0.25}, {"at": "3s", "join": "a"}],
+            [5, 7],
+        ),
         # Half a second each way from there on.
         (A, [{"at": "1500ms", "set": "a", "link": {"rtt": "1s"}}], [1, 2.5, 4.5, 6.5]),
         (WORKER, [], [1, 2, 3, 4, 5, 6, 7]),
