@@ -127,6 +127,15 @@ class AggregatorConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """A link that all devices of the same `name` share, such as a Wi-Fi cell; None means unlimited."""
+
+    name: str
+    up: int | None = None
+    down: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """Access link of a device as it is asked for; None means unlimited."""
 
@@ -139,6 +148,14 @@ class Link:
     loss: float = 0.0
     """Share of the packets that are lost, each way."""
 
+    def behind(self, access: Access | None) -> Link:
+        """What a device has of this link that is alone on what it shares."""
+        if access is None:
+            return self
+        return dataclasses.replace(
+            self, up=_slower(self.up, access.up), down=_slower(self.down, access.down)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
@@ -150,8 +167,12 @@ class DeviceConfig:
     """On the control network."""
     data_address: str
     """The client's broker host, behind the access link."""
-    data_port: int
     link: Link | None
+    """The device's own; None where it is not shaped."""
+    probed: Link | None
+    """The whole way to the server, where it is to be measured."""
+    shared: str
+    """Name of what it shares with other devices on that way; else its own."""
     client_config: str
     """Path of the ClientConfig for the client process that init starts."""
     user: int
@@ -168,14 +189,19 @@ class RouterConfig:
     run: str
     broker: Broker
     """On the control network."""
-    target: str
-    """The broker's host name on its own side."""
-    port: int
+    targets: Mapping[str, int]
+    """Host names on the server's side, the broker's first, and the TCP port of each."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
     """`rtt`, `jitter` and `loss` of each device, as in `Link`."""
+    access: Mapping[str, Access]
+    """What devices share; only those that do."""
     seed: int
+
+
+def _slower(*rates: int | None) -> int | None:
+    return min((rate for rate in rates if rate is not None), default=None)
 
 
 def dump(config: Any, path: Path) -> None:
@@ -211,4 +237,7 @@ def _nested(hint: Any, value: Any) -> Any:
         for option in options:
             if dataclasses.is_dataclass(option) and isinstance(option, type):
                 return from_dict(option, value)
+            if typing.get_origin(option) is Mapping:
+                of_values = typing.get_args(option)[1]
+                return {key: _nested(of_values, each) for key, each in value.items()}
     return value

@@ -1,30 +1,38 @@
 """How fast a device's link really is: some bytes through it, each way, timed where they arrive.
 
+    python -m agents.speedtest COMMAND ...
+
+answers the devices at this container's address, and becomes COMMAND, with which it ends.
+
 One connection per direction. The device sends a line, `up SIZE` or `down SIZE`; then the bytes go that
 way, and for `up` the receiver's measure comes back as a line of JSON. What is measured is TCP payload
-between the first and the last arrival, so that neither delay nor handshake counts.
+between the first and the last arrival, so that neither delay nor handshake counts. Devices that share a
+link measure in turn: `turn NAME` answers once the link NAME is theirs, until the connection ends.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import socketserver
-import struct
+import sys
 import threading
 import time
-from contextlib import closing
-from fcntl import ioctl
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 PORT = 1884
 _CHUNK = 1 << 16
 _LONGEST = 30.0
 """Seconds."""
+_LONGEST_WAIT = 600.0
+"""Seconds, for a turn."""
 _SECONDS = 1.0
 """Of transfer at the asked rate."""
 _LEAST, _MOST = 12_000, 4_000_000
 """Bytes: enough packets to tell a rate, and no more than a start-up bears."""
-_SIOCGIFADDR = 0x8915
 
 
 def size(rate: int) -> int:
@@ -46,25 +54,43 @@ def download(host: str, rate: int) -> float:
         return _rate(*_drain(sock, size(rate)))
 
 
-def round_trip(host: str, port: int) -> float:
-    """Seconds that a connection to `host` takes: one round trip. Raises OSError."""
-    begin = time.monotonic()
-    with closing(socket.create_connection((host, port), _LONGEST)):
-        return time.monotonic() - begin
+def main() -> None:
+    listening = _Server((socket.gethostbyname(socket.gethostname()), PORT))
+    if os.fork() == 0:
+        listening.serve_forever()
+    os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
 
 
-def listen(interface: str) -> None:
-    """Answer the devices on `interface`, in threads of their own, as long as this process lives."""
-    server = _Server((_address_of(interface), PORT), _Handler)
+@contextmanager
+def turn(host: str, name: str) -> Iterator[None]:
+    """As long as it is this device's turn on the link `name`. Raises OSError."""
+    with closing(socket.create_connection((host, PORT), _LONGEST)) as sock:
+        sock.settimeout(_LONGEST_WAIT)
+        sock.sendall(f"turn {name}\n".encode())
+        if not sock.recv(1):
+            raise ConnectionError(f"{host} has no turn for this device")
+        yield
+
+
+def listen(address: str) -> None:
+    """Answer devices at `address`, in threads of this process, as long as it lives."""
+    server = _Server((address, PORT))
     threading.Thread(target=server.serve_forever, name="speedtest", daemon=True).start()
 
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, _Handler)
+        self.turns: defaultdict[bytes, threading.Lock] = defaultdict(threading.Lock)
+        """By name of the link."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
+    server: _Server
     rbufsize = 0  # what follows the line is to be timed, not read ahead
     timeout = _LONGEST
 
@@ -72,12 +98,16 @@ class _Handler(socketserver.StreamRequestHandler):
         request = self.rfile.readline(64)
         if not request:  # it wanted to know how long connecting takes
             return
-        direction, count = request.split()
-        wanted = min(int(count), _MOST)
-        if direction == b"down":
-            self.request.sendall(bytes(wanted))
+        direction, what = request.split()
+        if direction == b"turn":
+            with self.server.turns[what]:
+                self.wfile.write(b"!")
+                self.connection.settimeout(_LONGEST_WAIT)
+                self.rfile.read(1)  # until the device is done
+        elif direction == b"down":
+            self.request.sendall(bytes(min(int(what), _MOST)))
         else:
-            self.wfile.write(json.dumps(_drain(self.request, wanted)).encode() + b"\n")
+            self.wfile.write(json.dumps(_drain(self.request, min(int(what), _MOST))).encode() + b"\n")
 
 
 def _connected(host: str, request: str) -> socket.socket:
@@ -100,7 +130,5 @@ def _rate(count: int, seconds: float) -> float:
     return 8 * count / seconds if seconds > 0 else float("inf")
 
 
-def _address_of(interface: str) -> str:
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24])
+if __name__ == "__main__":
+    main()

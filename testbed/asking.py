@@ -45,7 +45,13 @@ def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]
     """A sample of the host, as the devices would have taken it."""
     told = {**sample, "at": sample["at"] / dilation}
     if "probe" in sample:
-        factors = {"up": dilation, "down": dilation, "rtt": 1 / dilation}
+        factors = {
+            "up": dilation,
+            "down": dilation,
+            "rtt": 1 / dilation,
+            "jitter": 1 / dilation,
+            "loss": 1.0,
+        }
         told["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
     return told
 
@@ -65,8 +71,8 @@ class _Device:
 
     def __post_init__(self) -> None:
         self._ask_cpu(self.planned.cpu or 0.0, 0.0)
-        if self.planned.link is not None:
-            self._ask_link(self.planned.link, 0.0)
+        if not self.planned.direct:
+            self._ask_link(self.planned.link or Link(), 0.0)
         if self.away:
             self._hold("down", 0.0)
 
@@ -104,8 +110,11 @@ class _Device:
         self._cpu.append(AskedCpu(share, period, at))
 
     def _ask_link(self, link: Link, at: float) -> None:
+        if self._link and link == self._now:
+            return  # as a trace begins
         self._now = link
-        self._link.append(AskedLink(link.up, link.down, link.rtt / 2, link.jitter, link.loss, at))
+        way = link.behind(self.planned.access)
+        self._link.append(AskedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
     def _hold(self, what: str, at: float) -> None:
         self._held.setdefault(what, at)

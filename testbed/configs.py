@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agents import speedtest
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
@@ -53,9 +54,16 @@ class RunSpec:
     @property
     def routed(self) -> bool:
         """Whether devices reach the broker through a router: any of them has a link, or will."""
-        return any(device.link is not None for device in self.plan.devices) or any(
+        return any(not device.direct for device in self.plan.devices) or any(
             entry.link is not None for entry in self.topology.scenario
         )
+
+    @property
+    def probed(self) -> frozenset[str]:
+        """Devices that measure their link before the run clock starts."""
+        if self.plan.runtime != "docker":
+            return frozenset()
+        return frozenset(device.name for device in self.plan.devices if not device.direct)
 
     @property
     def absent(self) -> frozenset[str]:
@@ -187,12 +195,12 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     config = RouterConfig(
         run=spec.directory.run,
         broker=account.at(*places.control),
-        target=ROUTED_BROKER,
-        port=places.data[1],
+        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: speedtest.PORT},
         addresses=addresses,
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS} for name, link in links.items()
         },
+        access={d.name: d.host_access for d in spec.plan.devices if d.host_access is not None},
         seed=spec.topology.seed,
     )
     dump(config, spec.directory.config(ROUTER))
@@ -246,8 +254,9 @@ def _device(
         device=device.name,
         broker=account.at(*places.control),
         data_address=places.data[0],
-        data_port=places.data[1],
         link=device.host_link,
+        probed=device.host_way,
+        shared=device.name if device.access is None else device.access.name,
         present=present,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,

@@ -69,6 +69,8 @@ class Controller:
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
         """Those that the run clock waits for."""
+        self._unmeasured = set(spec.probed)
+        """Whose link is not yet known to be as asked."""
         self._status: dict[str, str] = {}
         self._gone: dict[str, int] = {}
         self._follower = Follower(spec.directory.events)
@@ -155,7 +157,7 @@ class Controller:
         reported = 0
         for _ in self._ticks():
             living = self._awaited - self._gone.keys()
-            ready = {name for name in living if self._status.get(name) == "ready"}
+            ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
             if len(ready) > reported:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
@@ -238,6 +240,8 @@ class Controller:
         text = event.payload.decode(errors="replace")
         if event.topic == self._topics.telemetry(name):
             write_telemetry(text + "\n")
+            if name in self._unmeasured and '"probe"' in text:
+                self._unmeasured.discard(name)
             return
         self._status[name] = text
         if text == "ready" and name in self._devices:

@@ -120,6 +120,23 @@ class Link(ServerLink):
         return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
 
 
+class Access(Model):
+    """A link that all devices share whose group names it, such as a Wi-Fi cell; at least one rate."""
+
+    name: Name
+    up: Rate | None = Field(default=None, description="From all its devices together")
+    down: Rate | None = Field(default=None, description="To all its devices together")
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+        return self
+
+    def plain(self) -> config.Access:
+        return config.Access(self.name, self.up, self.down)
+
+
 class ConstantSpeed(Model):
     """The same for every device."""
 
@@ -227,6 +244,9 @@ class DeviceGroup(Model):
     )
     memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
     link: Link | None = None
+    access: Access | None = Field(
+        default=None, description="What its devices share with all whose access has the same name"
+    )
     think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
     availability: Availability | None = Field(
         default=None, description="When a device can be reached; always, where not given"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from agents import config
 from testbed import traces
-from testbed.devices import LinkTrace
+from testbed.devices import Link, LinkTrace
 from testbed.timeline import SetLink, Step
 from testbed.traces import Conditions
 
@@ -31,6 +32,19 @@ def read(trace: LinkTrace, folder: Path) -> list[traces.Trace]:
             except (ValueError, UnicodeDecodeError) as error:
                 raise ValueError(f"{path}: {error}") from error
     return found
+
+
+def at_begin(link: Link) -> config.Link:
+    """What `link` is when the run begins. Raises ValueError, OSError."""
+    plain = link.plain()
+    if link.trace is None:
+        return plain
+    first = next(iter(traces.together(read(link.trace, Path()))), None)
+    if first is None or first[0] > 0:
+        return plain
+    # Not an outage: nothing could even be started then.
+    changes = {name: value for name, value in _changes(first[1]).items() if value != _OUTAGE}
+    return SetLink(changes).applied_to(plain)
 
 
 def steps(device: str, found: Sequence[traces.Trace]) -> Iterator[Step]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 
-from agents.config import Duration, Link, Local
+from agents.config import Access, Duration, Link, Local
+from testbed import linktraces
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
 from testbed.topology import Topology
@@ -39,6 +40,9 @@ class PlannedDevice:
     """Bytes."""
     local: Local
     link: Link | None = None
+    """Its own, as the run begins."""
+    access: Access | None = None
+    """What it shares with others of the same access."""
     think: Duration | None = None
     timing: Duration | None = None
     """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
@@ -60,6 +64,21 @@ class PlannedDevice:
     def host_link(self) -> Link | None:
         """The link as the host has to make it."""
         return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
+
+    @property
+    def host_access(self) -> Access | None:
+        """As the host has to make it."""
+        return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
+
+    @property
+    def host_way(self) -> Link | None:
+        """All that the host has to make between the device and the server, for a device alone on it."""
+        return None if self.direct else (self.host_link or Link()).behind(self.host_access)
+
+    @property
+    def direct(self) -> bool:
+        """Whether nothing slows its way to the server."""
+        return self.link is None and self.access is None
 
     @property
     def period(self) -> int:
@@ -174,7 +193,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss")
+_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access")
 
 
 def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
@@ -192,6 +211,7 @@ def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
         "rtt": format_duration(link.rtt) if link.rtt else None,
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
+        "access": None if device.access is None else device.access.name,
         "think": _duration(device.think),
         "local": _local(device.local),
     }
@@ -230,7 +250,8 @@ def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, 
 
 def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
     local = group.local.plain()
-    link = None if group.link is None else group.link.plain()
+    link = None if group.link is None else linktraces.at_begin(group.link)
+    access = None if group.access is None else group.access.plain()
     think = None if group.think is None else group.think.plain()
     timing = None if group.timing is None else group.timing.plain()
     for name in group.device_names:
@@ -241,6 +262,7 @@ def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[Planned
             memory=group.memory,
             local=local,
             link=link,
+            access=access,
             think=think,
             timing=timing,
             gflops=group.gflops,
@@ -270,6 +292,8 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
             yield _not_emulated(topology, (*where, "speed"), runtime)
         if group.availability is not None and runtime == "process":
             yield _not_emulated(topology, (*where, "availability"), runtime)
+        if group.access is not None and runtime == "process":
+            yield _not_emulated(topology, (*where, "access"), runtime)
         if group.link is not None and runtime == "process":
             yield topology.source.problem(
                 (*where, "link"),

@@ -246,6 +246,19 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                     "take a rule that does (testbed rules shows them)",
                 )
     for index, group in enumerate(groups):
+        first = next(
+            (
+                g.access
+                for g in groups
+                if g.access and group.access and g.access.name == group.access.name
+            ),
+            None,
+        )
+        if first != group.access and first is not None:
+            yield (
+                ("devices", index, "access"),
+                f"{first.name} has other rates before: write the same, or give it another name",
+            )
         if group.gflops is not None and task.flops_per_step is None:
             yield (
                 ("devices", index, "gflops"),

@@ -1,8 +1,9 @@
-"""Delay, jitter and loss of a link by a delay line in userspace, for kernels without sch_netem.
+"""Delay, jitter and loss of a link by a delay line in userspace, for kernels without sch_netem; and the
+rate that several devices share, as in a Wi-Fi cell.
 
 It stands on the receiving side: an iptables rule sends what was received to an NFQUEUE, where
 the kernel holds each packet until it is due. (On the sending side TCP, which counts what its own host
-still holds, would slow down.) The rate is the business of `agents.device.link`.
+still holds, would slow down.) A device's own rate is the business of `agents.device.link`.
 
 Fail closed: the rules have no --queue-bypass, so while no delay line serves a queue, before it starts
 or after it died, however it died, the kernel drops all that the queue is sent.
@@ -20,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues, QueueState
 
@@ -32,6 +34,10 @@ _DOZE, _NAP = 0.010, 0.005
 
 _EARLY_MAX = 0.0005
 """Seconds by which a packet may be accepted early so that the mean is right."""
+_FRAME = 14
+"""Bytes of the Ethernet header, which a rate counts and IP does not."""
+_WAITING, _PACKETS = 0.2, 12 * 1514
+"""Seconds at a shared rate, or bytes if that is more, that wait in its queue; what is beyond is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +73,27 @@ class Tally:
 
 
 @dataclass(slots=True)
+class Cell:
+    """One direction of a link that devices share: packets pass one after the other, as they came."""
+
+    rate: float
+    """bit/s on the wire."""
+    free: float = 0.0
+    """When the last packet is through."""
+
+    def through(self, now: float, size: int) -> float | None:
+        """When a packet of `size` bytes (of IP) is through; None where the queue is full."""
+        waits = self.free - now
+        if waits > max(_WAITING, 8 * _PACKETS / self.rate):
+            return None
+        self.free = max(now, self.free) + 8 * (size + _FRAME) / self.rate
+        return self.free
+
+
+@dataclass(slots=True)
 class _Lane:
     impairment: Impairment
+    cell: Cell | None = None
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
     """(due, arrival, packet), oldest first; due times never fall."""
     tally: Tally = field(default_factory=Tally)
@@ -79,11 +104,18 @@ class DelayLine:
 
     Packets of a queue never overtake each other: one that would, because its jitter is smaller or
     the delay was cut, is due with the one before it. `uniform` gives random numbers in [0, 1). Times are
-    seconds of any clock that never goes back.
+    seconds of any clock that never goes back. `cells` has the queues whose rate is shared.
     """
 
-    def __init__(self, impairments: Mapping[int, Impairment], uniform: Callable[[], float]) -> None:
-        self._lanes = {queue: _Lane(impairment) for queue, impairment in impairments.items()}
+    def __init__(
+        self,
+        impairments: Mapping[int, Impairment],
+        uniform: Callable[[], float],
+        cells: Mapping[int, Cell] = MappingProxyType({}),
+    ) -> None:
+        self._lanes = {
+            queue: _Lane(impairment, cells.get(queue)) for queue, impairment in impairments.items()
+        }
         self._uniform = uniform
         self._heads: list[tuple[float, int]] = []  # heap of (due time of its oldest packet, queue)
 
@@ -91,18 +123,22 @@ class DelayLine:
         """For what arrives from now on; packets held keep their due time. Safe from any thread."""
         self._lanes[queue].impairment = impairment
 
-    def arrive(self, queue: int, packet: int, now: float) -> bool:
-        """Take in `packet`; False: drop it now."""
+    def arrive(self, queue: int, packet: int, now: float, size: int = 0) -> bool:
+        """Take in `packet` of `size` bytes; False: drop it now."""
         lane = self._lanes[queue]
         lane.tally.arrived += 1
         impairment = lane.impairment  # read once: another thread may change it
         if impairment.loss and self._uniform() < impairment.loss:
             lane.tally.dropped += 1
             return False
+        passed = now if lane.cell is None else lane.cell.through(now, size)
+        if passed is None:
+            lane.tally.dropped += 1
+            return False
         delay = impairment.delay
         if impairment.jitter:
             delay = max(0.0, delay + impairment.jitter * (2 * self._uniform() - 1))
-        due = now + delay
+        due = passed + delay
         if lane.held:
             due = max(due, lane.held[-1][0])
         else:
@@ -157,10 +193,15 @@ class DelayServer:
     """
 
     def __init__(
-        self, impairments: Mapping[int, Impairment], uniform: Callable[[], float], length: int = _LENGTH
+        self,
+        impairments: Mapping[int, Impairment],
+        uniform: Callable[[], float],
+        cells: Mapping[int, Cell] = MappingProxyType({}),
+        length: int = _LENGTH,
     ) -> None:
         """`length`: packets that each queue may hold, at least 1.5 × rate × delay."""
-        self._line = DelayLine(impairments, uniform)
+        self._line = DelayLine(impairments, uniform, cells)
+        self._sized = frozenset(cells)
         self.realtime = False
         self._stopping = False
         self._early = 0.0001
@@ -169,7 +210,8 @@ class DelayServer:
         self._sources = [self._queues.fileno(), self._wake]
         try:
             for queue, impairment in impairments.items():
-                self._queues.bind(queue, length, whole=_whole(impairment))
+                sized = queue in cells
+                self._queues.bind(queue, length, whole=self._whole(queue, impairment), sized=sized)
         except BaseException:
             self.close()
             raise
@@ -182,7 +224,12 @@ class DelayServer:
     def change(self, queue: int, impairment: Impairment) -> None:
         """For what arrives from now on. KeyError for a queue that is not served."""
         self._line.change(queue, impairment)
-        self._queues.keep_whole(queue, whole=_whole(impairment))
+        self._queues.keep_whole(queue, whole=self._whole(queue, impairment))
+
+    def _whole(self, queue: int, impairment: Impairment) -> bool:
+        """A merged packet would be lost, or fill a shared link, as up to 45 of the wire in a row. All or
+        none lost makes no difference."""
+        return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> Tally:
         """What became of the packets of `queue` that got here."""
@@ -205,7 +252,7 @@ class DelayServer:
         while not self._stopping:
             if readable:
                 packets, now = queues.receive(_BATCH), time.monotonic()
-                queues.drop([packet for packet in packets if not line.arrive(*packet, now)])
+                queues.drop([(q, n) for q, n, size in packets if not line.arrive(q, n, now, size)])
             self._accept()
             readable = self._wait()
 
@@ -233,8 +280,3 @@ def _realtime() -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _whole(impairment: Impairment) -> bool:
-    """A merged packet lost would be up to 45 of the wire in a row; whole or none makes no difference."""
-    return impairment.loss in (0, 1)

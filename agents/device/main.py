@@ -69,8 +69,8 @@ class Init:
         if self._config.present:
             self._start()
         self._connection.open()
-        if self._config.link is not None:
-            threading.Thread(target=self._probe, args=(self._config.link,), daemon=True).start()
+        if self._config.probed is not None:
+            threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
         try:
             return self._serve()
         finally:
@@ -79,9 +79,10 @@ class Init:
     def _probe(self, asked: Link) -> None:
         """Measure the link, beside the client's start-up, and tell."""
         try:
-            found = probe.measure(asked, self._config.data_address, self._config.data_port)
-        except OSError as error:
+            found = probe.measure(asked, self._config.data_address, self._config.shared)
+        except OSError as error:  # fail closed: nobody knows what this link is
             sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
+            os.kill(os.getpid(), signal.SIGTERM)
         else:
             self._tell({"at": time.monotonic(), "probe": found})
 

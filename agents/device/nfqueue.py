@@ -1,9 +1,10 @@
 """Packets that an NFQUEUE rule hands to userspace: a client of the kernel's nfnetlink_queue.
 
-The kernel holds the packets; here only their numbers are seen (copy mode META), and a verdict is sent
-for each. Numbers rise within a queue, so one message accepts everything up to a number. Formats and
-constants: linux/netfilter/nfnetlink_queue.h. Needs CAP_NET_ADMIN in the network namespace, at every
-message: a process that gives up the capability can no longer send verdicts.
+The kernel holds the packets; here only their numbers are seen (copy mode META) and, of queues where it
+matters, their length (copy mode PACKET, four bytes of the IPv4 header). A verdict is sent for each.
+Numbers rise within a queue, so one message accepts everything up to a number. Formats and constants:
+linux/netfilter/nfnetlink_queue.h. Needs CAP_NET_ADMIN in the network namespace, at every message: a
+process that gives up the capability can no longer send verdicts.
 
 Fail closed: a packet of a queue nobody is bound to, or that overruns a buffer, is dropped by the kernel
 (as long as its rule has no --queue-bypass), and closing the socket drops what is still held.
@@ -26,10 +27,10 @@ _REQUEST, _ACK = 0x1, 0x4
 _NLMSG_ERROR = 2
 _SUBSYSTEM = 3 << 8  # NFNL_SUBSYS_QUEUE
 _PACKET, _VERDICT, _CONFIG, _VERDICT_BATCH = (_SUBSYSTEM | kind for kind in range(4))
-_PACKET_HDR, _VERDICT_HDR = 1, 2
+_PACKET_HDR, _VERDICT_HDR, _PAYLOAD = 1, 2, 10
 _CFG_CMD, _CFG_PARAMS, _CFG_MAXLEN, _CFG_MASK, _CFG_FLAGS = range(1, 6)
 _BIND = 1
-_COPY_META = 1
+_COPY_META, _COPY_PACKET = 1, 2
 _GSO = 1 << 2
 _DROP, _ACCEPT = 0, 1
 
@@ -48,6 +49,12 @@ _VERDICT_ATTRIBUTE = _ATTRIBUTE.pack(12, _VERDICT_HDR)
 _HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
 _NOTICE = struct.Struct(">18xH4xI")
 """Queue and packet number of a packet's notice, whose first attribute is its packet header."""
+_SEEN = 4
+"""Bytes of a packet that are looked at: an IPv4 header's first, with the length."""
+_LENGTH = struct.Struct(">2xH")
+_PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _SEEN, _PAYLOAD)
+Notice = tuple[int, int, int]
+"""Queue, packet, and length in bytes (of IP), 0 where the queue does not look at it."""
 
 
 class QueueError(Exception):
@@ -93,17 +100,17 @@ class PacketQueues:
         """Readable when packets are there."""
         return self._socket.fileno()
 
-    def bind(self, queue: int, length: int, *, whole: bool) -> None:
+    def bind(self, queue: int, length: int, *, whole: bool, sized: bool = False) -> None:
         """Take queue number `queue`, of at most `length` packets; what comes beyond them is dropped.
 
-        `whole`: see `keep_whole`. Not while another thread receives. Raises QueueError, and ValueError
-        for a number that no queue can have.
+        `whole`: see `keep_whole`; `sized`: whether packets come with their length. Not while another
+        thread receives. Raises QueueError, and ValueError for a number that no queue can have.
         """
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
         attributes = [
             _attribute(_CFG_CMD, struct.pack(">BxH", _BIND, 0)),
-            _attribute(_CFG_PARAMS, struct.pack(">IB", 0, _COPY_META)),
+            _attribute(_CFG_PARAMS, struct.pack(">IB", _SEEN, _COPY_PACKET if sized else _COPY_META)),
             _attribute(_CFG_MAXLEN, struct.pack(">I", length)),
             *_flags(whole=whole),
         ]
@@ -118,21 +125,21 @@ class PacketQueues:
         """
         self._socket.send(_message(_CONFIG, queue, _flags(whole=whole), _REQUEST))
 
-    def receive(self, limit: int = 64) -> list[tuple[int, int]]:
-        """(queue, packet) of packets that came, oldest first, about `limit` at most; does not wait.
+    def receive(self, limit: int = 64) -> list[Notice]:
+        """Packets that came, oldest first, about `limit` at most; does not wait.
 
         Raises QueueError where the kernel reports that a queue is no longer ours.
         """
         if self._pending:
             data, self._pending = b"".join(self._pending), []
             return parse(data)
-        packets: list[tuple[int, int]] = []
+        packets: list[Notice] = []
         receive, unpack = self._socket.recv, _NOTICE.unpack_from  # this loop runs once per packet
         try:
             for _ in range(limit):
                 data = receive(_NOTICE_SIZE, socket.MSG_DONTWAIT)
                 if data[4:6] == _PACKET_TYPE and data[20:24] == _HDR_ATTRIBUTE:
-                    packets.append(unpack(data))
+                    packets.append((*unpack(data), _size(data)))
                 else:
                     packets += parse(data)
         except BlockingIOError:
@@ -190,8 +197,16 @@ class PacketQueues:
         return f"queue {queue}: {os.strerror(code)}"
 
 
-def parse(data: bytes) -> list[tuple[int, int]]:
-    """(queue, packet) of every packet that a netlink datagram tells of, whatever its layout.
+def _size(notice: bytes) -> int:
+    """Of a packet, from its notice: what was seen of it stands last there."""
+    if notice[-8:-4] != _PAYLOAD_ATTRIBUTE:
+        return 0
+    size: int = _LENGTH.unpack_from(notice, len(notice) - _SEEN)[0]
+    return size
+
+
+def parse(data: bytes) -> list[Notice]:
+    """Every packet that a netlink datagram tells of, whatever its layout.
 
     Raises QueueError for an error other than that a packet left before its verdict (its interface may
     have gone).
@@ -209,13 +224,14 @@ def parse(data: bytes) -> list[tuple[int, int]]:
     return packets
 
 
-def _packet(message: bytes) -> list[tuple[int, int]]:
+def _packet(message: bytes) -> list[Notice]:
     (queue,) = _NUMBER.unpack_from(message, _HEADER.size)
     at = _HEADER.size + _NUMBER.size
     while at + _ATTRIBUTE.size <= len(message):
         length, kind = _ATTRIBUTE.unpack_from(message, at)
         if kind == _PACKET_HDR:
-            return [(queue, struct.unpack_from(">I", message, at + _ATTRIBUTE.size)[0])]
+            (number,) = struct.unpack_from(">I", message, at + _ATTRIBUTE.size)
+            return [(queue, number, _size(message))]
         at += max(_aligned(length), _ATTRIBUTE.size)
     return []
 

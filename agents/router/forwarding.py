@@ -7,25 +7,31 @@ queues, one per direction, where the delay line holds them after they were recei
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agents.device.link import LinkError, run
 
 _TABLES = ("iptables", "iptables-legacy")
 
 
-def forward(port: int, target: str, inside: str, outside: str) -> list[list[str]]:
-    """TCP `port` of the interface `inside`, where the devices are, leads to `target` on `outside`."""
-    return [
+def forward(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
+    """TCP ports of `inside`, the devices' interface, lead to their addresses on `outside`."""
+    leads = [
         f"-t nat -A PREROUTING -i {inside} -p tcp --dport {port} "
-        f"-j DNAT --to-destination {target}:{port}".split(),
-        f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split(),
+        f"-j DNAT --to-destination {address}:{port}".split()
+        for address, port in targets.items()
     ]
+    return [*leads, f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split()]
 
 
 def hold(address: str, up: int, down: int) -> list[list[str]]:
-    """What comes from and goes to the device at `address` waits in the queues `up` and `down`."""
+    """What comes from and goes to the device at `address` waits in the queues `up` and `down`: what is
+    forwarded, and the echoes that the link is measured by."""
     return [
         f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
         f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
+        f"-t mangle -A INPUT -s {address} -p icmp -j NFQUEUE --queue-num {up}".split(),
+        f"-t mangle -A OUTPUT -d {address} -p icmp -j NFQUEUE --queue-num {down}".split(),
     ]
 
 

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents import config, speedtest, topics
-from agents.config import RouterConfig
-from agents.device.delayline import DelayServer, Impairment
+from agents import config, topics
+from agents.config import Access, RouterConfig
+from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.router import forwarding
@@ -44,6 +44,19 @@ def impairment(link: Mapping[str, float]) -> Impairment:
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
+def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
+    """What devices share, by queue; `access` and `queues` (up, down) are by device."""
+    made: dict[tuple[str, str], Cell] = {}
+    found = {}
+    for device, shared in access.items():
+        for queue, way, rate in zip(
+            queues[device], ("up", "down"), (shared.up, shared.down), strict=True
+        ):
+            if rate is not None:
+                found[queue] = made.setdefault((shared.name, way), Cell(rate))
+    return found
+
+
 class Router:
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
@@ -58,21 +71,22 @@ class Router:
             for name, queues in self._queues.items()
             for queue in queues
         }
-        self._delays = DelayServer(impairments, random.Random(cfg.seed).random)  # noqa: S311
+        uniform = random.Random(cfg.seed).random  # noqa: S311
+        self._delays = DelayServer(impairments, uniform, cells(cfg.access, self._queues))
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._obey)
 
     def run(self) -> None:
         """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
         signal.signal(signal.SIGTERM, lambda *_: self._delays.stop())
-        target = _address(self._config.target)
+        targets = {_address(host): port for host, port in self._config.targets.items()}
+        outside = interface_towards(next(iter(targets)))
         inside = interface_towards(next(iter(self._config.addresses.values())))
-        speedtest.listen(inside)
         for name, asked in self._links.items():
-            if impairment(asked) != Impairment():
+            if impairment(asked) != Impairment() or name in self._config.access:
                 self._hold(name)
-        # Last: from here on packets pass, and none is to pass untouched.
-        for rule in forwarding.forward(self._config.port, target, inside, interface_towards(target)):
+        # After that: from here on packets pass, and none is to pass untouched.
+        for rule in forwarding.forward(targets, inside, outside):
             run([self._iptables, *rule])
         self._connection.open()
         self._say_ready()

@@ -230,7 +230,10 @@ class DockerRuntime:
         self._create(
             AGGREGATOR,
             self._images.agent,
-            ["python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG],
+            [
+                *(["python3", "-m", "agents.speedtest"] if self._spec.routed else []),
+                *("python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
+            ],
             networks=[(self._behind(networks), AGGREGATOR)],
             mounts=[
                 _read_only(self._directory.config(AGGREGATOR), configs.AGGREGATOR_CONFIG),
@@ -291,6 +294,7 @@ class DockerRuntime:
             ],
             user=0,
             cap_add=["SETUID", "SETGID", "KILL", "NET_ADMIN"],
+            sysctls={"net.ipv4.ping_group_range": "0 2147483647"},  # it measures its link by echoes
             mem_limit=device.memory,
             memswap_limit=device.memory,
             environment={name: str(device.threads) for name in configs.THREAD_VARIABLES},

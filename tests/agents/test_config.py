@@ -10,6 +10,7 @@ import pytest
 from agents import config
 from agents.rules.interface import ClientSide
 
+LINK = config.Link(up=5_000_000)
 BROKER = config.Broker("127.0.0.1", 1883, "a", "s3cret")
 TASK = config.Named("digits-logreg", {"l2": 0.1, "bias": False})
 EXAMPLES: list[Any] = [
@@ -44,9 +45,28 @@ EXAMPLES: list[Any] = [
         threads=2,
         resume=True,
     ),
-    config.DeviceConfig("r", "a", BROKER, "server", 1883, config.Link(up=5_000_000), "/config", 1000),
-    config.DeviceConfig("r", "a", BROKER, "server", 1883, None, "/config", 1000, telemetry_every=0.5),
+    config.DeviceConfig("r", "a", BROKER, "server", LINK, LINK, "wifi", "/config", 1000),
+    config.DeviceConfig(
+        "r", "a", BROKER, "server", None, None, "a", "/config", 1000, telemetry_every=0.5
+    ),
+    config.RouterConfig(
+        "r",
+        BROKER,
+        {"mqtt": 1883, "aggregator": 1884},
+        addresses={"a": "10.0.0.2"},
+        links={"a": {"rtt": 0.1, "jitter": 0.0, "loss": 0.0}},
+        access={"a": config.Access("wifi", up=2_000_000)},
+        seed=3,
+    ),
 ]
+
+
+def test_a_link_behind_a_shared_one_is_as_fast_as_the_slower() -> None:
+    link = config.Link(up=5_000_000, rtt=0.1)
+    assert link.behind(None) == link
+    shared = config.Access("wifi", up=2_000_000, down=9_000_000)
+    assert link.behind(shared) == config.Link(up=2_000_000, down=9_000_000, rtt=0.1)
+    assert config.Link().behind(config.Access("wifi", down=1)) == config.Link(down=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+import pytest
+
 from agents import speedtest
+from agents.config import Access
 from agents.device.delayline import Impairment
 from agents.router import forwarding
-from agents.router.main import impairment
+from agents.router.main import cells, impairment
 
 
 def _lines(rules: list[list[str]]) -> list[str]:
     return [" ".join(rule) for rule in rules]
 
 
-def test_the_port_leads_to_the_broker() -> None:
-    assert _lines(forwarding.forward(1883, "10.0.0.9", "eth0", "eth1")) == [
+def test_each_port_leads_to_its_server() -> None:
+    assert _lines(forwarding.forward({"10.0.0.9": 1883, "10.0.0.8": 1884}, "eth0", "eth1")) == [
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
+        "-t nat -A PREROUTING -i eth0 -p tcp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
         "-t nat -A POSTROUTING -o eth1 -j MASQUERADE",
     ]
 
@@ -23,6 +30,8 @@ def test_a_device_has_a_queue_for_each_direction() -> None:
     assert _lines(forwarding.hold("10.0.1.2", 4, 5)) == [
         "-t mangle -A FORWARD -s 10.0.1.2 -j NFQUEUE --queue-num 4",
         "-t mangle -A FORWARD -d 10.0.1.2 -j NFQUEUE --queue-num 5",
+        "-t mangle -A INPUT -s 10.0.1.2 -p icmp -j NFQUEUE --queue-num 4",
+        "-t mangle -A OUTPUT -d 10.0.1.2 -p icmp -j NFQUEUE --queue-num 5",
     ]
 
 
@@ -37,9 +46,45 @@ def test_a_measure_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> No
     assert speedtest.size(1_000_000_000) == 4_000_000
 
 
-def test_both_directions_are_measured() -> None:
+def test_devices_of_one_access_share_a_cell_each_way() -> None:
+    wifi, quick = Access("wifi", up=2_000_000, down=5_000_000), Access("quick", down=9_000_000)
+    queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
+    found = cells({"a": wifi, "c": wifi, "d": quick}, queues)
+    assert {queue: cell.rate for queue, cell in found.items()} == {
+        0: 2_000_000,
+        1: 5_000_000,
+        4: 2_000_000,
+        5: 5_000_000,
+        7: 9_000_000,
+    }
+    assert found[0] is found[4]
+    assert found[1] is found[5]
+
+
+@pytest.fixture(scope="module")
+def server() -> str:
+    speedtest.listen("127.0.0.1")
+    return "127.0.0.1"
+
+
+def test_both_directions_are_measured(server: str) -> None:
     """Through the loopback interface, which is faster than any link."""
-    speedtest.listen("lo")
-    assert speedtest.upload("127.0.0.1", 100_000_000) > 100_000_000
-    assert speedtest.download("127.0.0.1", 100_000_000) > 100_000_000
-    assert 0 < speedtest.round_trip("127.0.0.1", speedtest.PORT) < 1
+    assert speedtest.upload(server, 100_000_000) > 100_000_000
+    assert speedtest.download(server, 100_000_000) > 100_000_000
+
+
+def test_devices_that_share_a_link_measure_in_turn(server: str) -> None:
+    began: list[float] = []
+
+    def other() -> None:
+        with speedtest.turn(server, "cell"):
+            began.append(time.monotonic())
+
+    with speedtest.turn(server, "cell"), speedtest.turn(server, "other"):
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        time.sleep(0.3)
+        over = time.monotonic()
+    waiting.join(10)
+    assert began
+    assert began[0] >= over

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.device.delayline import DelayLine, Impairment, Tally
+from agents.device.delayline import Cell, DelayLine, Impairment, Tally
 from tests.conftest import unavailable
 
 SEED = 5
@@ -89,6 +89,29 @@ def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
     assert line.due(21.25) == [(1, 3)]
 
 
+def test_queues_of_a_cell_share_its_rate_in_the_order_of_arrival() -> None:
+    """1,000 bytes on the wire take a second, whoever sent them; what is delayed is so on top."""
+    cell = Cell(rate=8000)
+    line = DelayLine({1: Impairment(), 2: Impairment(delay=0.5)}, _never, {1: cell, 2: cell})
+    for packet, queue in enumerate((1, 2, 1), 1):
+        assert line.arrive(queue, packet, now=10.0, size=986)
+    assert line.due(10.9) == []
+    assert line.due(11.0) == [(1, 1)]
+    assert line.due(12.5) == [(2, 2)]
+    assert line.due(13.0) == [(1, 3)]
+    line.arrive(1, 4, now=20.0, size=486)
+    assert line.next_due() == 20.5
+
+
+def test_what_a_cells_queue_does_not_hold_is_lost() -> None:
+    """1,500 bytes take 12 ms at 1 Mbit/s: a packet is let in while no more than 0.2 s of others wait."""
+    line = DelayLine({1: Impairment()}, _never, {1: Cell(rate=1e6)})
+    taken = [line.arrive(1, packet, now=0.0, size=1486) for packet in range(20)]
+    assert taken == [True] * 17 + [False] * 3
+    assert line.tally(1).dropped == 3
+    assert line.arrive(1, 21, now=0.012, size=1486)
+
+
 def test_a_delay_is_never_negative() -> None:
     line = DelayLine({1: Impairment(delay=0.25, jitter=1.0)}, lambda: 0.0)
     line.arrive(1, 1, now=3.0)
@@ -157,10 +180,11 @@ SERVE = """
 import json, sys, threading
 from dataclasses import asdict
 import numpy as np
-from agents.device.delayline import DelayServer, Impairment
+from agents.device.delayline import Cell, DelayServer, Impairment
 
 impairment = Impairment(*json.loads(sys.argv[1]))
-server = DelayServer({5: impairment}, np.random.default_rng(int(sys.argv[2])).random)
+cells = {5: Cell(float(rate)) for rate in sys.argv[3:]}
+server = DelayServer({5: impairment}, np.random.default_rng(int(sys.argv[2])).random, cells)
 serving = threading.Thread(target=server.serve)
 serving.start()
 print("serving", flush=True)
@@ -198,20 +222,25 @@ print(json.dumps([took.get(number) for number in range(count)]))
 """
 
 RECEIVE = """
-import socket, time
+import socket, sys, time
 
 listening = socket.create_server(("10.213.0.2", 9000))
 print("listening", flush=True)
-connection, _ = listening.accept()
+connections = [listening.accept()[0] for _ in range(int(sys.argv[1]))]
+print("connected", flush=True)
+connections[0].recv(1)
 started = time.monotonic()
-while connection.recv(1 << 18):
-    pass
+for connection in connections:
+    while connection.recv(1 << 18):
+        pass
 print(time.monotonic() - started)
 """
 
 SEND = """
 import socket, sys
-socket.create_connection(("10.213.0.2", 9000)).sendall(bytes(int(sys.argv[1])))
+sock = socket.create_connection(("10.213.0.2", 9000))
+sys.stdin.readline()
+sock.sendall(bytes(int(sys.argv[1])))
 """
 
 
@@ -244,8 +273,9 @@ class Host:
         )
         return times
 
-    def serve(self, impairment: list[float]) -> Served:
-        served = Served(self.start(SERVE, json.dumps(impairment), str(SEED)))
+    def serve(self, impairment: list[float], *cell: float) -> Served:
+        """A delay line; where a rate of a `cell` is given, all packets share it."""
+        served = Served(self.start(SERVE, json.dumps(impairment), str(SEED), *map(str, cell)))
         assert served.said() == "serving"
         return served
 
@@ -377,16 +407,34 @@ def test_nothing_passes_once_the_delay_line_is_dead(hosts: tuple[Host, Host]) ->
     assert broker.ping("10.213.0.2", count=3, interval=0.005) == [None] * 3
 
 
+def _seconds(device: Host, broker: Host, sizes: list[int]) -> float:
+    """That the broker takes to send the device so many bytes, over a connection each, all at once."""
+    receiving = device.start(RECEIVE, str(len(sizes)))
+    assert receiving.stdout is not None
+    assert receiving.stdout.readline() == "listening\n"
+    senders = [broker.start(SEND, str(size)) for size in sizes]
+    assert receiving.stdout.readline() == "connected\n"
+    for sender in senders:
+        assert sender.stdin is not None
+        sender.stdin.close()
+    return float(receiving.stdout.readline())
+
+
+@pytest.mark.parametrize("sizes", [[500_000], [250_000, 250_000]])
+def test_a_shared_rate_is_that_of_all_together(hosts: tuple[Host, Host], sizes: list[int]) -> None:
+    """A second of payload at 4 Mbit/s; headers add 5 %, and a busy host may add, but never take."""
+    device, broker = hosts
+    device.serve([0.0], 4_000_000)
+    broker.serve([0.0])
+    assert 1.0 < _seconds(device, broker, sizes) < 1.6
+
+
 @pytest.mark.parametrize("loss", [0.0, 1e-9])
 def test_a_long_line_carries_much(hosts: tuple[Host, Host], loss: float) -> None:
     """With loss, merged packets are cut before they are held: 20,000 instead of a few hundred."""
     device, broker = hosts
     line = device.serve([0.050, 0.0, loss])
     broker.serve([0.0])
-    receiving = device.start(RECEIVE)
-    assert receiving.stdout is not None
-    assert receiving.stdout.readline() == "listening\n"
-    broker.run(sys.executable, "-c", SEND, "30000000")
-    seconds = float(receiving.stdout.readline())
+    seconds = _seconds(device, broker, [30_000_000])
     assert 8 * 30 / seconds > 50  # Mbit/s
     assert (line.end().arrived > 15_000) == (loss > 0)
