@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench predict papers clean
+.PHONY: demo test check bench predict dilation papers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -23,6 +23,9 @@ bench: $(VENV)/.installed
 
 predict: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.prediction
+
+dilation: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.dilation
 
 papers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers

@@ -28,6 +28,7 @@ from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
+from testbed.timeline import SetCpu
 from testbed.validity import HostSample, Sampler
 
 _TICK = 0.1
@@ -69,6 +70,8 @@ class Controller:
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
         """Those that the run clock waits for."""
+        self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
+        """Of a core, as they are now."""
         self._unmeasured = set(spec.probed)
         """Whose link is not yet known to be as asked."""
         self._status: dict[str, str] = {}
@@ -263,6 +266,8 @@ class Controller:
     def _read_records(self) -> None:
         for record in self._new_records():
             self._view.record(record)
+            if isinstance(record, events.Acted) and "cpu" in record.details:
+                self._shares[record.device] = record.details["cpu"]
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
@@ -275,6 +280,10 @@ class Controller:
         device, action = ordered(order)
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
+        if isinstance(action, SetCpu):
+            shares = (self._shares | {device: action.share}).values()
+            if (why := self._spec.plan.too_much(shares)) is not None:
+                raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
         self._director.order(device, action)
 
     def _new_records(self) -> list[events.Record]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 
 from agents.config import Access, Duration, Link, Local
-from testbed import linktraces
+from testbed import linktraces, scenario
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
 from testbed.topology import Topology
@@ -130,6 +130,15 @@ class Plan:
     """Cores that the devices can have in all."""
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
+    oversubscribed: bool = False
+    """Whether the devices may ask for more than that."""
+
+    def too_much(self, shares: Iterable[float]) -> str | None:
+        """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
+        capacity = self.device_capacity * self.dilation
+        if self.oversubscribed or (asked := math.fsum(shares)) <= capacity + _ROUNDING:
+            return None
+        return f"the devices would ask for {asked:g} cores, and there are {capacity:g} for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +185,18 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         ]
     if problems:
         raise topology.source.error(problems)
-    return Plan(
+    made = Plan(
         runtime=runtime,
         devices=_planned(topology, dilation),
         dilation=dilation,
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
         device_capacity=capacity,
+        oversubscribed=oversubscribe,
     )
+    if problems := list(_too_much_later(topology, made)):
+        raise topology.source.error(problems)
+    return made
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
@@ -348,6 +361,22 @@ def _too_much_cpu(topology: Topology, host: Host, capacity: float) -> Iterator[P
             "slower than asked with --oversubscribe",
             at_key=True,
         )
+
+
+def _too_much_later(topology: Topology, made: Plan) -> Iterator[Problem]:
+    """Entries of the scenario that give a device more CPU than there is."""
+    by_name = scenario.devices_by_name(topology.devices)
+    shares = {device.name: device.cpu or 0.0 for device in made.devices}
+    for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
+        if entry.cpu is None:
+            continue
+        shares |= dict.fromkeys(scenario.expand(entry.targets, by_name), entry.cpu)
+        if (why := made.too_much(shares.values())) is not None:
+            yield topology.source.problem(
+                ("scenario", index, "cpu"),
+                f"{why}. Lower it, stretch time (dilation), or run slower than asked with "
+                "--oversubscribe",
+            )
 
 
 def _too_much_memory(topology: Topology, host: Host) -> Iterator[Problem]:

@@ -25,10 +25,12 @@ TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]
 
 
-def cli(*arguments: str | Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def cli(
+    *arguments: str | Path, timeout: float = 240, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """`testbed ARGUMENTS` to its end."""
     command = [*TESTBED, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
 
 
 @contextmanager

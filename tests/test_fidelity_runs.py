@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import docker
@@ -40,6 +41,21 @@ def test_a_share_is_met_within_3_percent(found: dict[str, Any], device: str) -> 
 def test_rates_are_met_within_6_percent(found: dict[str, Any], device: str) -> None:
     for direction in ("up", "down"):
         assert abs(found[device][direction]["error"]) < 6, found[device]
+
+
+@pytest.mark.parametrize(("device", "trips"), [("lossy", 500), ("bad", 500)])
+def test_as_many_packets_are_lost_as_was_asked(found: dict[str, Any], device: str, trips: int) -> None:
+    """Within four standard errors of so many round trips."""
+    loss = found[device]["loss"]
+    error = math.sqrt(loss["asked"] * (1 - loss["asked"]) / trips)
+    assert abs(loss["got"] - loss["asked"]) < 4 * error
+
+
+def test_delays_spread_as_was_asked(found: dict[str, Any]) -> None:
+    """The standard deviation of 100 round trips, each the sum of two uniform delays, is known to 5.9 %
+    (standard error; the kurtosis of such a sum is 2.4)."""
+    jitter = found["4g"]["jitter"]
+    assert abs(jitter["error"]) < 4 * 5.9, jitter
 
 
 @pytest.mark.parametrize("device", ["slow", "3g", "dsl", "lossy", "cable"])

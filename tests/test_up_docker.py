@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -181,14 +182,25 @@ def test_interrupt_leaves_nothing(stage: str, engine: docker.DockerClient, tmp_p
 
 
 def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
-    topology = write_small_topology(tmp_path)
+    """From another directory; with links, so that there is a router and traffic control to clean up."""
+    before = _network_state()
+    link = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
+    topology = write_small_topology(tmp_path, devices=[{"name": "far", "cpu": 0.3, "link": link}])
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    assert left_in_docker(engine) != []
-    assert cli("down", "--all").returncode == 0
+    assert len(left_in_docker(engine)) == 7  # four containers, three networks
+    assert cli("down", "--all", cwd=tmp_path).returncode == 0
     assert left_in_docker(engine) == []
+    assert _network_state() == before
+
+
+def _network_state() -> list[str]:
+    """What a run could leave on the host: namespaces, interfaces, qdiscs, and the firewall's rules."""
+    commands = ("ip netns", "ip -brief link", "tc qdisc", "iptables -S", "iptables -t nat -S")
+    found = [subprocess.run(each.split(), capture_output=True, text=True) for each in commands]
+    return [done.stdout for done in found]
 
 
 def test_twenty_devices(

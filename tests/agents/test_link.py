@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -163,6 +166,150 @@ def test_a_small_model_does_not_slip_through_the_burst(network: Network, directi
     network.apply(Link(up=2_000_000, down=2_000_000))
     transfer = network.upload if direction == "up" else network.download
     assert 0.51 < transfer(128 * 1024) < 1.0
+
+
+WATCH = """
+import socket, struct, sys, time
+sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0800))
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+sock.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS: when the kernel saw it, not we
+sock.settimeout(float(sys.argv[1]))
+print("watching", flush=True)
+try:
+    while True:
+        data, told, _, address = sock.recvmsg(65536, 64)
+        if address[2] != socket.PACKET_OUTGOING:
+            seconds, rest = struct.unpack("=qq", told[0][2][:16])
+            print(seconds + rest / 1e9, len(data))
+except TimeoutError:
+    pass
+"""
+"""Time and size in bytes of each frame that comes in, until none comes any more."""
+
+STREAM = """
+import socket, sys, time
+sock = socket.create_connection(("10.213.0.1", 9000))
+until = time.time() + float(sys.argv[1])
+while time.time() < until:
+    sock.sendall(bytes(4096))
+sock.shutdown(socket.SHUT_WR)
+"""
+
+BLAST = """
+import socket, sys, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+begin = time.monotonic()
+sent = 0
+while (passed := time.monotonic() - begin) < float(sys.argv[1]):
+    while sent < passed * 1000:  # 12 Mbit/s
+        sock.sendto(bytes(1472), ("10.213.0.1", 9000))
+        sent += 1
+    time.sleep(0.002)
+"""
+
+SINK = """
+import socket
+with socket.create_server(("10.213.0.1", 9000)) as listening:
+    print("listening", flush=True)
+    connection, _ = listening.accept()
+    while connection.recv(1 << 16): pass
+"""
+
+PLAY = """
+import itertools, sys, time
+from pathlib import Path
+from agents.config import Link
+from agents.device import link
+from testbed import linktraces
+from testbed.devices import LinkTrace
+
+now, interface = Link(), link.interface_towards("10.213.0.1")
+begin = time.time()
+print(begin, flush=True)
+for step in linktraces.steps("device", linktraces.read(LinkTrace(up=sys.argv[1]), Path())):
+    if step.at >= float(sys.argv[2]):
+        break
+    time.sleep(max(0.0, begin + step.at - time.time()))
+    changed = step.action.applied_to(now)
+    link.apply(changed, interface, now)
+    now = changed
+"""
+
+
+@contextmanager
+def _running(holder: subprocess.Popen[str], code: str, *arguments: str) -> Iterator[IO[str]]:
+    """`code` in the namespace of `holder`; what it prints."""
+    command = [*_inside(holder), sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()
+
+
+def _bytes_by(frames: list[str], begin: float, width: float) -> list[int]:
+    """Bytes of each stretch of `width` seconds from `begin` on."""
+    found: list[int] = []
+    for at, size in (line.split() for line in frames):
+        index = int((float(at) - begin) // width)
+        if index >= 0:
+            found += [0] * (index + 1 - len(found))
+            found[index] += int(size)
+    return found
+
+
+def test_a_change_in_mid_transfer_lets_nothing_slip_through(network: Network) -> None:
+    """10 Mbit/s are 62,500 bytes in 50 ms, 1 Mbit/s 6,250: one frame more may fall into a stretch."""
+    before, after = Link(up=10_000_000), Link(up=1_000_000)
+    network.apply(before)
+    with (
+        _running(network.broker, SINK) as sink,
+        _running(network.broker, WATCH, "1.5") as watch,
+    ):
+        assert (sink.readline(), watch.readline()) == ("listening\n", "watching\n")
+        with _running(network.device, STREAM, "4"):
+            time.sleep(1.5)
+            changed = time.time()
+            network.python(
+                "from agents.config import Link\n"
+                "from agents.device import link\n"
+                f"link.apply({after!r}, 'eth0', {before!r})"
+            )
+            done = time.time()
+            frames = watch.readlines()
+    samples = _bytes_by(frames, done, 0.05)[1:-2]
+    assert len(samples) > 30
+    assert max(samples) <= 6_250 + 2 * 1514
+    assert sum(samples) == pytest.approx(len(samples) * 6_250, rel=0.06)
+    until = int((changed - done) / 0.05)
+    faster = _bytes_by(frames, changed - 0.5, 0.05)[: 10 - until]
+    assert max(faster) <= 62_500 + 2 * 5_000
+    assert sum(faster[:10]) == pytest.approx(10 * 62_500, rel=0.06)
+
+
+def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> None:
+    """A line of the trace is an opportunity to deliver 1,500 bytes."""
+    per_second = [160, 500, 80, 330, 40, 250]
+    opportunities = [
+        int(1000 * (second + (k + 1) / count))
+        for second, count in enumerate(per_second)
+        for k in range(count)
+    ]
+    trace = tmp_path / "up.trace"
+    trace.write_text("".join(f"{at}\n" for at in opportunities))
+    with _running(network.broker, WATCH, "1.5") as watch:
+        assert watch.readline() == "watching\n"
+        with (
+            _running(network.device, PLAY, str(trace), str(len(per_second))) as play,
+            _running(network.device, BLAST, str(len(per_second) + 1)),
+        ):
+            begin = float(play.readline())
+            frames = watch.readlines()
+    got = _bytes_by(frames, begin, 1.0)[: len(per_second)]
+    # The first second begins when the link does; what waits in the queue at its end is of the next.
+    for second in range(1, len(per_second)):
+        assert got[second] == pytest.approx(1_500 * per_second[second], rel=0.1), (second, got)
 
 
 def test_what_the_kernel_refuses_is_said(network: Network) -> None:

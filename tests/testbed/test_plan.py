@@ -49,6 +49,10 @@ def test_ten_times_a_tenth_is_one_core() -> None:
             "{name: pi, cpu: 4}",
             "4:27: devices[0].cpu: found 4, expected at most 3: this host has 4 cores",
         ),
+        (
+            "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
+            "5:35: scenario[0].cpu: the devices would ask for 4 cores, and there are 3 for them",
+        ),
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],
 )
