@@ -180,6 +180,8 @@ class DeviceConfig:
     present: bool = True
     """Whether the client starts with the run; else when it is told to."""
     telemetry_every: float = 1.0
+    netem: bool = False
+    """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 
 
 @dataclass(frozen=True, slots=True)

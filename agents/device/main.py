@@ -46,7 +46,8 @@ class Init:
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
-        self._link = cfg.link or Link()
+        self._link: Link | None = None
+        """As it was last applied; None: the interface is as it came."""
         control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
         self._interface = link.interface_besides(control)
         self._client: subprocess.Popen[bytes] | None = None
@@ -65,7 +66,7 @@ class Init:
         """Serve until the client ends by itself, or SIGTERM says stop; the client's exit code, 128 + n
         where signal n ended it. Raises LinkError, ConnectionFailedError."""
         if self._config.link is not None:
-            link.apply(self._link, self._interface)
+            self._shape(self._config.link)
         if self._config.present:
             self._start()
         self._connection.open()
@@ -135,11 +136,13 @@ class Init:
                 self._signal(signal.SIGTERM, signal.SIGCONT)
             case "set":
                 lifted = {name: link.LIFTED for name, value in details.items() if value is None}
-                changed = replace(self._link, **{**details, **lifted})
-                link.apply(changed, self._interface, self._link)
-                self._link = changed
+                self._shape(replace(self._link or Link(), **{**details, **lifted}))
             case "disconnect" | "reconnect":
                 link.plug(self._interface, up=what == "reconnect")
+
+    def _shape(self, wanted: Link) -> None:
+        link.apply(wanted, self._interface, self._link, netem=self._config.netem)
+        self._link = wanted
 
     def _start(self) -> None:
         self._away = False

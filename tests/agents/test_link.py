@@ -20,12 +20,12 @@ from agents.device import link
 from tests.conftest import unavailable
 
 GOLDEN = """\
-tc qdisc replace dev eth0 root tbf rate 2000000bit burst 1514 limit 50000
+tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000
 ip link add ifb0 type ifb
 ip link set ifb0 up
 tc qdisc add dev eth0 handle ffff: ingress
 tc filter add dev eth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0
-tc qdisc replace dev ifb0 root tbf rate 20000000bit burst 5000 limit 500000
+tc qdisc replace dev ifb0 root handle 1: tbf rate 20000000bit burst 5000 limit 500000
 """
 
 
@@ -41,9 +41,9 @@ def test_a_change_touches_only_what_changes() -> None:
     before = Link(up=2_000_000, down=20_000_000)
     slower = "tbf rate 1000000bit burst 1514 limit 25000"
     (changed,) = link.commands(Link(up=1_000_000, down=20_000_000), "eth0", before)
-    assert " ".join(changed) == f"tc qdisc replace dev eth0 root {slower}"
+    assert " ".join(changed) == f"tc qdisc replace dev eth0 root handle 1: {slower}"
     (changed,) = link.commands(Link(up=2_000_000, down=1_000_000), "eth0", before)
-    assert " ".join(changed) == f"tc qdisc replace dev ifb0 root {slower}"
+    assert " ".join(changed) == f"tc qdisc replace dev ifb0 root handle 1: {slower}"
 
 
 @pytest.mark.parametrize(
