@@ -1,0 +1,218 @@
+"""Links that the kernel's netem makes, measured inside a user-mode Linux: most hosts' kernels lack it.
+
+It boots once, on this host's files, and measures what tests/uml/table.py lists (tests/uml/inside.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.config import Link
+from agents.device import link
+from tests.conftest import unavailable
+from tests.uml import table
+from tests.uml.table import WAYS
+
+KERNEL, MODULES = "linux.uml", Path("/usr/lib/uml/modules")
+ROOT = Path(__file__).parents[2]
+LONGEST = 150.0
+"""Seconds; the machine powers off earlier by itself."""
+ON_WIRE = 1514 / 1448
+"""A whole frame, as tbf counts it, against its TCP payload."""
+FOUR_ERRORS = 4.0
+"""Standard errors: one sample in 16,000 is off by more."""
+
+Measured = dict[tuple[str, str], Any]
+
+GOLDEN = """\
+ip link set dev eth0 gso_max_segs 1
+tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000
+tc qdisc replace dev eth0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
+1.000000% rate 100000000000bit
+tc qdisc replace dev eth0 parent 10:1 handle 100: bfifo limit 50000
+ip link add ifb0 type ifb
+ip link set ifb0 up
+tc qdisc add dev eth0 handle ffff: ingress
+tc filter add dev eth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0
+tc qdisc replace dev ifb0 root handle 1: tbf rate 100000000000bit burst 25000000 limit 2500000000
+tc qdisc replace dev ifb0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
+1.000000% rate 100000000000bit
+tc qdisc replace dev ifb0 parent 10:1 handle 100: bfifo limit 2500000000
+"""
+
+
+def test_commands() -> None:
+    """A rate that is not asked is lifted, so that each way has a tbf for netem to be the child of."""
+    asked = Link(up=2_000_000, rtt=0.080, jitter=0.005, loss=0.01)
+    made = link.commands(asked, "eth0", netem=True)
+    assert "".join(" ".join(command) + "\n" for command in made) == GOLDEN
+
+
+def test_a_change_touches_only_what_changes() -> None:
+    before = Link(up=2_000_000)
+    delays = link.commands(Link(up=2_000_000, rtt=0.080), "eth0", before, netem=True)
+    assert [command[4:10:5] for command in delays] == [["eth0", "netem"], ["ifb0", "netem"]]
+    rates = link.commands(Link(up=1_000_000), "eth0", before, netem=True)
+    assert [command[4] for command in rates] == ["eth0", "eth0"]
+    assert link.commands(before, "eth0", before, netem=True) == []
+
+
+def test_a_jitter_that_netem_cannot_make_is_refused() -> None:
+    with pytest.raises(link.LinkError, match=r"jitter of 3 s: lower it below 2\.1 s"):
+        link.commands(Link(rtt=8.0, jitter=3.0), "eth0", netem=True)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    folder = tmp_path_factory.mktemp("uml")
+    command = [
+        *(KERNEL, "root=/dev/root", "rootfstype=hostfs", "ro", "mem=512M", f"uml_dir={folder}/"),
+        *("quiet", "loglevel=0", "con=null", "con0=null,fd:1"),
+        *(f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1", "OPENBLAS_NUM_THREADS=1"),
+        *(f"init={sys.executable}", "--", "-m", "tests.uml.inside"),
+    ]
+    text = _output(command, _environment(folder))
+    rows = [json.loads(line) for line in text.splitlines() if line.startswith('{"row"')]
+    found = {(row["row"], row["case"]): row["got"] for row in rows}
+    assert ("took", "change") in found, f"the machine ended early:\n{text[-3000:]}"
+    return found
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """For the machine's kernel; skips where it cannot run."""
+    for program, package in ((KERNEL, "user-mode-linux"), ("insmod", "kmod"), ("tc", "iproute2")):
+        if shutil.which(program) is None:
+            unavailable("netem", f"no {program}: apt-get install {package}")
+    if not MODULES.is_dir():
+        unavailable("netem", f"no {MODULES}: apt-get install user-mode-linux")
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    if "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        if shutil.which("cc") is None:
+            unavailable("netem", "no cc, which this CPU's user-mode Linux needs: apt-get install gcc")
+        library = folder / "xstate.so"
+        source = ROOT / "tests/uml/xstate.c"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+        environment["LD_PRELOAD"] = str(library)
+    return environment
+
+
+def _output(command: list[str], environment: dict[str, str]) -> str:
+    """What the machine says until it is off. Its processes are one group, and end with us."""
+    machine = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    with suppress(PermissionError):  # others on the host would make its timers late
+        os.sched_setscheduler(machine.pid, os.SCHED_RR, os.sched_param(1))
+    try:
+        return machine.communicate(timeout=LONGEST)[0]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(machine.pid, signal.SIGKILL)
+        machine.communicate()
+
+
+@pytest.mark.parametrize(
+    "case", [f"{way} {rate}" for pair in table.RATES for way, rate in zip(WAYS, pair, strict=True)]
+)
+def test_rate(measured: Measured, case: str) -> None:
+    """Payload and headers together, within 6 %."""
+    rate = int(case.split()[1])
+    assert measured["rate", case] * ON_WIRE == pytest.approx(rate, rel=0.06)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_small_model_does_not_slip_through(measured: Measured, way: str) -> None:
+    """100 kB at 2 Mbit/s are 0.4 s of payload, 0.418 with headers."""
+    assert 0.41 < measured["model", way] < 0.47
+
+
+def test_a_whole_link_as_a_device_measures_it(measured: Measured) -> None:
+    asked = table.WHOLE
+    assert measured["whole", "rtt"] == pytest.approx(asked.rtt, abs=0.002)
+    for way in WAYS:
+        assert measured["whole", way] * ON_WIRE == pytest.approx(getattr(asked, way), rel=0.06)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("delay", table.DELAYS)
+def test_delay(measured: Measured, way: str, delay: float) -> None:
+    """Of one way, within 1 ms or 2 %."""
+    delays = measured["delay", f"{way} {delay}"]
+    assert len(delays) == 20
+    assert statistics.median(delays) == pytest.approx(delay, rel=0.02, abs=0.001)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_jitter_is_uniform(measured: Measured, way: str) -> None:
+    """Mean and standard deviation, jitter/√3, within four standard errors; the latter's of n samples of
+    a uniform distribution, whose kurtosis is 1.8, is its √(0.8 / 4n)."""
+    delays, count = measured["jitter", way], table.JITTER_PACKETS
+    delay, jitter = table.JITTER.rtt / 2, table.JITTER.jitter
+    spread = jitter / math.sqrt(3)
+    assert len(delays) == count
+    assert delay - jitter <= min(delays)
+    assert statistics.mean(delays) == pytest.approx(delay, abs=FOUR_ERRORS * spread / math.sqrt(count))
+    error = spread * math.sqrt(0.8 / (4 * count))
+    assert statistics.stdev(delays) == pytest.approx(spread, abs=FOUR_ERRORS * error)
+    assert statistics.quantiles(delays, n=100)[97] < delay + jitter + 0.001  # a host may hold up a few
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packets_stay_in_order_under_jitter(measured: Measured, way: str) -> None:
+    assert measured["order", way] == list(range(200))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loss", table.LOSSES)
+def test_loss(measured: Measured, way: str, loss: float) -> None:
+    """A binomial count within four standard errors; where none is asked, none."""
+    lost, count = measured["loss", f"{way} {loss}"], table.LOSS_PACKETS
+    error = math.sqrt(count * loss * (1 - loss))
+    assert lost == pytest.approx(count * loss, abs=FOUR_ERRORS * error)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_change_in_place_lets_nothing_through(measured: Measured, way: str) -> None:
+    """From 10 to 1 Mbit/s and 50 to 5 ms each way, under a flood: in no 50 ms pass more bytes than the
+    rate and the bucket allow, and packets stay in order."""
+    told = measured["change", way]
+    begun, done = told["changed"]
+    times = [at for at, _ in told["arrivals"]]
+    numbers = [number for _, number in told["arrivals"]]
+    assert numbers == sorted(numbers)
+    fast, slow = getattr(table.FAST, way), getattr(table.SLOW, way)
+    assert _most(times, 0.0, math.inf) <= _allowed(fast)
+    assert _most(times, done, math.inf) <= _allowed(slow)
+    # And it was a flood throughout: the link was full before, and is afterwards.
+    for rate, begin, end in ((fast, 0.1, begun), (slow, done, done + 0.5)):
+        passed = 8 * 1514 * sum(begin <= at < end for at in times) / (end - begin)
+        assert passed == pytest.approx(rate, rel=0.1)
+
+
+def _allowed(rate: int) -> float:
+    """Bytes of 50 ms at `rate`, of a full bucket, and of the packet that began before."""
+    return 0.05 * rate / 8 + link.burst(rate) + 1514
+
+
+def _most(times: list[float], begin: float, end: float) -> int:
+    """Bytes that arrived in the fullest 50 ms from `begin` to `end`."""
+    inside = [at for at in times if begin <= at < end]
+    return 1514 * max(sum(at <= one < at + 0.05 for one in inside) for at in inside)
