@@ -208,6 +208,7 @@ def plan_command(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"A second takes {plan.dilation:g} s here. " if plan.dilation != 1 else "")
+            + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
 

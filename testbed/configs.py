@@ -34,7 +34,7 @@ MEMORY = "/testbed/memory"
 ROUTED_BROKER = "mqtt"
 """The broker's name for the router, which is itself the devices' `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
-"""Fields of a link that are the router's; the rates are the device's own."""
+"""Fields of a link that are the router's, unless netem makes them; the rates are the device's own."""
 CLIENT_USER = 10001
 """User and group id of the client in its container: an ordinary user without capabilities."""
 
@@ -57,6 +57,11 @@ class RunSpec:
         return any(not device.direct for device in self.plan.devices) or any(
             entry.link is not None for entry in self.topology.scenario
         )
+
+    @property
+    def netem(self) -> bool:
+        """Whether devices make delay, jitter and loss themselves."""
+        return self.plan.shaper is not None and self.plan.shaper.netem
 
     @property
     def probed(self) -> frozenset[str]:
@@ -198,7 +203,9 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
         targets={ROUTED_BROKER: places.data[1], AGGREGATOR: speedtest.PORT},
         addresses=addresses,
         links={
-            name: {field: getattr(link, field) for field in IMPAIRMENTS} for name, link in links.items()
+            name: {field: getattr(link, field) for field in IMPAIRMENTS}
+            for name, link in links.items()
+            if not spec.netem
         },
         access={d.name: d.host_access for d in spec.plan.devices if d.host_access is not None},
         seed=spec.topology.seed,
@@ -255,6 +262,7 @@ def _device(
         broker=account.at(*places.control),
         data_address=places.data[0],
         link=device.host_link,
+        netem=spec.netem,
         probed=device.host_way,
         shared=device.name if device.access is None else device.access.name,
         present=present,

@@ -29,12 +29,13 @@ _INGRESS = (
     "tc qdisc add dev lo ingress && tc filter add dev lo parent ffff: protocol all u32 match u32 0 0"
 )
 
+NETEM = Feature("sch_netem", f"{_ROOT} netem delay 1ms", "delay, jitter and loss", needed=False)
 FEATURES = (
     Feature("sch_tbf", f"{_ROOT} tbf rate 1mbit burst 2kb latency 50ms", "link rates"),
     Feature("ifb", "ip link add ifb9 type ifb", "downlink rates"),
     Feature("cls_u32", f"{_INGRESS} flowid 1:1", "downlink rates"),
     Feature("act_mirred", f"{_INGRESS} action mirred egress redirect dev lo", "downlink rates"),
-    Feature("sch_netem", f"{_ROOT} netem delay 1ms", "delay, jitter and loss", needed=False),
+    NETEM,
 )
 
 

@@ -45,7 +45,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
             }
             for device in spec.plan.devices
         },
-        "shaper": _shaper(spec.plan),
+        **_shaper(spec.plan),
     }
 
 
@@ -61,10 +61,12 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _shaper(plan: Plan) -> str | None:
-    if not any(device.link for device in plan.devices):
-        return None
-    return "model" if plan.runtime == "virtual" else "tbf+delay"
+def _shaper(plan: Plan) -> dict[str, str | None]:
+    """What made the links, and why that."""
+    if plan.shaper is not None:
+        return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
+    modelled = plan.runtime == "virtual" and any(device.link for device in plan.devices)
+    return {"shaper": "model" if modelled else None}
 
 
 def versions() -> dict[str, str]:

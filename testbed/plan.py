@@ -15,6 +15,7 @@ from agents.config import Access, Duration, Link, Local
 from testbed import linktraces, scenario
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
+from testbed.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology
 from testbed.units import format_duration, format_rate, format_size
 from testbed.yamlfile import Problem, Where
@@ -130,6 +131,8 @@ class Plan:
     """Cores that the devices can have in all."""
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
+    shaper: Shaper | None = None
+    """Of the links; None where no device has one."""
     oversubscribed: bool = False
     """Whether the devices may ask for more than that."""
 
@@ -149,6 +152,8 @@ class Host:
     """Numbers of the CPUs that we may use."""
     memory: int
     """Available bytes."""
+    lack_of_netem: str | None = "netem was not tried"
+    """Why the kernel's netem cannot be had; None where it can."""
 
 
 def this_host() -> Host:
@@ -157,7 +162,7 @@ def this_host() -> Host:
         cores = tuple(sorted(os.sched_getaffinity(0)))
     else:
         cores = tuple(range(os.cpu_count() or 1))
-    return Host(cores, psutil.virtual_memory().available)
+    return Host(cores, psutil.virtual_memory().available, lack_of_netem())
 
 
 def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
@@ -178,6 +183,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
     problems = list(_impossible(topology, runtime))
+    shaper, misfits = choose(topology, runtime, host.lack_of_netem)
+    problems += misfits
     if not oversubscribe:
         problems += [
             *_too_much_cpu(topology, host, capacity * dilation),
@@ -193,6 +200,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         device_cpus=_cpuset(device_cores),
         device_capacity=capacity,
         oversubscribed=oversubscribe,
+        shaper=shaper,
     )
     if problems := list(_too_much_later(topology, made)):
         raise topology.source.error(problems)

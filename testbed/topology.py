@@ -132,6 +132,11 @@ class Runtime(Model):
     """Where the devices run; auto takes docker where an engine answers, else process."""
 
     name: Literal["auto", "docker", "process", "virtual"] = "auto"
+    shaper: Literal["auto", "netem", "tbf+delay"] = Field(
+        default="auto",
+        description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "
+        "takes netem where the kernel has it. For docker",
+    )
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "

@@ -22,7 +22,7 @@ from typing import Any
 from agents import config, topics
 from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
-from agents.device.link import LinkError, interface_towards, run
+from agents.device.link import LinkError, interface_towards, one_by_one, run
 from agents.device.nfqueue import QueueError
 from agents.router import forwarding
 from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
@@ -82,6 +82,7 @@ class Router:
         targets = {_address(host): port for host, port in self._config.targets.items()}
         outside = interface_towards(next(iter(targets)))
         inside = interface_towards(next(iter(self._config.addresses.values())))
+        run(one_by_one(inside).split())
         for name, asked in self._links.items():
             if impairment(asked) != Impairment() or name in self._config.access:
                 self._hold(name)

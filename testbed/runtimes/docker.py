@@ -108,7 +108,8 @@ class DockerRuntime:
         )
 
     def act(self, device: str, action: Action) -> list[Order]:
-        """CPU limits are the engine's, delay and loss the router's, all else the device's init's."""
+        """CPU limits are the engine's, delay and loss the router's where netem does not make them, all
+        else the device's init's."""
         match action:
             case SetCpu(share):
                 self._devices[device] = replace(self._devices[device], cpu=share)
@@ -123,6 +124,8 @@ class DockerRuntime:
                         f"{', '.join(impaired)} cannot change in this run, which has no router: no "
                         "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
                     )
+                if self._spec.netem:
+                    return [(device, {"do": "set", **rates, **impaired})]
                 orders: list[Order] = []
                 if rates:
                     orders.append((device, {"do": "set", **rates}))

@@ -146,6 +146,7 @@ def test_a_small_model_does_not_slip_through(measured: Measured, way: str) -> No
 
 def test_a_whole_link_as_a_device_measures_it(measured: Measured) -> None:
     asked = table.WHOLE
+    assert measured["whole", "loss"] == 0
     assert measured["whole", "rtt"] == pytest.approx(asked.rtt, abs=0.002)
     for way in WAYS:
         assert measured["whole", way] * ON_WIRE == pytest.approx(getattr(asked, way), rel=0.06)

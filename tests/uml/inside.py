@@ -85,8 +85,9 @@ def main() -> None:
         subprocess.run(["insmod", modules / f"{module}.ko", *options], check=True)
     for line in [*SETUP.splitlines(), f"ip -n broker {link.one_by_one('eth0').removeprefix('ip ')}"]:
         subprocess.run(line.split(), check=True)
+    Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
-        speedtest.listen("eth0")
+        speedtest.listen(BROKER)
     shaped = Shaped()
     for measure in (rates, model, whole, delays, jitter, losses, change):
         begin = time.monotonic()
@@ -143,7 +144,7 @@ def model(shaped: Shaped) -> None:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    for name, got in probe.measure(WHOLE, BROKER, speedtest.PORT).items():
+    for name, got in probe.measure(WHOLE, BROKER, "device").items():
         tell("whole", name, got)
 
 
