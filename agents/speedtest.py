@@ -6,10 +6,8 @@ answers the devices at this container's address, and becomes COMMAND, with which
 
 One connection per direction. The device sends a line, `up SIZE` or `down SIZE`; then the bytes go that
 way, and for `up` the receiver's measure comes back as a line of JSON. What is measured is TCP payload
-in the fastest fifth of the transfer, by the kernel's arrival times: no stretch passes faster than the
-link, and a slower one tells of TCP, which begins slowly on a long link and holds back after a loss.
-Devices that share a link measure in turn: `turn NAME` answers once the link NAME is theirs, until the
-connection ends.
+between the first and the last arrival, so that neither delay nor handshake counts. Devices that share a
+link measure in turn: `turn NAME` answers once the link NAME is theirs, until the connection ends.
 """
 
 from __future__ import annotations
@@ -18,19 +16,15 @@ import json
 import os
 import socket
 import socketserver
-import struct
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 PORT = 1884
-_CHUNK = 1 << 20
-_STRETCHES = 5
-_SO_TIMESTAMPNS = 35
-_STAMP = struct.Struct("qq")
+_CHUNK = 1 << 16
 _LONGEST = 30.0
 """Seconds."""
 _LONGEST_WAIT = 600.0
@@ -123,43 +117,13 @@ def _connected(host: str, request: str) -> socket.socket:
 
 
 def _drain(sock: socket.socket, count: int) -> tuple[int, float]:
-    """Bytes and seconds of the fastest stretch of `count` bytes that arrive."""
-    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    chunk, received = bytearray(_CHUNK), 0
-    arrivals: list[tuple[int, float]] = []
-    while received < count:
-        size, control, _, _ = sock.recvmsg_into([chunk], 64)
-        if not size:
-            break
-        received += size
-        arrivals.append((received, _arrived(control)))
-    return fastest(arrivals, max(_LEAST, count // _STRETCHES))
-
-
-def _arrived(control: list[tuple[int, int, bytes]]) -> float:
-    """When the kernel had the last of what was read."""
-    if not control:  # stamping begins a moment after it is asked for
-        return time.time()
-    seconds, nanoseconds = _STAMP.unpack(control[0][2])
-    return float(seconds + nanoseconds / 1e9)
-
-
-def fastest(arrivals: Sequence[tuple[int, float]], least: int) -> tuple[int, float]:
-    """Bytes and seconds of the fastest stretch of at least `least` bytes, else of all after the first.
-
-    `arrivals` has the bytes so far, and when the last of them came.
-    """
-    if not arrivals:
-        return 0, 0.0
-    best = (arrivals[-1][0] - arrivals[0][0], arrivals[-1][1] - arrivals[0][1])
-    first = 0
-    for received, at in arrivals[1:]:
-        while received - arrivals[first + 1][0] >= least:
-            first += 1
-        count, seconds = received - arrivals[first][0], at - arrivals[first][1]
-        if count >= least and 0 < best[0] * seconds < count * best[1]:
-            best = (count, seconds)
-    return best
+    """Bytes after the first arrival, and the seconds that they took to arrive."""
+    first = received = len(sock.recv(_CHUNK))
+    begin = end = time.monotonic()
+    while received < count and (chunk := len(sock.recv(_CHUNK))):
+        received += chunk
+        end = time.monotonic()
+    return received - first, end - begin
 
 
 def _rate(count: int, seconds: float) -> float:

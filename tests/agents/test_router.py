@@ -46,14 +46,6 @@ def test_a_measure_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> No
     assert speedtest.size(1_000_000_000) == 4_000_000
 
 
-def test_the_fastest_stretch_is_what_the_link_gives() -> None:
-    """A slow beginning, 10 bytes/s while the link is full, and a pause after a loss."""
-    arrivals = [(10, 0.0), (20, 5.0), (30, 6.0), (40, 7.0), (50, 8.0), (60, 12.0)]
-    assert speedtest.fastest(arrivals, 20) == (20, 2.0)
-    assert speedtest.fastest(arrivals, 60) == (50, 12.0)
-    assert speedtest.fastest([(10, 0.0)], 20) == (0, 0.0)
-
-
 def test_devices_of_one_access_share_a_cell_each_way() -> None:
     wifi, quick = Access("wifi", up=2_000_000, down=5_000_000), Access("quick", down=9_000_000)
     queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}

@@ -181,14 +181,14 @@ def change(shaped: Shaped) -> None:
         changed: list[float] = []
 
         def slow(changed: list[float] = changed) -> None:
-            time.sleep(0.5)
+            time.sleep(0.3)
             changed.append(time.time())
             shaped.set(SLOW)
             changed.append(time.time())
 
         thread = threading.Thread(target=slow)
         thread.start()
-        packets = stream(way, 2500, gap=0.0008, size=1472, patience=0.5)
+        packets = stream(way, 2500, gap=0.0009, size=1472, patience=0.5)
         thread.join()
         begin = packets[0][1]
         arrivals = [(received - begin, number) for number, _, received in packets]
