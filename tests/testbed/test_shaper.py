@@ -1,0 +1,115 @@
+"""Who makes delay, jitter and loss: chosen by what the kernel can, and obeyed by the runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from agents.topics import ROUTER
+from testbed import broker, configs, manifest
+from testbed.configs import RunSpec
+from testbed.errors import BadInputError
+from testbed.images import Images
+from testbed.plan import Host, plan
+from testbed.rundir import RunDirectory
+from testbed.runtimes.docker import DockerRuntime
+from testbed.shaper import Shaper, lack_of_netem
+from testbed.timeline import SetLink
+from testbed.topology import Topology, parse
+
+LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
+HAVING = Host((0, 1), 2**34, None)
+LINKED = "devices: [{name: pi, cpu: 0.2, link: {up: 1mbit, rtt: 80ms}}]"
+
+
+def asking(shaper: str, devices: str = LINKED, more: str = "") -> Topology:
+    return parse(
+        "name: fleet\n"
+        "task: {name: digits-logreg, local: {steps: 20}}\n"
+        "rule: {name: fedasync}\n"
+        f"{devices}\n"
+        f"runtime: {{shaper: {shaper}}}\n"
+        f"stop: {{after: 60s}}\n{more}"
+    )
+
+
+def test_auto_takes_netem_where_the_kernel_has_it() -> None:
+    assert plan(asking("auto"), "docker", HAVING).shaper == Shaper("netem", "auto: this kernel has it")
+    found = plan(asking("auto"), "docker", LACKING).shaper
+    assert found == Shaper("tbf+delay", f"auto: {LACKING.lack_of_netem}")
+    assert plan(asking("tbf+delay"), "docker", HAVING).shaper == Shaper("tbf+delay", "asked for")
+    assert plan(asking("netem"), "docker", HAVING).shaper == Shaper("netem", "asked for")
+
+
+def test_netem_that_the_kernel_lacks_is_refused_with_the_mend() -> None:
+    with pytest.raises(BadInputError) as refused:
+        plan(asking("netem"), "docker", LACKING)
+    assert (
+        f"5:19: runtime.shaper: found netem, but {LACKING.lack_of_netem}: take auto or tbf+delay, or "
+        "see testbed doctor for the mend"
+    ) in str(refused.value)
+
+
+def test_only_links_have_a_shaper() -> None:
+    bare = "devices: [{name: pi, cpu: 0.2}]"
+    assert plan(asking("netem", bare), "docker", LACKING).shaper is None
+    later = asking("auto", bare, "scenario: [{at: 1s, set: pi, link: {rtt: 50ms}}]")
+    found = plan(later, "docker", HAVING).shaper
+    assert found is not None
+    assert found.netem
+    assert plan(asking("auto"), "virtual", HAVING).shaper is None
+
+
+def test_this_kernel_is_tried() -> None:
+    found = lack_of_netem()
+    assert found is None or "netem" in found
+
+
+def _spec(folder: Path, host: Host) -> RunSpec:
+    topology = asking("auto")
+    planned = plan(topology, "docker", host)
+    return RunSpec(RunDirectory.create(folder, "shaped"), topology, planned, {"pi": 1})
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("host", "orders"),
+    [
+        (HAVING, [("pi", {"do": "set", "up": None, "rtt": 0.3, "loss": 0.0})]),
+        (
+            LACKING,
+            [
+                ("pi", {"do": "set", "up": None}),
+                (ROUTER, {"device": "pi", "link": {"rtt": 0.3, "loss": 0.0}}),
+            ],
+        ),
+    ],
+)
+def test_changes_go_to_whoever_makes_them(
+    tmp_path: Path, engine: docker.DockerClient, host: Host, orders: list[Any]
+) -> None:
+    runtime = DockerRuntime(engine, Images("agent", "broker"), _spec(tmp_path, host))
+    assert runtime.act("pi", SetLink({"up": None, "rtt": 0.3, "loss": None})) == orders
+
+
+@pytest.mark.parametrize(("host", "netem"), [(HAVING, True), (LACKING, False)])
+def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> None:
+    """With netem the router's delay line holds nothing."""
+    spec = _spec(tmp_path, host)
+    accounts = broker.accounts("shaped", ["pi"])
+    configs.write(spec, accounts, configs.IN_CONTAINERS)
+    configs.write_router(spec, accounts[ROUTER], configs.IN_CONTAINERS, {"pi": "10.0.0.2"})
+    device = json.loads(spec.directory.config(configs.init_name("pi")).read_text(encoding="utf-8"))
+    router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
+    assert device["netem"] is netem
+    assert device["link"]["rtt"] == 0.08
+    assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
+
+
+def test_the_manifest_says_which_and_why(tmp_path: Path) -> None:
+    told = manifest.describe(_spec(tmp_path, LACKING), {"pi": [1]})
+    assert (told["shaper"], told["shaper_why"]) == ("tbf+delay", f"auto: {LACKING.lack_of_netem}")
