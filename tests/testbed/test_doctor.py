@@ -72,6 +72,7 @@ def test_a_feature_that_no_kernel_has_is_not_found() -> None:
     absent = kernel.Feature("sch_absent", "tc qdisc add dev lo root absent", "nothing", needed=False)
     finding = doctor.traffic_control(absent)
     assert finding.status == "warn"
+    assert "made by a router (shaper tbf+delay)" in finding.detail
     assert finding.mend is not None
 
 
