@@ -23,6 +23,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from agents import packettrain
+
 PORT = 1884
 _CHUNK = 1 << 16
 _LONGEST = 30.0
@@ -55,8 +57,10 @@ def download(host: str, rate: int) -> float:
 
 
 def main() -> None:
-    listening = _Server((socket.gethostbyname(socket.gethostname()), PORT))
+    address = socket.gethostbyname(socket.gethostname())
+    listening = _Server((address, PORT))
     if os.fork() == 0:
+        packettrain.listen(address)
         listening.serve_forever()
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
 

@@ -52,8 +52,6 @@ _TRAINED = 0.95
 """Of a stretch: between two trainings a client waits for a moment."""
 _SETTLE = 0.5
 """Seconds: a limit takes effect a moment after it is told."""
-_ON_WIRE = 1514 / 1448
-"""A probe counts TCP payload; shapers count whole Ethernet frames, this much more."""
 
 _MOST = 1e18
 """No number of a sample is as large."""
@@ -80,7 +78,7 @@ def measure(
 ) -> Fidelity:
     """Compare what was asked with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
 
-    A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s of TCP payload; `rtt` and
+    A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
     `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. One of before
     the run is of the link as first asked. What is no number is passed over.
     """
@@ -206,14 +204,13 @@ def _phase(asked: Sequence[AskedCpu] | Sequence[AskedLink], begin: float, end: f
 
 def _link_figure(name: str, asked: Sequence[AskedLink], probes: Sequence[_Probe]) -> Figure:
     """Of the worst phase; within a phase the median, as the run's own traffic may disturb a probe."""
-    factor = _ON_WIRE if name in RATES else 1.0
     phases = asked or (AskedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
         at = max(probe.at, phases[0].at)
         value, phase = _number(probe.values, name), _phase(phases, at, at)
         if value is not None and phase is not None:
-            values.setdefault(phase, []).append(value * factor)
+            values.setdefault(phase, []).append(value)
     if not values:
         return Figure(phases[0].figures()[name])
     figures = [Figure(phases[phase].figures()[name], median(got)) for phase, got in values.items()]

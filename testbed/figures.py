@@ -113,7 +113,7 @@ class DeviceFidelity:
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can be held against a run. Jitter and loss cannot: they would take thousands
-        of round trips. Nor can rates where packets are lost: TCP itself then goes slower."""
+        of round trips. Nor can rates where packets are lost: fewer arrive."""
         for name in (CPU, *RATES, "rtt"):
             figure = self.figures[name]
             if not figure.asked or figure.got is None:

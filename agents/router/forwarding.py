@@ -15,11 +15,12 @@ _TABLES = ("iptables", "iptables-legacy")
 
 
 def forward(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """TCP ports of `inside`, the devices' interface, lead to their addresses on `outside`."""
+    """Ports of `inside`, the devices' interface, lead to their addresses on `outside`."""
     leads = [
-        f"-t nat -A PREROUTING -i {inside} -p tcp --dport {port} "
+        f"-t nat -A PREROUTING -i {inside} -p {protocol} --dport {port} "
         f"-j DNAT --to-destination {address}:{port}".split()
         for address, port in targets.items()
+        for protocol in ("tcp", "udp")
     ]
     return [*leads, f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split()]
 

@@ -21,7 +21,9 @@ def _lines(rules: list[list[str]]) -> list[str]:
 def test_each_port_leads_to_its_server() -> None:
     assert _lines(forwarding.forward({"10.0.0.9": 1883, "10.0.0.8": 1884}, "eth0", "eth1")) == [
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
+        "-t nat -A PREROUTING -i eth0 -p udp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
+        "-t nat -A PREROUTING -i eth0 -p udp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
         "-t nat -A POSTROUTING -o eth1 -j MASQUERADE",
     ]
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agents import speedtest
+from agents import packettrain, speedtest
 from agents.config import Link
 from agents.device import link, probe
 from tests.uml.table import (
@@ -88,6 +88,7 @@ def main() -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
         speedtest.listen(BROKER)
+        packettrain.listen(BROKER)
     shaped = Shaped()
     for measure in (rates, model, whole, delays, jitter, losses, change):
         begin = time.monotonic()
