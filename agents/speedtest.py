@@ -21,7 +21,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 from agents import packettrain
 
@@ -42,23 +42,23 @@ def size(rate: int) -> int:
     return min(max(_LEAST, int(rate / 8 * _SECONDS)), _MOST)
 
 
-def upload(host: str, rate: int) -> float:
+def upload(host: str, rate: int, port: int = PORT) -> float:
     """bit/s of payload from here to the server. Raises OSError."""
-    with _connected(host, f"up {size(rate)}") as sock:
+    with _connected(host, port, f"up {size(rate)}") as sock:
         sock.sendall(bytes(size(rate)))
         answer = sock.makefile("rb").readline()
     return _rate(*json.loads(answer))
 
 
-def download(host: str, rate: int) -> float:
+def download(host: str, rate: int, port: int = PORT) -> float:
     """bit/s of payload from the server to here. Raises OSError."""
-    with _connected(host, f"down {size(rate)}") as sock:
+    with _connected(host, port, f"down {size(rate)}") as sock:
         return _rate(*_drain(sock, size(rate)))
 
 
 def main() -> None:
     address = socket.gethostbyname(socket.gethostname())
-    listening = _Server((address, PORT))
+    listening = Server((address, PORT))
     if os.fork() == 0:
         packettrain.listen(address)
         listening.serve_forever()
@@ -76,13 +76,14 @@ def turn(host: str, name: str) -> Iterator[None]:
         yield
 
 
-def listen(address: str) -> None:
-    """Answer devices at `address`, in threads of this process, as long as it lives."""
-    server = _Server((address, PORT))
+def listen(address: str, port: int = PORT) -> Server:
+    """Answer devices at `address`, in threads of this process, until `shutdown`; port 0: any."""
+    server = Server((address, port))
     threading.Thread(target=server.serve_forever, name="speedtest", daemon=True).start()
+    return server
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 128
@@ -94,15 +95,17 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    server: _Server
+    server: Server
     rbufsize = 0  # what follows the line is to be timed, not read ahead
     timeout = _LONGEST
 
     def handle(self) -> None:
-        request = self.rfile.readline(64)
-        if not request:  # it wanted to know how long connecting takes
-            return
-        direction, what = request.split()
+        with suppress(OSError):  # the device has given up
+            request = self.rfile.readline(64)
+            if request:  # else it wanted to know whether we are there
+                self._answer(*request.split())
+
+    def _answer(self, direction: bytes, what: bytes) -> None:
         if direction == b"turn":
             with self.server.turns[what]:
                 self.wfile.write(b"!")
@@ -114,8 +117,8 @@ class _Handler(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(_drain(self.request, min(int(what), _MOST))).encode() + b"\n")
 
 
-def _connected(host: str, request: str) -> socket.socket:
-    sock = socket.create_connection((host, PORT), _LONGEST)
+def _connected(host: str, port: int, request: str) -> socket.socket:
+    sock = socket.create_connection((host, port), _LONGEST)
     sock.sendall(request.encode() + b"\n")
     return sock
 

@@ -348,8 +348,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
         auto = (options.runtime or topology.runtime.name) == "auto"
         why = "No Docker engine answers (testbed doctor tells the mend): " if auto else ""
         _say(
-            f"{why}devices are local processes. CPU shares are kept by stopping and continuing them; "
-            "memory and links are not limited."
+            f"{why}devices are local processes. CPU shares are kept by stopping and continuing them, "
+            "links by a relay; memory is not limited."
         )
     virtual = plan.runtime == "virtual"
     overview = live.Overview(topology.rule.name, topology.stop.plain(), plan.devices, virtual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -111,6 +111,9 @@ class Places(Protocol):
     def control(self) -> tuple[str, int]:
         """Host and port of the broker for the controller's traffic."""
 
+    def entrance(self, client: str) -> tuple[str, int]:
+        """Host and port where `client` finds the broker."""
+
     def run_directory(self, directory: RunDirectory) -> str: ...
     def shard(self, directory: RunDirectory, client: str) -> str: ...
     def memory(self, directory: RunDirectory, client: str) -> str: ...
@@ -122,6 +125,9 @@ class _InContainers:
     # Not "broker": Docker answers with a container's host name too, on any network that it is on.
     data: tuple[str, int] = ("server", 1883)
     control: tuple[str, int] = ("control", 1883)
+
+    def entrance(self, client: str) -> tuple[str, int]:
+        return self.data
 
     def run_directory(self, directory: RunDirectory) -> str:
         return "/testbed/run"
@@ -144,10 +150,16 @@ class OnHost:
     """Processes on this machine: one broker address, real paths."""
 
     data: tuple[str, int]
+    doors: Mapping[str, int] = field(default_factory=dict)
+    """Ports that lead to the broker through a device's link, of those that have one of their own."""
 
     @property
     def control(self) -> tuple[str, int]:
         return self.data
+
+    def entrance(self, client: str) -> tuple[str, int]:
+        host, port = self.data
+        return host, self.doors.get(client, port)
 
     def run_directory(self, directory: RunDirectory) -> str:
         return str(directory.path)
@@ -238,7 +250,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
-        broker=account.at(*places.data),
+        broker=account.at(*places.entrance(device.name)),
         task=spec.topology.task.named,
         local=device.local,
         think=device.think,

@@ -47,6 +47,11 @@ def at_begin(link: Link) -> config.Link:
     return SetLink(changes).applied_to(plain)
 
 
+def loses(trace: LinkTrace) -> bool:
+    """Whether any packet is lost on the way, of a trace whose paths are absolute. Raises as `read`."""
+    return any(any(one.values.get("loss", ())) for one in read(trace, Path()))
+
+
 def steps(device: str, found: Sequence[traces.Trace]) -> Iterator[Step]:
     """Each change of `device`'s link, in the order of time; without end where a trace repeats."""
     for at, conditions in traces.together(found):

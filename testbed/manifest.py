@@ -65,8 +65,8 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
     """What made the links, and why that."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    modelled = plan.runtime == "virtual" and any(device.link for device in plan.devices)
-    return {"shaper": "model" if modelled else None}
+    linked = any(device.link for device in plan.devices)
+    return {"shaper": {"virtual": "model", "process": "relay"}.get(plan.runtime) if linked else None}
 
 
 def versions() -> dict[str, str]:

@@ -296,11 +296,8 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
     """What `runtime`, a real one, cannot do, with the place and the mend."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
-    for index, entry in enumerate(topology.scenario):
-        if runtime == "process" and entry.link is not None:
-            yield _not_emulated(topology, ("scenario", index, "link"), runtime)
-        if runtime == "process" and entry.disconnect is not None:
-            yield _not_emulated(topology, ("scenario", index, "disconnect"), runtime)
+    if runtime == "process":
+        yield from _lossy(topology)
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if group.cpu is None:
@@ -311,16 +308,30 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
-        if group.availability is not None and runtime == "process":
-            yield _not_emulated(topology, (*where, "availability"), runtime)
         if group.access is not None and runtime == "process":
             yield _not_emulated(topology, (*where, "access"), runtime)
-        if group.link is not None and runtime == "process":
-            yield topology.source.problem(
-                (*where, "link"),
-                "the process runtime does not shape links: remove this, or use the docker runtime",
-                at_key=True,
-            )
+
+
+def _lossy(topology: Topology) -> Iterator[Problem]:
+    """Links that lose packets, which a relay, whose TCP makes up for any loss, cannot have."""
+    found: list[Where] = []
+    for index, group in enumerate(topology.devices):
+        link = group.link
+        if link is not None and link.loss:
+            found.append(("devices", index, "link", "loss"))
+        if link is not None and link.trace is not None and linktraces.loses(link.trace):
+            found.append(("devices", index, "link", "trace", "csv"))
+    for index, entry in enumerate(topology.scenario):
+        if entry.link is not None and entry.link.loss:
+            found.append(("scenario", index, "link", "loss"))
+    for where in found:
+        mend = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
+        yield topology.source.problem(
+            where,
+            f"the process runtime, whose links are TCP relays, loses no packets: {mend}, or use the "
+            "docker runtime",
+            at_key=True,
+        )
 
 
 def _not_simulated(topology: Topology) -> Iterator[Problem]:

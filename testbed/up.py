@@ -51,7 +51,12 @@ class Outcome:
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
     """The topology and its plan on this host. Raises BadInputError."""
-    topology = resolved(load(path))
+    return planned_here(load(path), options)
+
+
+def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
+    """`topology`, resolved, and its plan on this host. Raises BadInputError."""
+    topology = resolved(topology)
     if needs_calibration(topology):
         topology = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)

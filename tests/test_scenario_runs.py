@@ -132,11 +132,50 @@ def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
     assert left_in_docker(engine) == []
 
 
+def test_links_of_a_run_of_processes(tmp_path: Path) -> None:
+    """One link changes, one is cut, and a device has its network now and then."""
+    topology = write_topology(
+        tmp_path,
+        task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
+        rule={"name": "fedbuff", "buffer_size": 1},
+        devices=[
+            {"name": "far", "cpu": 0.3, "link": FAR},
+            {"name": "cut", "cpu": 0.3, "link": {"rtt": "20ms"}},
+            {
+                "name": "bus",
+                "cpu": 0.2,
+                "availability": {"trace": [["0s", "on"], ["2s", "off"], ["4s", "on"]]},
+            },
+        ],
+        scenario=[
+            {"at": "4s", "set": "far", "link": {"up": "2mbit", "rtt": "20ms"}},
+            {"at": "5s", "disconnect": "cut", "for": "2s"},
+        ],
+        stop={"after": "10s"},
+    )
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    for device, begin, end in (("cut", 5.0, 7.0), ("bus", 2.0, 4.0)):
+        assert _sent(run, device, 0, begin)
+        assert not [u for u in run.updates if u.client == device and begin + 0.2 < u.arrived < end]
+        assert _sent(run, device, end, 10)
+    took = {u.sent: u.arrived - u.sent for u in run.updates if u.client == "far"}
+    # 2.6 kB, a packet of it in the bucket, at 256 kbit/s and 150 ms; then at 2 Mbit/s and 10 ms.
+    assert min(seconds for sent, seconds in took.items() if sent < 3) > 0.18
+    assert min(seconds for sent, seconds in took.items() if sent > 5) < 0.15
+    assert run.manifest["shaper"] == "relay"
+    assert "links: " in done.stdout
+    figures = json.loads((run.path / "fidelity.json").read_text())["devices"]["far"]
+    assert all(abs(figures[name]["error"]) < 6 for name in ("up", "down", "rtt")), figures
+    assert left_as_processes() == []
+
+
 def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
     topology = write_topology(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
-        devices=[{"name": "a", "cpu": 0.3}, {"name": "b", "cpu": 0.3}],
+        devices=[{"name": "a", "cpu": 0.3}, {"name": "b", "cpu": 0.3, "link": {"rtt": "10ms"}}],
         rule={"name": "fedbuff", "buffer_size": 1},
         stop={"after": "60s"},
     )
@@ -144,7 +183,14 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
         (run,) = runs.iterdir()
-        for command in ("set {} a --cpu 0.1", "pause {} b", "resume {} b", "kill {} b", "restart {} b"):
+        for command in (
+            "set {} a --cpu 0.1",
+            "set {} a --up 12mbit",
+            "pause {} b",
+            "resume {} b",
+            "kill {} b",
+            "restart {} b",
+        ):
             done = cli(*command.format(run).split(), "--runs", runs)
             assert done.returncode == 0, done.stderr
         for command, told in (
@@ -152,7 +198,7 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
             ("set {} a", "nothing to set"),
             ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would ask for 64.3 cores"),
             ("set {} a --up 12", "--up 12: expected a rate"),
-            ("set {} a --up 12mbit", "the process runtime does not shape links"),
+            ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
             ("kill nowhere a", "no run nowhere"),
         ):
             refused = cli(*command.format(run).split(), "--runs", runs)
@@ -163,6 +209,7 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
     ended = Finished.only_one_in(runs)
     acted = [record for record in ended.records if isinstance(record, events.Acted)]
     assert [(a.device, a.details["action"], a.source) for a in acted] == [
+        ("a", "set", "hand"),
         ("a", "set", "hand"),
         ("b", "pause", "hand"),
         ("b", "resume", "hand"),

@@ -38,7 +38,9 @@ def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
-    topology = write_small_topology(tmp_path)
+    """At first the link is measured, for 5 s."""
+    link = {"up": "1mbit", "down": "1mbit"} if stage == "Starting broker" else None
+    topology = write_small_topology(tmp_path, devices=[{"name": "far", "cpu": 0.3, "link": link}])
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, stage)
         time.sleep(1)
@@ -73,10 +75,10 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
     assert left_as_processes() == []
 
 
-def test_a_link_is_refused(tmp_path: Path) -> None:
-    topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"up": "1mbit"}}])
+def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
+    topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"loss": "1%"}}])
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 2
-    assert "link" in done.stderr
+    assert "devices[0].link.loss" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

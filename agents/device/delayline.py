@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues, QueueState
+from agents.realtime import realtime
 
 _LENGTH = 65536
 """Packets a queue holds: 0.5 s at 1 Gbit/s need 42,000 of full size."""
@@ -246,7 +247,7 @@ class DelayServer:
 
     def serve(self) -> None:
         """Hold and accept packets until `stop`; the calling thread becomes a real-time one if it may."""
-        self.realtime = _realtime()
+        self.realtime = realtime()
         line, queues = self._line, self._queues
         readable = True
         while not self._stopping:
@@ -271,12 +272,3 @@ class DelayServer:
         if timeout is not None and timeout > _DOZE:
             timeout -= _NAP
         return bool(select.select(self._sources, [], [], timeout)[0])
-
-
-def _realtime() -> bool:
-    """Have this thread run at once where all cores are busy, if CAP_SYS_NICE allows; whether it does."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except PermissionError:
-        return False
-    return True

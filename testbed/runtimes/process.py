@@ -1,7 +1,7 @@
 """The `process` runtime: devices are ordinary processes of this machine, limited by a duty cycle.
 
-The embedded default where no Docker engine answers. It limits CPU; memory it only reports, and a
-topology that shapes links is refused when the run is planned.
+The embedded default where no Docker engine answers. It limits CPU; memory it only reports. Where devices
+have links, a relay (testbed.relay) stands between them and the broker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,15 @@ from typing import Any
 import psutil
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker, configs, tether
 from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.director import Order
 from testbed.dutycycle import DutyCycle, cpu_clock
 from testbed.errors import BadInputError, HostError
+from testbed.plan import dilated
+from testbed.relay import launch as relay
 from testbed.rundir import RunDirectory
 from testbed.timeline import (
     Action,
@@ -68,6 +70,7 @@ class Programs:
     """None: the embedded broker."""
     aggregator: tuple[str, ...] = (sys.executable, "-m", "agents.aggregator.main")
     client: tuple[str, ...] = (sys.executable, "-m", "agents.client.main")
+    relay: tuple[str, ...] = (sys.executable, "-m", "testbed.relay.main")
 
 
 class ProcessRuntime:
@@ -83,6 +86,9 @@ class ProcessRuntime:
         self._away: set[str] = set()
         """Devices that were told to end, and may come back."""
         self._paused: set[str] = set()
+        self._relayed = relay.needed(spec)
+        self._probes: list[dict[str, Any]] = []
+        """Samples that are still to be told."""
 
     @property
     def broker_kind(self) -> str:
@@ -92,13 +98,15 @@ class ProcessRuntime:
     def start(self) -> Broker:
         """Start broker, aggregator and every device; return the controller's broker.
 
-        Raises HostError if the broker does not come up.
+        Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
+        the broker or the relay does not come up.
         """
         accounts = broker.accounts(self._directory.run, self._devices)
         port = free_port()
         self._spawn(BROKER, self._broker_command(accounts, port))
         self._wait_for_broker(port)
-        configs.write(self._spec, accounts, OnHost((HOST, port)))
+        entrances = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
+        configs.write(self._spec, accounts, OnHost((HOST, port), entrances))
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
         absent = self._spec.absent
         for name in self._devices:
@@ -116,9 +124,9 @@ class ProcessRuntime:
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
 
     def act(self, device: str, action: Action) -> list[Order]:
-        """All by signals. Raises BadInputError for what concerns links."""
+        """Links are the relay's, all else is done by signals. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
-            raise BadInputError("the process runtime does not shape links: use the docker runtime")
+            return [(ROUTER, {"device": device, **self._of_link(action)})]
         child = self._children.get(device)
         alive = child is not None and child.poll() is None
         match action:
@@ -148,6 +156,24 @@ class ProcessRuntime:
                     self.limit(device)
         return []
 
+    def _of_link(self, action: SetLink | Disconnect | Reconnect) -> dict[str, Any]:
+        """What the relay is to be told."""
+        if not self._relayed:
+            raise BadInputError(
+                "links cannot change in this run, which has no relay: no device has a link. Give one a "
+                "link in its topology, as in link: {rtt: 1ms}"
+            )
+        if not isinstance(action, SetLink):
+            return {"connected": isinstance(action, Reconnect)}
+        if action.changes.get("loss"):
+            raise BadInputError(
+                "the process runtime, whose links are TCP relays, loses no packets: use the docker "
+                "runtime"
+            )
+        changes = dilated(action.changes, self._spec.plan.dilation)
+        rates = ("up", "down")
+        return {"link": {k: v if k in rates else v or 0.0 for k, v in changes.items()}}
+
     def _end(self, device: str, how: Callable[[], None]) -> None:
         """End a device that may come back. A suspended one heeds nothing but SIGKILL."""
         self._away.add(device)
@@ -166,7 +192,7 @@ class ProcessRuntime:
 
     def telemetry(self) -> list[dict[str, Any]]:
         """A sample of each living device, named as the device init's: seconds and bytes."""
-        samples = []
+        samples, self._probes = self._probes, []
         for name in self._devices:
             child = self._children.get(name)
             if child is None or child.poll() is not None:
@@ -185,11 +211,24 @@ class ProcessRuntime:
         children = dict(self._children)
         for device in self._paused & children.keys():  # one that never joined has no process
             children[device].send_signal(signal.SIGCONT)
-        last = [children.pop(BROKER)] if BROKER in children else []
+        last = [children.pop(part) for part in (ROUTER, BROKER) if part in children]
         end(children.values())
         end(last)
         # What is not on our list: children's children, and one that an interrupt kept from it.
         remove(self._directory.run)
+
+    def _start_relay(self, login: Broker) -> Mapping[str, int]:
+        """Start it, and measure the links; return where each device finds the broker."""
+        command = [*self._programs.relay, self._config(ROUTER)]
+        try:
+            entrances = relay.launch(
+                self._spec, login, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
+            )
+        except OSError as error:
+            said = self._directory.last_words(ROUTER)
+            raise HostError(f"the relay does not answer ({error}).{said}") from error
+        self._probes += entrances.samples
+        return entrances.ports
 
     def _spawn_client(self, name: str) -> None:
         command = [*self._programs.client, self._config(name)]
@@ -206,7 +245,9 @@ class ProcessRuntime:
         conf = broker.write_mosquitto(folder, accounts, HOST, port)
         return [self._programs.mosquitto, "-c", str(conf)]
 
-    def _spawn(self, name: str, command: list[str], threads: int = 1) -> None:
+    def _spawn(
+        self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
+    ) -> None:
         """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
@@ -224,6 +265,7 @@ class ProcessRuntime:
                     **dict.fromkeys(THREAD_VARIABLES, str(threads)),
                 },
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
 
     def _wait_for_broker(self, port: int) -> None:

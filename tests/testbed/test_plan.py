@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agents.config import Duration, Link
@@ -65,11 +67,34 @@ def test_more_than_the_host_has_is_refused_unless_oversubscribed(devices: str, t
     assert plan(wanted, "docker", FOUR_CORES, oversubscribe=True).devices
 
 
-def test_links_are_refused_where_nothing_shapes_them() -> None:
-    wanted = fleet("{name: pi, cpu: 1, link: {up: 5Mbps}}")
-    with pytest.raises(BadInputError, match=r"4:30: devices\[0\]\.link: the process runtime does not"):
-        plan(wanted, "process", FOUR_CORES, oversubscribe=True)
-    assert plan(wanted, "docker", FOUR_CORES).devices[0].link == Link(up=5_000_000)
+@pytest.mark.parametrize("runtime", ["docker", "process"])
+def test_real_runtimes_shape_links_and_play_outages(runtime: str) -> None:
+    wanted = fleet(
+        "{name: pi, cpu: 1, link: {up: 5Mbps}, availability: {on: 5s, off: 1s}}",
+        "scenario: [{at: 1s, disconnect: pi, for: 1s}, {at: 3s, set: pi, link: {rtt: 1s, loss: 0%}}]",
+    )
+    assert plan(wanted, runtime, FOUR_CORES).devices[0].link == Link(up=5_000_000)
+
+
+def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("time,up,loss\n0,1000,0\n1,1000,0.1\n")
+    trace = f"{{csv: {tmp_path}/t.csv}}"
+    wanted = fleet(
+        f"{{name: pi, cpu: 1, link: {{loss: 2%}}}},\n{{name: bus, cpu: 1, link: {{trace: {trace}}}}}",
+        "scenario: [{at: 1s, set: pi, link: {loss: 1%}}]",
+    )
+    with pytest.raises(BadInputError) as refused:
+        plan(wanted, "process", FOUR_CORES)
+    lines = str(refused.value).splitlines()
+    for place in (
+        "4:37: devices[0].link.loss:",
+        "5:36: devices[1].link.trace.csv:",
+        "7:37: scenario[0].link.loss:",
+    ):
+        (line,) = (line for line in lines if place in line)
+        mend = "leave out its column loss" if "trace" in place else "write loss: 0%"
+        assert f"loses no packets: {mend}, or use the docker runtime" in line
+    assert plan(wanted, "docker", FOUR_CORES).devices
 
 
 @pytest.mark.parametrize(

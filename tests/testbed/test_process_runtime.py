@@ -19,12 +19,12 @@ from agents.config import Broker, ClientConfig
 from agents.transport import Connection
 from testbed import tether
 from testbed.configs import RunSpec
-from testbed.errors import HostError
+from testbed.errors import BadInputError, HostError
 from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
-from testbed.timeline import Pause
+from testbed.timeline import Action, Disconnect, Pause, SetLink
 from testbed.topology import parse
 
 T = TypeVar("T")
@@ -94,6 +94,49 @@ def test_a_run_from_start_to_stop(make: Make, mosquitto: str | None, tmp_path: P
     assert runtime.ended().keys() == {"broker", "aggregator", "d-1", "d-2"}
 
 
+CUTS = "scenario: [{at: 5s, disconnect: d-1, for: 1s}]"
+
+
+def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, more=CUTS)
+    runtime = make(run)
+    direct = runtime.start()
+    through = config.load(ClientConfig, run.directory.config("d-1")).broker
+    assert through.port != direct.port
+    log_in(through)
+    assert {info.part for info in of(run)} == {"broker", "router", "aggregator", "d-1", "d-2"}
+    assert runtime.act("d-1", Disconnect()) == [("router", {"device": "d-1", "connected": False})]
+    assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
+        ("router", {"device": "d-2", "link": {"up": None, "rtt": 0.5}})
+    ]
+    with pytest.raises(BadInputError, match="loses no packets: use the docker runtime"):
+        runtime.act("d-1", SetLink({"loss": 0.1}))
+
+
+def test_on_a_stretched_clock_a_link_is_as_much_slower(make: Make, tmp_path: Path) -> None:
+    runtime = make(spec(tmp_path, more=f"{CUTS}\ndilation: 4"))
+    change = SetLink({"up": 1_000_000, "rtt": 0.5, "jitter": None})
+    ((_, order),) = runtime.act("d-1", change)
+    assert order["link"] == {"up": 250_000, "rtt": 2.0, "jitter": 0.0}
+
+
+@pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
+def test_without_a_relay_no_link_changes(make: Make, tmp_path: Path, action: Action) -> None:
+    with pytest.raises(BadInputError, match=r"no device has a link\. Give one a link"):
+        make(spec(tmp_path)).act("d-1", action)
+
+
+def test_a_relay_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    run = spec(tmp_path, more=CUTS)
+    programs = Programs(aggregator=python(SLEEP), client=python(SLEEP), relay=python("1/0"))
+    runtime = ProcessRuntime(run, programs)
+    try:
+        with pytest.raises(HostError, match=r"(?s)relay does not answer.*router\.log:\n.*ZeroDivision"):
+            runtime.start()
+    finally:
+        runtime.stop()
+
+
 def log_in(broker: Broker) -> None:
     connection = Connection(broker, [], lambda _: None)
     connection.open()
@@ -153,7 +196,7 @@ CONTROLLER = """
 import sys, time
 from pathlib import Path
 from tests.testbed.test_process_runtime import *
-run = spec(Path(sys.argv[1]), cpu=0.01)
+run = spec(Path(sys.argv[1]), cpu=0.01, more=CUTS)
 runtime = ProcessRuntime(run, Programs(aggregator=python(SLEEP), client=python(BUSY)))
 runtime.start()
 log_of(run, "d-1")
@@ -171,7 +214,7 @@ def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
         assert controller.stdout.readline() == b"started\n"
         left = found(run)
         controller.kill()
-    assert {info.part for info in left} == {"broker", "aggregator", "d-1", "d-2"}
+    assert {info.part for info in left} == {"broker", "router", "aggregator", "d-1", "d-2"}
     try:
         eventually(lambda: found(run) == [])
     finally:

@@ -1,0 +1,117 @@
+"""Starting a run's relay: its listening sockets, its configuration, and what its links really give.
+
+The sockets are opened here and handed over, so that no port has to be guessed or waited for.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agents import config
+from agents.config import Broker, Link
+from agents.topics import ROUTER
+from testbed.configs import RunSpec
+from testbed.relay import probe
+from testbed.relay.main import RelayConfig
+
+_BROKER, _TRANSFERS, _ECHO = range(3)
+"""The targets, and a device's doors, in their order."""
+_PATIENCE = 30.0
+"""Seconds until the relay must serve, and more than any round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrances:
+    """Where the devices come in, and what the links behind gave before anyone did."""
+
+    ports: Mapping[str, int]
+    """Of each device; they lead to the broker."""
+    samples: Sequence[dict[str, Any]]
+    """As `testbed.fidelity.measure` takes them."""
+
+
+def needed(spec: RunSpec) -> bool:
+    """Whether devices have links, or get them, or lose their network."""
+    return (
+        spec.routed
+        or any(entry.disconnect is not None for entry in spec.topology.scenario)
+        or any(group.availability is not None for group in spec.topology.devices)
+    )
+
+
+def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]) -> Entrances:
+    """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
+
+    `broker` is the relay's login. A link that cannot be measured is told in the relay's log. Raises
+    OSError where no relay answers.
+    """
+    links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
+    host = broker.host
+    with (
+        probe.answering(host) as answering,
+        _opened(host, [d.name for d in spec.plan.devices]) as opened,
+    ):
+        cfg = RelayConfig(
+            run=spec.directory.run,
+            broker=broker,
+            targets=(broker.port, *answering),
+            doors={name: tuple(door.fileno() for door in pair) for name, pair in opened.items()},
+            links={name: asdict(link) for name, link in links.items()},
+            seed=spec.topology.seed,
+        )
+        config.dump(cfg, spec.directory.config(ROUTER))
+        spawn([fd for fds in cfg.doors.values() for fd in fds])
+        ports = {name: tuple(map(_port, pair)) for name, pair in opened.items()}
+        for pair in opened.values():  # the relay's alone: where it ends, so does listening
+            for door in pair:
+                door.close()
+        # It serves as soon as a byte comes back.
+        probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _PATIENCE)
+        found = _measured(host, ports, links)
+    samples = []
+    with (spec.directory.logs / f"{ROUTER}.log").open("a", encoding="utf-8") as log:
+        for device, figures in found.items():
+            if isinstance(figures, OSError):
+                log.write(f"the link of {device} cannot be measured: {figures}\n")
+            else:
+                samples.append({"device": device, "at": time.monotonic(), "probe": figures})
+    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, samples)
+
+
+@contextmanager
+def _opened(host: str, devices: Sequence[str]) -> Iterator[dict[str, tuple[socket.socket, ...]]]:
+    """Of each device the listening sockets that lead through its link, in the order of the targets."""
+    with ExitStack() as stack:
+        yield {
+            name: tuple(stack.enter_context(socket.create_server((host, 0))) for _ in range(3))
+            for name in devices
+        }
+
+
+def _port(sock: socket.socket) -> int:
+    port: int = sock.getsockname()[1]
+    return port
+
+
+def _measured(
+    host: str, ports: Mapping[str, Sequence[int]], links: Mapping[str, Link]
+) -> dict[str, dict[str, float] | OSError]:
+    """What each of `links` gives, all at once; or why it cannot be told."""
+
+    def one(device: str) -> dict[str, float] | OSError:
+        try:
+            return probe.measure(links[device], host, ports[device][_TRANSFERS], ports[device][_ECHO])
+        except OSError as error:
+            return error
+
+    pool = ThreadPoolExecutor(max(1, len(links)))
+    try:
+        return dict(zip(links, pool.map(one, links), strict=True))
+    finally:
+        pool.shutdown(wait=False)  # where we are interrupted they end with the relay

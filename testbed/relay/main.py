@@ -1,0 +1,100 @@
+"""The relay's process: `python -m testbed.relay.main CONFIG`. Runs until it is ended.
+
+It is the router of a run of processes: under that name it logs in, and is told what changes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agents import config
+from agents.config import Broker, Link
+from agents.realtime import realtime
+from agents.topics import ROUTER, Topics
+from agents.transport import Connection, ConnectionFailedError, Event, Received
+from testbed.relay.pipe import Way
+from testbed.relay.server import Lane, Relay
+
+
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    run: str
+    broker: Broker
+    targets: tuple[int, ...]
+    """Ports of the broker's host that the devices reach through their links."""
+    doors: Mapping[str, tuple[int, ...]]
+    """Of each device, for each target the file descriptor of a listening socket, which we inherit."""
+    links: Mapping[str, Mapping[str, Any]]
+    """Fields of `Link`, of each device."""
+    seed: int
+
+
+def ways(link: Link) -> tuple[Way, Way]:
+    """Up and down."""
+    return (
+        Way(link.up, link.rtt / 2, link.jitter),
+        Way(link.down, link.rtt / 2, link.jitter),
+    )
+
+
+@dataclass(slots=True)
+class Access:
+    """A device's access link."""
+
+    link: Link
+    up: Lane
+    down: Lane
+
+    @classmethod
+    def of(cls, link: Link, seed: int, device: str) -> Access:
+        up, down = (
+            Lane(way, random.Random(f"{seed} {device} {name}").random)  # noqa: S311
+            for way, name in zip(ways(link), ("up", "down"), strict=True)
+        )
+        return cls(link, up, down)
+
+    def obey(self, order: Mapping[str, Any], now: float) -> Iterable[Lane]:
+        """`link`: fields of it that change; `connected`: whether anything passes."""
+        if "link" in order:
+            self.link = replace(self.link, **order["link"])
+            for lane, way in zip((self.up, self.down), ways(self.link), strict=True):
+                lane.change(way, now)
+        if "connected" in order:
+            for lane in (self.up, self.down):
+                (lane.mend if order["connected"] else lane.cut)(now)
+        return self.up, self.down
+
+
+def main() -> None:
+    cfg = config.load(RelayConfig, Path(sys.argv[1]))
+    relay = Relay()
+    accesses = {name: Access.of(Link(**cfg.links.get(name, {})), cfg.seed, name) for name in cfg.doors}
+    for name, access in accesses.items():
+        for door, port in zip(cfg.doors[name], cfg.targets, strict=True):
+            relay.listen(socket.socket(fileno=door), (cfg.broker.host, port), access.up, access.down)
+
+    def obey(event: Event) -> None:
+        """In paho's thread."""
+        if isinstance(event, Received):
+            order = json.loads(event.payload)
+            access = accesses[order["device"]]
+            relay.tell(lambda now: access.obey(order, now))
+
+    connection = Connection(cfg.broker, [Topics(cfg.run).control(ROUTER)], obey)
+    try:
+        connection.open()
+    except ConnectionFailedError as error:
+        sys.exit(f"relay: {error}")
+    realtime()  # else a busy aggregator on the same core makes it some milliseconds late
+    relay.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""One direction of a shaped link: bytes go in, and come out when they are due. Pure: time is an
+argument.
+
+As in the kernel, a token bucket on what the wire would carry comes first, behind a queue; what has
+passed it is under way for the link's delay. Nothing overtakes, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from agents.device.link import burst
+
+T = TypeVar("T")
+
+SEGMENT = 1448
+"""Bytes of payload in a full packet."""
+_HEADERS = 66
+"""Bytes that Ethernet, IP and TCP add to each."""
+_PACKET = SEGMENT + _HEADERS
+_QUEUE = 0.2
+"""Seconds of the rate that may wait, as in the kernel's queue (agents.device.link)."""
+_FEWEST = 12 * _PACKET
+_LARGEST = 64 * 1024
+"""Bytes of one piece, however fast the link."""
+_WINDOW = 64 * 2**20
+"""Bytes that may be in the pipe, under way included, where no rate sets a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What one direction of a link is like."""
+
+    rate: int | None = None
+    """bit/s on the wire, headers included."""
+    delay: float = 0.0
+    """Seconds."""
+    jitter: float = 0.0
+    """Seconds: each piece's delay is uniform in delay ± jitter, and never negative."""
+
+
+def on_wire(size: int) -> int:
+    """Bytes that `size` bytes of TCP payload are on the wire: in full packets, each with its headers."""
+    return size + _HEADERS * -(-size // SEGMENT)
+
+
+class _Waiting(NamedTuple, Generic[T]):
+    item: T
+    size: int
+    arrived: float
+
+
+class _UnderWay(NamedTuple, Generic[T]):
+    item: T
+    size: int
+    due: float
+
+
+class Pipe(Generic[T]):
+    """Items of some payload each, in order. `uniform` gives random numbers in [0, 1).
+
+    Times are seconds of a clock that never goes back. Items should not be larger than `piece`.
+    """
+
+    def __init__(self, way: Way, uniform: Callable[[], float]) -> None:
+        self._way = way
+        self._uniform = uniform
+        self._waiting: deque[_Waiting[T]] = deque()
+        self._queued = 0
+        """Bytes on the wire of what waits."""
+        self._held = 0
+        """Bytes of payload of all that is in the pipe."""
+        self._under_way: deque[_UnderWay[T]] = deque()
+        self._empty_at = float("-inf")
+        """When the bucket would have been empty, had it filled ever since."""
+        self._open = True
+        self._opened = float("-inf")
+        self._last = float("-inf")
+        """When what last passed the bucket is due."""
+
+    @property
+    def piece(self) -> int:
+        """Bytes of payload to hand over at a time: what the bucket lets pass at once."""
+        if self._way.rate is None:
+            return _LARGEST
+        return min(burst(self._way.rate) // _PACKET * SEGMENT, _LARGEST)
+
+    @property
+    def full(self) -> bool:
+        """Whether the sender has to wait."""
+        rate = self._way.rate
+        queue_full = rate is not None and self._queued >= max(_FEWEST, rate / 8 * _QUEUE)
+        return queue_full or self._held >= _WINDOW
+
+    def put(self, item: T, size: int, now: float) -> None:
+        """`size` bytes of payload arrive; 0 for what takes no time, as the end of a stream."""
+        self._waiting.append(_Waiting(item, size, now))
+        self._queued += on_wire(size)
+        self._held += size
+
+    def take(self, now: float) -> list[T]:
+        """What has come out by `now`, in order."""
+        self._advance(now)
+        found = []
+        while self._open and self._under_way and self._under_way[0].due <= now:
+            item, size, _ = self._under_way.popleft()
+            self._held -= size
+            found.append(item)
+        return found
+
+    def next_due(self) -> float | None:
+        """When there is something to do: an item comes out, or passes the bucket and makes room. None
+        while nothing will."""
+        if not self._open:
+            return None
+        times = [self._under_way[0].due] if self._under_way else []
+        if self._waiting:
+            times.append(self._passes(self._waiting[0]))
+        return max(min(times), self._opened) if times else None
+
+    def change(self, way: Way, now: float) -> None:
+        """What waits goes on at the new rate; what is under way is due as before."""
+        self._advance(now)
+        if way.rate is not None:
+            depth = float(burst(way.rate))
+            if self._way.rate is not None:
+                depth = min(depth, burst(self._way.rate), (now - self._empty_at) * self._way.rate / 8)
+            self._empty_at = now - 8 * depth / way.rate
+        self._way = way
+
+    def cut(self, now: float) -> None:
+        """Nothing passes any more, and what is in the pipe stays there."""
+        self._advance(now)
+        self._open = False
+
+    def mend(self, now: float) -> None:
+        """All goes on; what fell due meanwhile comes out at once, as a retransmission would."""
+        if not self._open:
+            self._open, self._opened = True, now
+
+    def _passes(self, first: _Waiting[T]) -> float:
+        """When the first that waits passes the bucket."""
+        earliest = max(first.arrived, self._opened)
+        if self._way.rate is None:
+            return earliest
+        return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._way.rate)
+
+    def _advance(self, now: float) -> None:
+        while self._open and self._waiting and (passes := self._passes(self._waiting[0])) <= now:
+            item, size, _ = self._waiting.popleft()
+            wire = on_wire(size)
+            self._queued -= wire
+            if (rate := self._way.rate) is not None:
+                # No more than a bucket is saved up; a piece that a slower rate found here may be larger.
+                depth = max(burst(rate), wire)
+                self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
+            self._last = max(passes + self._delay(), self._last)
+            self._under_way.append(_UnderWay(item, size, self._last))
+
+    def _delay(self) -> float:
+        if not self._way.jitter:
+            return self._way.delay
+        return max(0.0, self._way.delay + self._way.jitter * (2 * self._uniform() - 1))

@@ -1,0 +1,225 @@
+"""The relay's sockets: each device's connections, through the two pipes of its link.
+
+One thread, loopback only. The relay reads no further ahead than a pipe has room, so that memory is
+bounded and the sender feels the rate.
+"""
+
+from __future__ import annotations
+
+import queue
+import select
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from testbed.relay.pipe import Pipe
+
+_BEHIND = 256 * 1024
+"""Bytes that may wait for a receiver that does not read, beyond what its kernel holds."""
+_BUFFER = 128 * 1024
+"""Bytes of the kernel's receive buffers: what it reads ahead of the relay."""
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_Handler = Callable[[int, float], None]
+Lane = Pipe["tuple[Flow, bytes]"]
+"""One direction of a device's link; all of its connections share it. No bytes: the stream's end."""
+
+
+class Flow:
+    """One direction of a connection: from `source` through `lane` to `sink`."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket, lane: Lane) -> None:
+        self.source, self.sink, self.lane = source, sink, lane
+        self.backlog = bytearray()
+        """Due, and not yet taken by the sink."""
+        self.ended = False
+        """Nothing more comes from the source."""
+        self.delivered = False
+        """Nothing more goes to the sink."""
+        self._last = False
+
+    @property
+    def wants(self) -> bool:
+        """Whether there is room for more of the source."""
+        return not (self.ended or self.lane.full or len(self.backlog) > _BEHIND)
+
+    def read(self, now: float) -> None:
+        try:
+            data = self.source.recv(self.lane.piece)
+        except BlockingIOError:
+            return
+        except OSError:  # reset: to the other side, an end
+            data = b""
+        self.ended = not data
+        self.lane.put((self, data), len(data), now)
+
+    def deliver(self, data: bytes) -> None:
+        self._last = not data
+        self.backlog += data
+        self.write()
+
+    def write(self) -> None:
+        """As much as the sink takes; what is for one that has gone is dropped."""
+        try:
+            while self.backlog and not self.delivered:
+                del self.backlog[: self.sink.send(self.backlog)]
+            if self._last and not self.delivered:
+                self.delivered = True
+                self.sink.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = self.delivered = True
+        if self.delivered:
+            self.backlog.clear()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
+    flows: tuple[Flow, Flow]
+
+    @property
+    def over(self) -> bool:
+        return all(flow.delivered for flow in self.flows)
+
+    def events(self, sock: socket.socket) -> int:
+        """What there is to wait for at `sock`."""
+        return sum(
+            (_READ if flow.source is sock and flow.wants else 0)
+            | (_WRITE if flow.sink is sock and flow.backlog else 0)
+            for flow in self.flows
+        )
+
+
+class Relay:
+    """`serve` runs in one thread; `tell` may be called from any."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._busy: set[Lane] = set()
+        self._connections: dict[Lane, list[_Connection]] = {}
+        self._orders: queue.SimpleQueue[Callable[[float], Iterable[Lane]]] = queue.SimpleQueue()
+        self._woken, self._wake = socket.socketpair()
+        self._woken.settimeout(0)
+        self._selector.register(self._woken, _READ, self._obey)
+
+    def listen(self, listener: socket.socket, target: tuple[str, int], up: Lane, down: Lane) -> None:
+        """Have whoever connects to `listener` talk to `target`."""
+        listener.settimeout(0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        self._selector.register(listener, _READ, partial(self._accept, listener, target, up, down))
+
+    def tell(self, order: Callable[[float], Iterable[Lane]]) -> None:
+        """Have `order` done between two packets; it is given the time, and returns the lanes that it
+        changed."""
+        self._orders.put(order)
+        self._wake.send(b"!")
+
+    def serve(self) -> None:
+        """For ever."""
+        while True:
+            self._sleep()
+            now = time.monotonic()
+            for key, events in self._selector.select(0):
+                handler: _Handler = key.data
+                handler(events & key.events, now)
+            self._deliver()
+
+    def _sleep(self) -> None:
+        """Until a socket is ready or something falls due: by `select`, which counts in microseconds, on
+        the selector's own file, as epoll counts in milliseconds."""
+        dues = [due for lane in self._busy if (due := lane.next_due()) is not None]
+        timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
+        select.select([self._selector.fileno()], [], [], timeout)
+
+    def _deliver(self) -> None:
+        for lane in list(self._busy):
+            for flow, data in lane.take(time.monotonic()):
+                flow.deliver(data)
+            if lane.next_due() is None:
+                self._busy.discard(lane)
+            self._refresh(lane)
+
+    def _obey(self, _events: int, now: float) -> None:
+        self._woken.recv(64)
+        while not self._orders.empty():
+            self._busy.update(self._orders.get()(now))
+
+    def _accept(
+        self,
+        listener: socket.socket,
+        target: tuple[str, int],
+        up: Lane,
+        down: Lane,
+        _events: int,
+        _now: float,
+    ) -> None:
+        try:
+            device, _ = listener.accept()
+        except OSError:
+            return
+        try:
+            server = _connected(target)
+        except OSError:
+            device.close()
+            return
+        for sock in (device, server):
+            sock.settimeout(0)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection((Flow(device, server, up), Flow(server, device, down)))
+        for lane in (up, down):
+            self._connections.setdefault(lane, []).append(connection)
+        self._refresh(up)
+
+    def _ready(self, connection: _Connection, sock: socket.socket, events: int, now: float) -> None:
+        for flow in connection.flows:
+            if events & _READ and flow.source is sock and flow.wants:
+                flow.read(now)
+                self._busy.add(flow.lane)
+            if events & _WRITE and flow.sink is sock:
+                flow.write()
+        self._refresh(connection.flows[0].lane)
+
+    def _refresh(self, lane: Lane) -> None:
+        """Wait at the sockets of `lane`'s connections for what they now have room or bytes for."""
+        for connection in list(self._connections.get(lane, ())):
+            if connection.over:
+                self._close(connection)
+                continue
+            for flow in connection.flows:
+                handler = partial(self._ready, connection, flow.source)
+                self._wait_at(flow.source, connection.events(flow.source), handler)
+
+    def _wait_at(self, sock: socket.socket, events: int, handler: _Handler) -> None:
+        known = self._selector.get_map().get(sock)
+        if known is None and events:
+            self._selector.register(sock, events, handler)
+        elif known is not None and not events:
+            self._selector.unregister(sock)
+        elif known is not None and known.events != events:
+            self._selector.modify(sock, events, handler)
+
+    def _close(self, connection: _Connection) -> None:
+        for flow in connection.flows:
+            self._connections[flow.lane].remove(connection)
+            self._wait_at(flow.source, 0, _nothing)
+            flow.source.close()
+
+
+def _connected(target: tuple[str, int]) -> socket.socket:
+    """Raises OSError."""
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        sock.settimeout(1.0)
+        sock.connect(target)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _nothing(_events: int, _now: float) -> None: ...

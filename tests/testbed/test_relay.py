@@ -1,0 +1,140 @@
+"""The relay with real sockets: what becomes of streams, whatever their two ends do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from agents.config import Link
+from testbed.relay.main import Access
+from testbed.relay.server import Relay
+
+HOST = "127.0.0.1"
+Connect = Callable[[], tuple[socket.socket, socket.socket]]
+
+
+@pytest.fixture(scope="module")
+def relay() -> Relay:
+    relay = Relay()
+    threading.Thread(target=relay.serve, daemon=True).start()
+    return relay
+
+
+@pytest.fixture
+def through(relay: Relay) -> Iterator[Callable[[Access], Connect]]:
+    """A function of a link that gives one that makes connections through it: both of their ends."""
+    with ExitStack() as stack:
+
+        def through(access: Access) -> Connect:
+            door = socket.create_server((HOST, 0))
+            target = stack.enter_context(socket.create_server((HOST, 0)))
+            relay.listen(door, target.getsockname(), access.up, access.down)
+            address = door.getsockname()
+
+            def connect() -> tuple[socket.socket, socket.socket]:
+                device = stack.enter_context(socket.create_connection(address, 10))
+                broker = stack.enter_context(target.accept()[0])
+                broker.settimeout(10)
+                return device, broker
+
+            return connect
+
+        yield through
+
+
+def of(link: Link) -> Access:
+    return Access.of(link, 1, "pi")
+
+
+def received(sock: socket.socket) -> bytes:
+    """All until the stream's end."""
+    return b"".join(iter(lambda: sock.recv(1 << 16), b""))
+
+
+def sent(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+
+
+def test_streams_arrive_whole_and_their_ends_after_them(through: Callable[[Access], Connect]) -> None:
+    connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
+    ends = [connect(), connect()]  # which share the link
+    data = [os.urandom(500_000), os.urandom(500_000)]
+    for (device, _), some in zip(ends, data, strict=True):
+        threading.Thread(target=sent, args=(device, some)).start()
+    begin = time.monotonic()
+    assert [received(broker) for _, broker in ends] == data
+    assert time.monotonic() - begin > 0.15  # 1 MB and its headers: 0.167 s
+    for device, broker in ends:  # one way has ended, the other goes on
+        sent(broker, b"thanks")
+        assert received(device) == b"thanks"
+
+
+def test_a_sender_feels_a_receiver_that_does_not_read(through: Callable[[Access], Connect]) -> None:
+    device, broker = through(of(Link()))()
+    device.settimeout(0.5)
+    passed = 0
+    with suppress(TimeoutError):
+        while passed < 64_000_000:
+            passed += device.send(bytes(1 << 16))
+    assert passed < 32_000_000  # what the two kernels hold, and a little
+    device.close()
+    assert len(received(broker)) == passed
+
+
+@pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
+def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Callable[[Access], Connect]) -> None:
+    device, broker = through(of(link))()
+    device.sendall(b"last words")
+    assert broker.recv(4) == b"last"
+    device.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    device.close()
+    assert received(broker) == b" words"
+
+
+def test_where_nobody_answers_the_device_is_told(relay: Relay) -> None:
+    with socket.create_server((HOST, 0)) as gone:
+        target = gone.getsockname()
+    door = socket.create_server((HOST, 0))
+    access = of(Link())
+    relay.listen(door, target, access.up, access.down)
+    with socket.create_connection(door.getsockname(), 10) as device:
+        assert device.recv(1) == b""
+
+
+def test_in_an_outage_nothing_passes_and_the_connection_stays(
+    relay: Relay, through: Callable[[Access], Connect]
+) -> None:
+    access = of(Link(rtt=0.02))
+    device, broker = through(access)()
+    relay.tell(lambda now: access.obey({"connected": False}, now))
+    time.sleep(0.05)
+    device.sendall(b"up")
+    broker.sendall(b"down")
+    broker.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        broker.recv(1)
+    relay.tell(lambda now: access.obey({"connected": True}, now))
+    assert broker.recv(8) == b"up"
+    assert device.recv(8) == b"down"
+
+
+def test_a_change_is_of_what_it_names(relay: Relay, through: Callable[[Access], Connect]) -> None:
+    access = of(Link(up=1_000_000, rtt=0.4))
+    device, broker = through(access)()
+    relay.tell(lambda now: access.obey({"link": {"rtt": 0.02}}, now))
+    assert access.link.up == 1_000_000
+    time.sleep(0.05)
+    begin = time.monotonic()
+    device.sendall(bytes(20_000))
+    device.shutdown(socket.SHUT_WR)
+    assert len(received(broker)) == 20_000
+    # 14 packets, of which the bucket holds one: 0.158 s, and 0.01 s under way.
+    assert time.monotonic() - begin == pytest.approx(0.168, abs=0.05)
