@@ -141,6 +141,17 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """An access network that devices share, such as a cell; None means unlimited."""
+
+    name: str
+    up: int | None
+    """bit/s."""
+    down: int | None
+    """bit/s."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceConfig:
     """For the device's init (PID 1 of its container)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from agents.config import Duration, Link, Local
+from agents.config import Access, Duration, Link, Local
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
 from testbed.topology import Topology
@@ -39,6 +39,8 @@ class PlannedDevice:
     """Bytes."""
     local: Local
     link: Link | None = None
+    access: Access | None = None
+    """What it shares with all devices of the same `access.name`."""
     think: Duration | None = None
     timing: Duration | None = None
     """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
@@ -142,8 +144,6 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     if runtime not in RUNTIMES:
         raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
     if runtime == "virtual":
-        if problems := list(_not_simulated(topology)):
-            raise topology.source.error(problems)
         return Plan(runtime, _planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
@@ -276,20 +276,6 @@ def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
                 "the process runtime does not shape links: remove this, or use the docker runtime",
                 at_key=True,
             )
-
-
-def _not_simulated(topology: Topology) -> Iterator[Problem]:
-    """What virtual time does not know yet."""
-    found: list[Where] = [
-        ("devices", index, "link", name)
-        for index, group in enumerate(topology.devices)
-        for name in ("jitter", "loss")
-        if group.link is not None and getattr(group.link, name)
-    ]
-    for where in found:
-        yield topology.source.problem(
-            where, "virtual time does not simulate this yet: remove it, or use docker", at_key=True
-        )
 
 
 def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:

@@ -32,10 +32,12 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
+from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device
+from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.timing import Network, Speed, Work
+from testbed.virtual.timing import Speed, Work
 from testbed.virtual.training import BatchTrainer
 
 _NEVER = float("inf")
@@ -126,8 +128,10 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         _NEVER,
         patient=spec.eventful,
     )
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view))
+    agenda = Agenda()
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), agenda)
     return Simulation(
+        agenda,
         AggregatorCore(settings, rule.begin(server), server),
         server,
         fleet.device,
@@ -146,7 +150,13 @@ class _Fleet:
     """Makes devices as they are needed."""
 
     def __init__(
-        self, spec: RunSpec, prepared: Prepared, side: ClientSide, task: Task, work: Work
+        self,
+        spec: RunSpec,
+        prepared: Prepared,
+        side: ClientSide,
+        task: Task,
+        work: Work,
+        agenda: Agenda,
     ) -> None:
         self._spec = spec
         self._prepared = prepared
@@ -154,7 +164,8 @@ class _Fleet:
         self._work = work
         self._planned = {device.name: (k, device) for k, device in enumerate(spec.plan.devices)}
         server = spec.topology.server
-        self._network = Network(None if server is None or server.link is None else server.link.plain())
+        link = None if server.link is None else server.link.plain()
+        self._network = Network(agenda, spec.topology.seed, link)
         gradient, lazily = side.kind == "gradient", side.send_buffer is not None
         self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
 
