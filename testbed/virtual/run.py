@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
+from testbed.timeline import SetLink
 from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device
 from testbed.virtual.network import Network
@@ -162,7 +164,7 @@ class _Fleet:
         self._prepared = prepared
         self._side = side
         self._work = work
-        self._planned = {device.name: (k, device) for k, device in enumerate(spec.plan.devices)}
+        self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         self._network = Network(agenda, spec.topology.seed, link)
@@ -204,6 +206,17 @@ class _Fleet:
         rng = randomness.generator(self._spec.topology.seed, planned.name, randomness.THINKING)
         think = durations.sampler(planned.think, rng)
         return lambda _: think()
+
+
+def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
+    """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
+    there."""
+    found = {device.name: device for device in spec.plan.devices}
+    for step in itertools.takewhile(lambda step: step.at <= 0, spec.steps()):
+        if isinstance(step.action, SetLink):
+            device = found[step.device]
+            found[step.device] = replace(device, link=step.action.applied_to(device.link))
+    return iter(found.values())
 
 
 def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:

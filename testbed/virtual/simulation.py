@@ -82,10 +82,6 @@ class Simulation:
         self._evaluation: Future[Evaluation] | None = None
         self._finished: str | None = None
 
-    @property
-    def _now(self) -> float:
-        return self._agenda.now
-
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
         """Until the run is over, or in order when `interrupted`. Raises RunFailedError where time
         stands still."""
@@ -101,9 +97,9 @@ class Simulation:
             while self._finished is None:
                 self._agenda.now = self._next()
                 self._instant()
-                self._recorder.pulse(self._now)
+                self._recorder.pulse(self._agenda.now)
                 if interrupted():
-                    self._execute(self._core.end("interrupted", self._now))
+                    self._execute(self._core.end("interrupted", self._agenda.now))
         finally:
             self._thread.shutdown(cancel_futures=True)
 
@@ -111,13 +107,13 @@ class Simulation:
         """When something happens next."""
         timer, first = self._core.next_timer, self._agenda.next
         if first is not None:
-            return first if timer is None else max(self._now, min(first, rounded(timer)))
+            return first if timer is None else max(self._agenda.now, min(first, rounded(timer)))
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
             raise RunFailedError(
-                f"after {self._now:g} s nothing happens any more: the rule waits for its clients, and "
-                "the clients wait for the rule. Give the run an end: stop.after"
+                f"after {self._agenda.now:g} s nothing happens any more: the rule waits for its "
+                "clients, and the clients wait for the rule. Give the run an end: stop.after"
             )
-        return max(self._now, rounded(timer))
+        return max(self._agenda.now, rounded(timer))
 
     def _instant(self) -> None:
         """All that happens now."""
@@ -126,22 +122,22 @@ class Simulation:
                 happens()
                 continue
             timer = self._core.next_timer
-            if timer is not None and timer <= self._now + SAME_INSTANT:
+            if timer is not None and timer <= self._agenda.now + SAME_INSTANT:
                 self._hand_in_evaluation()
-                self._execute(self._core.due(max(self._now, timer)))
+                self._execute(self._core.due(max(self._agenda.now, timer)))
                 continue
-            self._execute(self._core.end_of_instant(self._now))
+            self._execute(self._core.end_of_instant(self._agenda.now))
             first = self._agenda.next
-            if first is None or first > self._now:
+            if first is None or first > self._agenda.now:
                 return
         raise RunFailedError(
-            f"time stands still at {self._now:g} s: some device takes no time at all. "
+            f"time stands still at {self._agenda.now:g} s: some device takes no time at all. "
             "Give every device a cpu, gflops or timing above zero."
         )
 
     def _at(self, time: float, rank: int, device: Device, happens: Callable[[], None]) -> None:
         """Plan what happens at `time`, at once if that is now and nothing has to wait its turn."""
-        if rank == DEVICE and rounded(time) <= self._now:
+        if rank == DEVICE and rounded(time) <= self._agenda.now:
             happens()
         else:
             self._agenda.plan(time, rank, device.index, happens)
@@ -155,22 +151,22 @@ class Simulation:
 
     def _play(self, step: Step) -> None:
         """Do the step that is due, and plan the next."""
-        told = events.Acted(self._now, step.device, "scenario", 0.0, describe(step.action))
+        told = events.Acted(self._agenda.now, step.device, "scenario", 0.0, describe(step.action))
         self._recorder.record(told)
-        fate.act(self, step.device, step.action, self._now)
+        fate.act(self, step.device, step.action, self._agenda.now)
         self._plan_step()
 
     def now_and_then(self, happens: Callable[[], None], device: Device) -> None:
         """As soon as `device`'s packets pass and its client runs."""
-        self._inbound(self._now, device, happens)
+        self._inbound(self._agenda.now, device, happens)
 
     def say(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
-        self._execute(self._core.status(name, state, self._now))
+        self._execute(self._core.status(name, state, self._agenda.now))
 
     def tell(self, name: str, message: wire.UpdateMessage) -> None:
         """The aggregator hears `message` from `name`."""
-        self._execute(self._core.update(name, message, self._update_size, self._now))
+        self._execute(self._core.update(name, message, self._update_size, self._agenda.now))
 
     def device(self, name: str) -> Device:
         """The life that it has, or had last."""
@@ -262,14 +258,14 @@ class Simulation:
         device = self.device(name)
 
         def arrives() -> None:
-            self._obey(device, device.core.model(model, self._now))
+            self._obey(device, device.core.model(model, self._agenda.now))
 
         device.line.download(self._model_size, lambda at: self._inbound(at, device, arrives))
 
     def _request(self, device: Device, what: str) -> None:
         def arrives() -> None:
             answer = device.core.pull if what == "pull" else device.core.interrupt
-            self._obey(device, answer(self._now))
+            self._obey(device, answer(self._agenda.now))
 
         device.line.request(lambda at: self._inbound(at, device, arrives))
 
@@ -285,7 +281,7 @@ class Simulation:
     def _hand_in_evaluation(self) -> None:
         if self._evaluation is not None:
             done, self._evaluation = self._evaluation.result(), None
-            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._now))
+            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._agenda.now))
 
     # What a client wants
 
@@ -307,8 +303,8 @@ class Simulation:
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        ended = rounded(self._now + device.training_time(training.steps))
-        self.work_on(device, Work(training, self._now, ended, device.lost_to_pauses))
+        ended = rounded(self._agenda.now + device.training_time(training.steps))
+        self.work_on(device, Work(training, self._agenda.now, ended, device.lost_to_pauses))
 
     def work_on(self, device: Device, work: Work) -> None:
         """What the device works on is `work` now."""
@@ -317,7 +313,9 @@ class Simulation:
         def ends() -> None:
             if device.working_on is work:  # else it was cut short
                 training = work.training
-                trained = client.Trained(training.outcome, training.steps, work.started, self._now)
+                trained = client.Trained(
+                    training.outcome, training.steps, work.started, self._agenda.now
+                )
                 self._obey(device, device.core.trained(trained))
 
         self._local(work.ended, device, ends)
@@ -329,11 +327,11 @@ class Simulation:
             return
         step = (work.ended - work.started) / max(1, work.training.steps)
         paused = device.lost_to_pauses - work.lost
-        worked = self._now - work.started - paused
+        worked = self._agenda.now - work.started - paused
         done = 0 if step == 0 else -int(-(worked - SAME_INSTANT) // step)
         done = min(max(done, 0), work.training.steps)
         work.training.cut(done)
-        ended = rounded(max(self._now, work.started + paused + done * step))
+        ended = rounded(max(self._agenda.now, work.started + paused + done * step))
         self.work_on(device, Work(work.training, work.started, ended, device.lost_to_pauses))
 
     def _think(self, device: Device, seconds: float) -> None:
@@ -341,13 +339,13 @@ class Simulation:
 
         def ends() -> None:
             if device.working_on is work:  # else an interrupt has ended it
-                self._obey(device, device.core.thought(self._now))
+                self._obey(device, device.core.thought(self._agenda.now))
 
-        self._local(self._now + seconds, device, ends)
+        self._local(self._agenda.now + seconds, device, ends)
 
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
         def arrives() -> None:
             update = message()
-            self._execute(self._core.update(update.client, update, self._update_size, self._now))
+            self._execute(self._core.update(update.client, update, self._update_size, self._agenda.now))
 
         device.line.upload(self._update_size, lambda at: self._outbound(at, device, arrives))
