@@ -115,27 +115,44 @@ class Pipe:
 class Way:
     """One direction between the server and a device: messages arrive in the order they were sent in."""
 
-    __slots__ = ("_agenda", "_in", "_last", "_latency", "_open", "_own", "_queue", "_shared")
+    __slots__ = (
+        *("_agenda", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
+        *("_free", "_in", "_last", "_queue"),
+    )
 
-    def __init__(self, agenda: Agenda, shared: tuple[Pipe, ...], latency: Callable[[], float]) -> None:
+    def __init__(
+        self, agenda: Agenda, shared: tuple[Pipe, ...], latency: Callable[[], float], *, steady: bool
+    ) -> None:
         """`shared`: the pipes besides the device's own. `latency` gives the seconds that the next
-        message takes beyond its time in the pipes."""
+        message takes beyond its time in the pipes. `steady`: once its own rate is set, nothing is going
+        to change."""
         self._agenda = agenda
         self._shared = shared
         self._latency = latency
+        self._steady = steady and not shared
+        self._rate: float | None = None
         self._own: Pipe | None = None
+        """With that rate, once it is needed."""
         self._open = True
         self._queue: list[tuple[float, Callable[[float], None]]] = []
         """Bits that are left of each message, and what happens when it is through."""
         self._in: list[Pipe] = []
         """Those that the first one is in."""
         self._last = 0.0
+        """When the last one arrives."""
+        self._free = 0.0
+        """When the last one is through; on a steady way, where that is known at once."""
 
     def send(self, bits: float, then: Callable[[float], None]) -> None:
-        """Once `bits` are through, `then` is called with the time at which they are there; that is now,
-        where nothing limits or delays them."""
-        if not self._queue and self._open and not (bits and (self._own or self._shared)):
-            then(self._arrival())
+        """Once it is certain when `bits` will be there, `then` is called with that time: when they are
+        through the pipes, or at once."""
+        if self._steady and self._open:
+            takes = bits / self._rate if self._rate else 0.0
+            self._free = max(self._free, self._agenda.now) + takes
+            then(self._arrival(self._free))
+            return
+        if not self._queue and self._open and not (bits and (self._rate or self._shared)):
+            then(self._arrival(self._agenda.now))
             return
         self._queue.append((bits, then))
         if len(self._queue) == 1:
@@ -144,13 +161,13 @@ class Way:
     def change(self, rate: float | None, *, is_open: bool) -> None:
         """The device's own pipe has `rate` (bit/s; None for no limit) from now on, for the rest of what
         is under way too. Where it is not open nothing passes until it is."""
-        if (rate, is_open) == (self._own.rate if self._own else None, self._open):
+        if (rate, is_open) == (self._rate, self._open):
             return
         left = max([pipe.leave(self) for pipe in self._in], default=0.0)
         if self._in:
             self._queue[0] = left, self._queue[0][1]
             self._in = []
-        self._own = None if rate is None else Pipe(self._agenda, rate)
+        self._rate, self._own = rate, None
         self._open = is_open
         self._go_on()
 
@@ -172,7 +189,9 @@ class Way:
         """The first message, if there is one, begins, or goes on after a change."""
         while self._queue and self._open:
             bits = self._queue[0][0]
-            if bits and (self._own or self._shared):
+            if bits and (self._rate or self._shared):
+                if self._rate and self._own is None:
+                    self._own = Pipe(self._agenda, self._rate)
                 self._in = [*self._shared, *([self._own] if self._own else [])]
                 for pipe in self._in:
                     pipe.enter(self, bits)
@@ -181,12 +200,12 @@ class Way:
 
     def _arrive(self) -> None:
         """It leaves the queue last, so that nothing else begins meanwhile."""
-        self._queue[0][1](self._arrival())
+        self._queue[0][1](self._arrival(self._agenda.now))
         del self._queue[0]
 
-    def _arrival(self) -> float:
-        """When what is through now is there: not before what was sent before it."""
-        self._last = max(self._last, self._agenda.now + self._latency())
+    def _arrival(self, through: float) -> float:
+        """When what is through at that time is there: not before what was sent before it."""
+        self._last = max(self._last, through + self._latency())
         return self._last
 
 
@@ -201,14 +220,17 @@ class Line:
         link: Link,
         shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
         generator: Callable[[], np.random.Generator],
+        *,
+        steady: bool,
     ) -> None:
         """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
-        something random is needed first."""
+        something random is needed first. `steady`: messages are all that is asked of it."""
         self._link = link
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
-        self.up, self.down = (Way(agenda, pipes, self._latency) for pipes in shared)
+        latency = self._latency
+        self.up, self.down = (Way(agenda, pipes, latency, steady=steady) for pipes in shared)
         self._settle()
 
     def download(self, size: int, then: Callable[[float], None]) -> None:
@@ -259,8 +281,11 @@ class Line:
 class Network:
     """All links of a run."""
 
-    def __init__(self, agenda: Agenda, seed: int, server_link: Link | None = None) -> None:
-        """`seed`: the run's."""
+    def __init__(
+        self, agenda: Agenda, seed: int, server_link: Link | None = None, *, steady: bool = False
+    ) -> None:
+        """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes."""
+        self._steady = steady
         self._agenda = agenda
         self._seed = seed
         link = server_link or _FREE
@@ -276,7 +301,7 @@ class Network:
             cell_up, cell_down = self._cells[access.name]
             up, down = up + cell_up, down + cell_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
-        return Line(self._agenda, device.link or _FREE, (up, down), generator)
+        return Line(self._agenda, device.link or _FREE, (up, down), generator, steady=self._steady)
 
     def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
         return () if rate is None else (Pipe(self._agenda, rate),)

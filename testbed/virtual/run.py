@@ -167,7 +167,7 @@ class _Fleet:
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
-        self._network = Network(agenda, spec.topology.seed, link)
+        self._network = Network(agenda, spec.topology.seed, link, steady=not spec.eventful)
         gradient, lazily = side.kind == "gradient", side.send_buffer is not None
         self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
 

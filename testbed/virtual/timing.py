@@ -63,20 +63,20 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
     loses the share `loss`, below 1, of the packets: bit/s, None for no limit.
 
-    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30,
-    which is Mathis et al. 1997 and its time-outs, with one acknowledgement per packet):
+    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
+    Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which
+    for a short round trip or many losses is Reno's, the first one:
 
-        MSS / (RTT √(2p/3) + RTO min(1, 3√(3p/8)) p (1 + 32p²))
+        MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-    and what was lost is sent again. Assumes independent losses, Reno's halving (CUBIC's where it is
-    friendly to Reno: RTT below some 100 ms, or p above some 0.1 %), a transfer long enough to have left
-    slow start. BBR, which does not take loss for congestion, is faster.
+    and what was lost is sent again. Assumes independent losses, and transfers long enough to have left
+    slow start. BBR, which does not take a loss for congestion, is faster.
     """
     if not loss:
         return rate
-    recovery = rtt * math.sqrt(2 * loss / 3)
+    window = max(math.sqrt(1.5 / loss), 1.054 * math.pow(rtt / loss, 0.75))
     timeouts = min(1.0, 3 * math.sqrt(3 * loss / 8)) * loss * (1 + 32 * loss**2)
-    bound = 8 * _MSS / (recovery + (rtt + _RTO_MIN) * timeouts)
+    bound = 8 * _MSS / (rtt / window + (rtt + _RTO_MIN) * timeouts)
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 

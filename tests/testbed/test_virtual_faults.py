@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
@@ -55,10 +56,9 @@ def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, li
     topology, plan = up.planned(path, up.Options())
     directory = RunDirectory.create(folder, "run")
     spec, prepared = up._prepare(topology, plan, directory, up.Options(), Silence())
-    recorder = Recorder(directory, Silence())
-    simulation = _simulation(spec, prepared, Silence(), recorder)
-    simulation.run(0.0, lambda: False)
-    recorder.close()
+    with closing(Recorder(directory, Silence())) as recorder:
+        simulation = _simulation(spec, prepared, Silence(), recorder)
+        simulation.run(0.0, lambda: False)
     return spec, simulation, list(events.read(directory.events))
 
 

@@ -30,9 +30,9 @@ def _device(name: str = "a", **fields: Any) -> PlannedDevice:
 class Times:
     """Plays what is planned, and notes when messages arrive."""
 
-    def __init__(self, server_link: Link | None = None, seed: int = 0) -> None:
+    def __init__(self, server_link: Link | None = None, seed: int = 0, *, steady: bool = False) -> None:
         self.agenda = Agenda()
-        self.network = Network(self.agenda, seed, server_link)
+        self.network = Network(self.agenda, seed, server_link, steady=steady)
         self.arrivals: list[tuple[str, float]] = []
 
     def at(self, time: float, happens: Callable[[], None]) -> None:
@@ -59,8 +59,12 @@ class Times:
         return [at for _, at in self.play()]
 
 
-def test_messages_go_through_one_after_the_other() -> None:
-    times = Times()
+steadily = pytest.mark.parametrize("steady", [False, True])
+
+
+@steadily
+def test_messages_go_through_one_after_the_other(steady: bool) -> None:
+    times = Times(steady=steady)
     line = times.network.line(_device(link=Link(up=MBIT, rtt=0.2)))
     for at in (0.0, 0.1, 2.0):
         times.upload(at, line, SECOND // 2)
@@ -136,8 +140,9 @@ def test_a_crowd_gets_no_more_than_the_server_has() -> None:
     assert times.play() == [(f"d{k}", 100.0) for k in range(100)]
 
 
-def test_a_request_does_not_overtake_a_model() -> None:
-    times = Times()
+@steadily
+def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
+    times = Times(steady=steady)
     line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
     times.at(0.0, lambda: line.request(times.noted("first")))
     times.download(0.0, line, SECOND, "model")
@@ -203,9 +208,9 @@ def test_what_a_crash_loses_is_in_nobodys_way() -> None:
 def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
     link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
-    def arrivals(*names: str, seed: int = 0) -> list[float]:
+    def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
         """Of the first of the devices."""
-        times = Times(seed=seed)
+        times = Times(seed=seed, steady=steady)
         lines = [times.network.line(_device(name, link=link)) for name in names]
         for k in range(100):
             for line, name in zip(lines, names, strict=True):
@@ -216,6 +221,7 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
     alone = arrivals("a")
     assert alone == arrivals("a", "b")
     assert alone == sorted(alone)
+    assert alone == pytest.approx(arrivals("a", steady=True))
     assert alone != arrivals("b")
     assert alone != arrivals("a", seed=1)
     assert alone[0] > 0.001
