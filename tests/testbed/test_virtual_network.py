@@ -173,6 +173,13 @@ def test_what_is_under_way_goes_on_at_the_new_rate(
     assert times.play_times() == [arrives]
 
 
+@steadily
+def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
+    times = Times(steady=steady)
+    times.upload(0.0, times.network.line(_device(link=Link(loss=1.0))), SECOND)
+    assert times.play() == []
+
+
 def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
