@@ -132,6 +132,7 @@ class Access:
 
     name: str
     up: int | None = None
+    """bit/s."""
     down: int | None = None
 
 

@@ -175,8 +175,6 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     if runtime not in RUNTIMES:
         raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
     if runtime == "virtual":
-        if problems := list(_not_simulated(topology)):
-            raise topology.source.error(problems)
         return Plan(runtime, _planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
@@ -331,20 +329,6 @@ def _lossy(topology: Topology) -> Iterator[Problem]:
             f"the process runtime, whose links are TCP relays, loses no packets: {mend}, or use the "
             "docker runtime",
             at_key=True,
-        )
-
-
-def _not_simulated(topology: Topology) -> Iterator[Problem]:
-    """What virtual time does not know yet."""
-    found: list[Where] = [
-        ("devices", index, "link", name)
-        for index, group in enumerate(topology.devices)
-        for name in ("jitter", "loss")
-        if group.link is not None and getattr(group.link, name)
-    ]
-    for where in found:
-        yield topology.source.problem(
-            where, "virtual time does not simulate this yet: remove it, or use docker", at_key=True
         )
 
 

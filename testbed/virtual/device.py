@@ -9,7 +9,7 @@ from typing import Protocol
 from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
-from testbed.virtual.timing import Line
+from testbed.virtual.network import Line
 
 
 class Training(Protocol):
@@ -66,3 +66,8 @@ class Device:
     """What comes to a frozen client, for when it goes on."""
     kept: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
+
+    def end(self) -> None:
+        """It is gone, and what is under way to and from it is lost."""
+        self.alive = False
+        self.line.drop()

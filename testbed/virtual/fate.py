@@ -52,13 +52,13 @@ def act(world: World, name: str, action: Action, now: float) -> None:
         case SetLink(changes):
             device.line.change(changes)
         case Crash() if device.alive:
-            device.alive = False
+            device.end()
             world.say(name, "offline")
         case Leave() if device.alive:
             for wanted in device.core.leave(now):
                 if isinstance(wanted, client.SendUpdate):
                     world.tell(name, wanted.message())
-            device.alive = False
+            device.end()
             world.say(name, "offline")
         case Pause() if device.frozen_at is None:
             device.frozen_at = now
@@ -68,9 +68,11 @@ def act(world: World, name: str, action: Action, now: float) -> None:
             _let_go(device.held)
         case Disconnect():
             device.cut_off = True
+            device.line.plug(connected=False)
         case Reconnect():
             device.cut_off = False
             _let_go(device.kept)
+            device.line.plug(connected=True)
 
 
 def _begin(world: World, name: str, action: Action, now: float) -> None:
@@ -79,7 +81,9 @@ def _begin(world: World, name: str, action: Action, now: float) -> None:
     if last.alive:
         return
     device = world.begin_life(name)
-    if not isinstance(action, Join):
+    if isinstance(action, Join):
+        device.line.plug(connected=True)
+    else:
         device.cut_off = last.cut_off
         device.frozen_at = None if last.frozen_at is None else now
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,10 +33,13 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
+from testbed.timeline import SetLink
+from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device
+from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.timing import Network, Speed, Work
+from testbed.virtual.timing import Speed, Work
 from testbed.virtual.training import BatchTrainer
 
 _NEVER = float("inf")
@@ -126,8 +130,10 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         _NEVER,
         patient=spec.eventful,
     )
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view))
+    agenda = Agenda()
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), agenda)
     return Simulation(
+        agenda,
         AggregatorCore(settings, rule.begin(server), server),
         server,
         fleet.device,
@@ -146,15 +152,22 @@ class _Fleet:
     """Makes devices as they are needed."""
 
     def __init__(
-        self, spec: RunSpec, prepared: Prepared, side: ClientSide, task: Task, work: Work
+        self,
+        spec: RunSpec,
+        prepared: Prepared,
+        side: ClientSide,
+        task: Task,
+        work: Work,
+        agenda: Agenda,
     ) -> None:
         self._spec = spec
         self._prepared = prepared
         self._side = side
         self._work = work
-        self._planned = {device.name: (k, device) for k, device in enumerate(spec.plan.devices)}
+        self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
-        self._network = Network(None if server is None or server.link is None else server.link.plain())
+        link = None if server.link is None else server.link.plain()
+        self._network = Network(agenda, spec.topology.seed, link, steady=not spec.eventful)
         gradient, lazily = side.kind == "gradient", side.send_buffer is not None
         self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
 
@@ -193,6 +206,17 @@ class _Fleet:
         rng = randomness.generator(self._spec.topology.seed, planned.name, randomness.THINKING)
         think = durations.sampler(planned.think, rng)
         return lambda _: think()
+
+
+def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
+    """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
+    there."""
+    found = {device.name: device for device in spec.plan.devices}
+    for step in itertools.takewhile(lambda step: step.at <= 0, spec.steps()):
+        if isinstance(step.action, SetLink):
+            device = found[step.device]
+            found[step.device] = replace(device, link=step.action.applied_to(device.link))
+    return iter(found.values())
 
 
 def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:

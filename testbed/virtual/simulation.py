@@ -6,8 +6,6 @@ timers, then the deferred replies; and again, as long as that makes something ha
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -23,11 +21,9 @@ from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.timeline import Step, describe
 from testbed.virtual import fate
+from testbed.virtual.agenda import ARRIVAL, DEVICE, SAME_INSTANT, SCENARIO, Agenda, rounded
 from testbed.virtual.device import Device, Work
 
-_SCENARIO, _DEVICE, _ARRIVAL = -1, 0, 1
-_SAME_INSTANT = 1e-9
-"""Seconds: times are counted in whole nanoseconds, so that sums of equal periods meet."""
 _MOST_AT_ONCE = 100
 """Events per device at one time: more come only from a device that takes no time at all."""
 
@@ -53,6 +49,7 @@ class Simulation:
 
     def __init__(
         self,
+        agenda: Agenda,
         core: AggregatorCore,
         server: Server,
         devices: Callable[[str, Device | None], Device],
@@ -66,6 +63,7 @@ class Simulation:
         steps: Iterator[Step],
         absent: frozenset[str],
     ) -> None:
+        self._agenda = agenda
         self._core = core
         self._server = server
         self._make = devices
@@ -79,9 +77,6 @@ class Simulation:
         self._wait = stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
-        self._heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self._now = 0.0
         self._snapshot: tuple[int, Vector] | None = None
         self._thread = ThreadPoolExecutor(1, "evaluation")
         self._evaluation: Future[Evaluation] | None = None
@@ -100,80 +95,78 @@ class Simulation:
             self._execute(self._core.start(wall_clock, 0.0))
             self._instant()
             while self._finished is None:
-                self._now = self._next()
+                self._agenda.now = self._next()
                 self._instant()
-                self._recorder.pulse(self._now)
+                self._recorder.pulse(self._agenda.now)
                 if interrupted():
-                    self._execute(self._core.end("interrupted", self._now))
+                    self._execute(self._core.end("interrupted", self._agenda.now))
         finally:
             self._thread.shutdown(cancel_futures=True)
 
     def _next(self) -> float:
         """When something happens next."""
-        timer = self._core.next_timer
-        if self._heap:
-            first = self._heap[0][0]
-            return first if timer is None else max(self._now, min(first, _rounded(timer)))
+        timer, first = self._core.next_timer, self._agenda.next
+        if first is not None:
+            return first if timer is None else max(self._agenda.now, min(first, rounded(timer)))
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
             raise RunFailedError(
-                f"after {self._now:g} s nothing happens any more: the rule waits for its clients, and "
-                "the clients wait for the rule. Give the run an end: stop.after"
+                f"after {self._agenda.now:g} s nothing happens any more: the rule waits for its "
+                "clients, and the clients wait for the rule. Give the run an end: stop.after"
             )
-        return max(self._now, _rounded(timer))
+        return max(self._agenda.now, rounded(timer))
 
     def _instant(self) -> None:
         """All that happens now."""
         for _ in range(_MOST_AT_ONCE * (1 + len(self._server.population))):
-            if self._heap and self._heap[0][0] <= self._now:
-                heapq.heappop(self._heap)[-1]()
+            if (happens := self._agenda.due()) is not None:
+                happens()
                 continue
             timer = self._core.next_timer
-            if timer is not None and timer <= self._now + _SAME_INSTANT:
+            if timer is not None and timer <= self._agenda.now + SAME_INSTANT:
                 self._hand_in_evaluation()
-                self._execute(self._core.due(max(self._now, timer)))
+                self._execute(self._core.due(max(self._agenda.now, timer)))
                 continue
-            self._execute(self._core.end_of_instant(self._now))
-            if not self._heap or self._heap[0][0] > self._now:
+            self._execute(self._core.end_of_instant(self._agenda.now))
+            first = self._agenda.next
+            if first is None or first > self._agenda.now:
                 return
         raise RunFailedError(
-            f"time stands still at {self._now:g} s: some device takes no time at all. "
+            f"time stands still at {self._agenda.now:g} s: some device takes no time at all. "
             "Give every device a cpu, gflops or timing above zero."
         )
 
     def _at(self, time: float, rank: int, device: Device, happens: Callable[[], None]) -> None:
         """Plan what happens at `time`, at once if that is now and nothing has to wait its turn."""
-        time = _rounded(time)
-        if rank == _DEVICE and time <= self._now:
+        if rank == DEVICE and rounded(time) <= self._agenda.now:
             happens()
         else:
-            heapq.heappush(self._heap, (time, rank, device.index, next(self._count), happens))
+            self._agenda.plan(time, rank, device.index, happens)
 
     # What happens to a device
 
     def _plan_step(self) -> None:
         step = next(self._steps, None)
         if step is not None:
-            at = max(self._now, _rounded(step.at))
-            heapq.heappush(self._heap, (at, _SCENARIO, 0, next(self._count), lambda: self._play(step)))
+            self._agenda.plan(step.at, SCENARIO, 0, lambda: self._play(step))
 
     def _play(self, step: Step) -> None:
         """Do the step that is due, and plan the next."""
-        told = events.Acted(self._now, step.device, "scenario", 0.0, describe(step.action))
+        told = events.Acted(self._agenda.now, step.device, "scenario", 0.0, describe(step.action))
         self._recorder.record(told)
-        fate.act(self, step.device, step.action, self._now)
+        fate.act(self, step.device, step.action, self._agenda.now)
         self._plan_step()
 
     def now_and_then(self, happens: Callable[[], None], device: Device) -> None:
         """As soon as `device`'s packets pass and its client runs."""
-        self._inbound(self._now, device, happens)
+        self._inbound(self._agenda.now, device, happens)
 
     def say(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
-        self._execute(self._core.status(name, state, self._now))
+        self._execute(self._core.status(name, state, self._agenda.now))
 
     def tell(self, name: str, message: wire.UpdateMessage) -> None:
         """The aggregator hears `message` from `name`."""
-        self._execute(self._core.update(name, message, self._update_size, self._now))
+        self._execute(self._core.update(name, message, self._update_size, self._agenda.now))
 
     def device(self, name: str) -> Device:
         """The life that it has, or had last."""
@@ -198,7 +191,7 @@ class Simulation:
             else:
                 happens()
 
-        self._at(time, _DEVICE, device, due)
+        self._at(time, DEVICE, device, due)
 
     def _inbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
         """Plan what the client does with what reaches it at `time`."""
@@ -213,7 +206,7 @@ class Simulation:
             else:
                 happens()
 
-        self._at(time, _DEVICE, device, due)
+        self._at(time, DEVICE, device, due)
 
     def _outbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
         """Plan what the aggregator does with what reaches it from `device` at `time`."""
@@ -224,7 +217,7 @@ class Simulation:
             elif device.alive:
                 happens()
 
-        self._at(time, _ARRIVAL, device, due)
+        self._at(time, ARRIVAL, device, due)
 
     # What the aggregator wants
 
@@ -246,7 +239,7 @@ class Simulation:
                 case act.Save(version, final):
                     self._recorder.save(version, self._server.w, final=final)
                 case act.StopClients():
-                    self._heap.clear()
+                    self._agenda.clear()
                     self._hand_in_evaluation()
                 case act.Finish(reason):
                     self._finished = reason
@@ -265,16 +258,16 @@ class Simulation:
         device = self.device(name)
 
         def arrives() -> None:
-            self._obey(device, device.core.model(model, self._now))
+            self._obey(device, device.core.model(model, self._agenda.now))
 
-        self._inbound(device.line.download(self._now, self._model_size), device, arrives)
+        device.line.download(self._model_size, lambda at: self._inbound(at, device, arrives))
 
     def _request(self, device: Device, what: str) -> None:
         def arrives() -> None:
             answer = device.core.pull if what == "pull" else device.core.interrupt
-            self._obey(device, answer(self._now))
+            self._obey(device, answer(self._agenda.now))
 
-        self._inbound(device.line.request(self._now), device, arrives)
+        device.line.request(lambda at: self._inbound(at, device, arrives))
 
     def _submit_evaluation(self, version: int) -> None:
         self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
@@ -288,7 +281,7 @@ class Simulation:
     def _hand_in_evaluation(self) -> None:
         if self._evaluation is not None:
             done, self._evaluation = self._evaluation.result(), None
-            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._now))
+            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._agenda.now))
 
     # What a client wants
 
@@ -310,8 +303,8 @@ class Simulation:
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        ended = _rounded(self._now + device.training_time(training.steps))
-        self.work_on(device, Work(training, self._now, ended, device.lost_to_pauses))
+        ended = rounded(self._agenda.now + device.training_time(training.steps))
+        self.work_on(device, Work(training, self._agenda.now, ended, device.lost_to_pauses))
 
     def work_on(self, device: Device, work: Work) -> None:
         """What the device works on is `work` now."""
@@ -320,7 +313,9 @@ class Simulation:
         def ends() -> None:
             if device.working_on is work:  # else it was cut short
                 training = work.training
-                trained = client.Trained(training.outcome, training.steps, work.started, self._now)
+                trained = client.Trained(
+                    training.outcome, training.steps, work.started, self._agenda.now
+                )
                 self._obey(device, device.core.trained(trained))
 
         self._local(work.ended, device, ends)
@@ -332,11 +327,11 @@ class Simulation:
             return
         step = (work.ended - work.started) / max(1, work.training.steps)
         paused = device.lost_to_pauses - work.lost
-        worked = self._now - work.started - paused
-        done = 0 if step == 0 else -int(-(worked - _SAME_INSTANT) // step)
+        worked = self._agenda.now - work.started - paused
+        done = 0 if step == 0 else -int(-(worked - SAME_INSTANT) // step)
         done = min(max(done, 0), work.training.steps)
         work.training.cut(done)
-        ended = _rounded(max(self._now, work.started + paused + done * step))
+        ended = rounded(max(self._agenda.now, work.started + paused + done * step))
         self.work_on(device, Work(work.training, work.started, ended, device.lost_to_pauses))
 
     def _think(self, device: Device, seconds: float) -> None:
@@ -344,17 +339,13 @@ class Simulation:
 
         def ends() -> None:
             if device.working_on is work:  # else an interrupt has ended it
-                self._obey(device, device.core.thought(self._now))
+                self._obey(device, device.core.thought(self._agenda.now))
 
-        self._local(self._now + seconds, device, ends)
+        self._local(self._agenda.now + seconds, device, ends)
 
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
         def arrives() -> None:
             update = message()
-            self._execute(self._core.update(update.client, update, self._update_size, self._now))
+            self._execute(self._core.update(update.client, update, self._update_size, self._agenda.now))
 
-        self._outbound(device.line.upload(self._now, self._update_size), device, arrives)
-
-
-def _rounded(time: float) -> float:
-    return round(time, 9)
+        device.line.upload(self._update_size, lambda at: self._outbound(at, device, arrives))

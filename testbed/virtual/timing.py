@@ -1,17 +1,21 @@
-"""How long things take in virtual time: training, and transfers over the links."""
+"""How long things take in virtual time: training, and what TCP makes of a link. The links themselves are
+in `testbed.virtual.network`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from agents import durations
-from agents.config import Link
 from testbed.plan import PlannedDevice
 
-_FREE = Link()
+_MSS = 1448
+"""Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
+_RTO_MIN, _RTO_MAX = 0.2, 120.0
+"""Seconds: of a retransmission time-out what Linux adds to the round trip at least; and its longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,69 +59,38 @@ class Speed:
         return self._step / before if before else 1.0
 
 
-@dataclass(slots=True)
-class Pipe:
-    """One direction of a link. Transfers go through one after the other, each at the whole rate."""
+def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
+    """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
+    loses the share `loss`, below 1, of the packets: bit/s, None for no limit.
 
-    rate: int | None
-    """bit/s; None for no limit."""
-    free: float = 0.0
-    """When the last transfer is through."""
+    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
+    Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which
+    for a short round trip or many losses is Reno's, the first one:
 
-    def through(self, at: float, size: int) -> float:
-        """When `size` bytes that come at time `at` are through."""
-        if self.rate is None:
-            return at
-        self.free = max(at, self.free) + 8 * size / self.rate
-        return self.free
+        MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-
-@dataclass(slots=True)
-class Line:
-    """The way between the server and one device: the server's own pipes, shared by all, then the
-    device's, and half a round trip each way."""
-
-    server_up: Pipe
-    server_down: Pipe
-    delay: float = 0.0
-    up: Pipe = field(default_factory=lambda: Pipe(None))
-    down: Pipe = field(default_factory=lambda: Pipe(None))
-
-    def change(self, changes: Mapping[str, float | None]) -> None:
-        """Fields of `agents.config.Link`, for what is sent from now on."""
-        for pipe, name in ((self.up, "up"), (self.down, "down")):
-            if name in changes:
-                rate = changes[name]
-                pipe.rate = None if rate is None else int(rate)
-        if "rtt" in changes:
-            self.delay = (changes["rtt"] or 0.0) / 2
-
-    def download(self, at: float, size: int) -> float:
-        """When a model of `size` bytes, sent at time `at`, is there."""
-        return self.down.through(self.server_up.through(at, size), size) + self.delay
-
-    def upload(self, at: float, size: int) -> float:
-        """When the server has all of an update of `size` bytes, sent at time `at`."""
-        return self.server_down.through(self.up.through(at, size), size) + self.delay
-
-    def request(self, at: float) -> float:
-        """When a request of a few bytes, sent at time `at`, is there."""
-        return max(at, self.down.free) + self.delay
+    and what was lost is sent again. Assumes independent losses, and transfers long enough to have left
+    slow start. BBR, which does not take a loss for congestion, is faster.
+    """
+    if not loss:
+        return rate
+    window = max(math.sqrt(1.5 / loss), 1.054 * math.pow(rtt / loss, 0.75))
+    timeouts = min(1.0, 3 * math.sqrt(3 * loss / 8)) * loss * (1 + 32 * loss**2)
+    bound = 8 * _MSS / (rtt / window + (rtt + _RTO_MIN) * timeouts)
+    return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-@dataclass(slots=True)
-class Network:
-    """All links of a run."""
-
-    server_link: Link | None = None
-    _up: Pipe = field(init=False)
-    _down: Pipe = field(init=False)
-
-    def __post_init__(self) -> None:
-        link = self.server_link or _FREE
-        self._up, self._down = Pipe(link.up), Pipe(link.down)
-
-    def line(self, device: PlannedDevice) -> Line:
-        """A new device's line."""
-        link = device.link or _FREE
-        return Line(self._up, self._down, link.rtt / 2, Pipe(link.up), Pipe(link.down))
+def latency(rtt: float, jitter: float, loss: float, uniform: Callable[[], float]) -> float:
+    """Seconds from when the last packet of a message leaves until it is there: half of `rtt` ± `jitter`,
+    and, as no packet follows that would tell of its loss, a retransmission time-out each time that it is
+    lost, twice as long each time (RFC 6298, with Linux's bounds). `uniform` draws from [0, 1); `loss` is
+    below 1.
+    """
+    delay = rtt / 2
+    if jitter:
+        delay = max(0.0, delay + jitter * (2 * uniform() - 1))
+    timeout = rtt + _RTO_MIN
+    while loss and uniform() < loss:
+        delay += timeout
+        timeout = min(2 * timeout, _RTO_MAX)
+    return delay

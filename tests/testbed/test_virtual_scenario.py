@@ -84,6 +84,58 @@ def test_when_updates_are_applied(
     assert _applied(_run(tmp_path, scenario, devices=[device, slow])) == pytest.approx(applied)
 
 
+def _uploads(tmp_path: Path, link: dict[str, Any], *scenario: dict[str, Any]) -> list[float]:
+    """Seconds of each upload of `a`; the first one begins at 1 s."""
+    tmp_path.mkdir(exist_ok=True)
+    device = A | {"link": link}
+    records = _run(tmp_path, list(scenario), devices=[device, {"name": "b", "timing": "100s"}])
+    return [
+        r.arrived - r.sent for r in records if isinstance(r, events.UpdateApplied) and r.client == "a"
+    ]
+
+
+def test_an_upload_goes_on_as_the_link_is_now(tmp_path: Path) -> None:
+    slow = {"up": "2kbit"}
+    (whole, *_) = _uploads(tmp_path / "plain", slow)
+    assert 1.2 < whole < 3
+    cut = {"at": "2s", "disconnect": "a", "for": "1s"}
+    assert _uploads(tmp_path / "cut", slow, cut)[0] == pytest.approx(whole + 1)
+    lost = (
+        {"at": "2s", "set": "a", "link": {"loss": "100%"}},
+        {"at": "3s", "set": "a", "link": {"loss": "0%"}},
+    )
+    assert _uploads(tmp_path / "lost", slow, *lost)[0] == pytest.approx(whole + 1)
+    frozen = {"at": "1100ms", "pause": "a", "for": "1s"}  # the kernel sends, whatever the process does
+    assert _uploads(tmp_path / "frozen", slow, frozen)[0] == pytest.approx(whole)
+    faster = {"at": "2s", "set": "a", "link": {"up": "4kbit"}}
+    assert _uploads(tmp_path / "set", slow, faster)[:2] == pytest.approx(
+        [1 + (whole - 1) / 2, whole / 2]
+    )
+    (tmp_path / "up.csv").write_text("time,up\n0,2000\n2,4000\n")
+    trace = {"trace": {"csv": "../up.csv", "loop": False}}
+    assert _uploads(tmp_path / "trace", trace)[:2] == pytest.approx([1 + (whole - 1) / 2, whole / 2])
+
+
+def test_the_first_model_finds_the_link_as_its_trace_begins(tmp_path: Path) -> None:
+    (tmp_path / "far.csv").write_text("time,delay\n0,0.5\n")
+    device = A | {"link": {"trace": {"csv": "far.csv"}}}
+    records = _run(tmp_path, [], devices=[device, {"name": "b", "timing": "100s"}])
+    assert _applied(records) == pytest.approx([2, 4, 6])
+
+
+def test_jitter_and_loss_are_the_same_each_time_and_another_with_another_seed(tmp_path: Path) -> None:
+    link = {"rtt": "200ms", "jitter": "50ms", "loss": "10%"}
+    took = []
+    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        devices = [A | {"link": link}, {"name": "b", "timing": "100s"}]
+        _run(folder, [], devices=devices, seed=seed, stop={"after": "60s"})
+        took.append((folder / "run" / "events.jsonl").read_text().splitlines()[1:])
+    assert took[0] == took[1]
+    assert took[0] != took[2]
+
+
 def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> None:
     records = _run(tmp_path, [{"at": "2s", "crash": "a", "restart_after": "1s"}])
     told = [

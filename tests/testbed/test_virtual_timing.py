@@ -1,4 +1,4 @@
-"""The time model: steps, floors, transfers one after the other, a server link that all share."""
+"""The time model: steps, floors, and what TCP makes of a link."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.config import Duration, Link, Local
+from agents.config import Duration, Local
 from testbed.plan import PlannedDevice
-from testbed.virtual.timing import Network, Pipe, Speed, Work
+from testbed.virtual.timing import Speed, Work, goodput, latency
 
 
 def _device(**fields: Any) -> PlannedDevice:
@@ -45,23 +45,42 @@ def test_another_share_makes_all_steps_longer() -> None:
     assert speed.training_time(50) == pytest.approx(0.8)
 
 
-def test_transfers_go_through_one_after_the_other() -> None:
-    pipe = Pipe(rate=8000)  # 1000 bytes per second
-    assert [pipe.through(at, 500) for at in (0.0, 0.1, 2.0)] == [0.5, 1.0, 2.5]
+@pytest.mark.parametrize(
+    ("link", "bits_per_second"),
+    [
+        ((None, 0.04, 0.0), None),
+        ((20e6, 0.04, 0.0), 20e6),
+        # W = √(1.5/0.06) = 5, √(3·0.06/8) = 0.15: 11,584 bits in 0.04/5 + 0.24·0.45·0.06·1.1152 s
+        ((None, 0.04, 0.06), 0.94 * 11_584 / (0.008 + 0.007_226_496)),
+        ((20e6, 0.04, 0.06), 0.94 * 11_584 / (0.008 + 0.007_226_496)),
+        # √(3·0.96/8) = 0.6: a time-out for each loss, and no more. W = √(1.5/0.96) = 1.25.
+        ((None, 1.0, 0.96), 0.04 * 11_584 / (0.8 + 1.2 * 0.96 * 30.4912)),
+        # CUBIC's own window: 1.054 · 625^¾ = 131.75; √(3·0.0016/8) = 0.024_494_897.
+        (
+            (None, 1.0, 0.0016),
+            0.9984 * 11_584 / (1 / 131.75 + 1.2 * 3 * 0.024_494_897 * 0.0016 * 1.000_081_92),
+        ),
+        # The link is slower than what loss allows, and what is lost is sent again.
+        ((100e3, 0.04, 0.06), 94e3),
+        ((100e3, 0.0, 0.06), 94e3),
+    ],
+)
+def test_what_tcp_makes_of_a_link(
+    link: tuple[float | None, float, float], bits_per_second: float | None
+) -> None:
+    assert goodput(*link) == (None if bits_per_second is None else pytest.approx(bits_per_second))
 
 
-def test_a_transfer_crosses_both_links_and_half_a_round_trip() -> None:
-    network = Network(Link(up=16_000, down=None))
-    near = network.line(_device(link=Link(up=8000, down=8000, rtt=0.2)))
-    far = network.line(_device())
-    assert near.download(0.0, 1000) == pytest.approx(0.5 + 1.0 + 0.1)
-    assert far.download(0.0, 1000) == pytest.approx(1.0)  # the server's uplink had another to send first
-    assert near.upload(3.0, 1000) == pytest.approx(3.0 + 1.0 + 0.1)
-    assert far.upload(3.0, 1000) == 3.0
+def test_jitter_is_uniform_around_half_the_round_trip_and_never_negative() -> None:
+    draws = iter([0.0, 0.5, 0.75, 0.0])
+    assert [latency(0.2, 0.04, 0.0, draws.__next__) for _ in range(3)] == pytest.approx(
+        [0.06, 0.1, 0.12]
+    )
+    assert latency(0.02, 0.04, 0.0, draws.__next__) == 0.0
 
 
-def test_a_request_does_not_overtake_a_model() -> None:
-    line = Network().line(_device(link=Link(down=8000, rtt=0.2)))
-    assert line.request(0.0) == pytest.approx(0.1)
-    arrival = line.download(0.0, 1000)
-    assert line.request(0.5) == pytest.approx(arrival)
+def test_each_time_that_the_last_packet_is_lost_costs_twice_as_long() -> None:
+    draws = iter([0.5, 0.09, 0.05, 0.1])  # the jitter, lost, lost again, there
+    assert latency(0.1, 0.02, 0.1, draws.__next__) == pytest.approx(0.05 + 0.3 + 0.6)
+    draws = iter([0.0] * 12 + [0.5])  # 0.2 + 0.4 + ... + 102.4 are ten; then 120 at the most
+    assert latency(0.0, 0.0, 0.1, draws.__next__) == pytest.approx(0.2 * 1023 + 2 * 120)

@@ -1,0 +1,307 @@
+"""Transfers over the links in virtual time.
+
+Each device has one connection, and each direction of it is a `Way`: its messages go one after the other.
+A way leads through pipes, of the server, of an access network, of the device; the connections that use a
+pipe share it equally, and a message is through when it is through the slowest. So a message alone takes
+its size over the lowest rate on its way; no pipe ever lets through more than its rate. It is not max-min
+fair: the part of its share that a connection cannot use, because another pipe holds it up, goes to the
+others only after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from agents.config import Link
+from testbed import seeds
+from testbed.plan import PlannedDevice
+from testbed.virtual import timing
+from testbed.virtual.agenda import LINK, SAME_INSTANT, Agenda
+
+_FREE = Link()
+
+
+class Flow(Protocol):
+    """What uses a pipe."""
+
+    def through(self, pipe: Pipe) -> None:
+        """It has got from `pipe` what it entered it for."""
+
+
+class Pipe:
+    """A rate that the flows in it share equally at each moment: processor sharing, computed exactly.
+
+    All flows get the same, so one sum tells for each how far it is: what a flow has got that has been
+    here since the pipe was last empty.
+    """
+
+    __slots__ = ("_agenda", "_count", "_each", "_ends", "_look", "_order", "_since", "rate")
+
+    def __init__(self, agenda: Agenda, rate: float) -> None:
+        self.rate = rate
+        """bit/s, above 0. It changes only while no flow is here."""
+        self._agenda = agenda
+        self._each, self._since = 0.0, 0.0
+        self._ends: dict[Flow, tuple[float, int]] = {}
+        self._order: list[tuple[float, int, Flow]] = []
+        """By the end of each flow, with what has left meanwhile."""
+        self._count = itertools.count()
+        self._look: float | None = None
+
+    def enter(self, flow: Flow, bits: float) -> None:
+        """`flow`, which is not here, wants `bits` of this pipe from now on."""
+        self._progress()
+        end = self._each + bits, next(self._count)
+        self._ends[flow] = end
+        heapq.heappush(self._order, (*end, flow))
+        self._plan()
+
+    def leave(self, flow: Flow) -> float:
+        """`flow` is not to be served any more; the bits that it has still to get."""
+        self._progress()
+        end, _ = self._ends.pop(flow)
+        left = max(0.0, end - self._each)
+        self._plan()
+        return left
+
+    def _progress(self) -> None:
+        now = self._agenda.now
+        if self._ends:
+            self._each += (now - self._since) * self.rate / len(self._ends)
+        else:
+            self._each = 0.0
+            self._order.clear()
+        self._since = now
+
+    def _remaining(self) -> float | None:
+        """Seconds until the first is through, if nothing changes; None where none is here."""
+        order, ends = self._order, self._ends
+        while order and ends.get(order[0][2]) != order[0][:2]:
+            heapq.heappop(order)
+        return (order[0][0] - self._each) * len(ends) / self.rate if order else None
+
+    def _plan(self) -> None:
+        """See that we look when the first is through; to look too early does no harm."""
+        remaining = self._remaining()
+        if remaining is None:
+            return
+        at = self._agenda.now + max(0.0, remaining)
+        if self._look is None or at < self._look:
+            self._look = at
+            self._agenda.plan(at, LINK, 0, functools.partial(self._looked, at))
+
+    def _looked(self, at: float) -> None:
+        if at != self._look:  # another look was planned before this one
+            return
+        self._look = None
+        self._progress()
+        done = []
+        while (remaining := self._remaining()) is not None and remaining <= SAME_INSTANT:
+            flow = heapq.heappop(self._order)[2]
+            del self._ends[flow]
+            done.append(flow)
+        self._plan()
+        for flow in done:
+            flow.through(self)
+
+
+class Way:
+    """One direction between the server and a device: messages arrive in the order they were sent in."""
+
+    __slots__ = (
+        *("_agenda", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
+        *("_free", "_in", "_last", "_queue"),
+    )
+
+    def __init__(
+        self, agenda: Agenda, shared: tuple[Pipe, ...], latency: Callable[[], float], *, steady: bool
+    ) -> None:
+        """`shared`: the pipes besides the device's own. `latency` gives the seconds that the next
+        message takes beyond its time in the pipes. `steady`: once its own rate is set, nothing is going
+        to change."""
+        self._agenda = agenda
+        self._shared = shared
+        self._latency = latency
+        self._steady = steady and not shared
+        self._rate: float | None = None
+        self._own: Pipe | None = None
+        """With that rate, once it is needed."""
+        self._open = True
+        self._queue: list[tuple[float, Callable[[float], None]]] = []
+        """Bits that are left of each message, and what happens when it is through."""
+        self._in: list[Pipe] = []
+        """Those that the first one is in."""
+        self._last = 0.0
+        """When the last one arrives."""
+        self._free = 0.0
+        """When the last one is through; on a steady way, where that is known at once."""
+
+    def send(self, bits: float, then: Callable[[float], None]) -> None:
+        """Once it is certain when `bits` will be there, `then` is called with that time: when they are
+        through the pipes, or at once."""
+        if self._steady and self._open:
+            takes = bits / self._rate if self._rate else 0.0
+            self._free = max(self._free, self._agenda.now) + takes
+            then(self._arrival(self._free))
+            return
+        if not self._queue and self._open and not (bits and (self._rate or self._shared)):
+            then(self._arrival(self._agenda.now))
+            return
+        self._queue.append((bits, then))
+        if len(self._queue) == 1:
+            self._go_on()
+
+    def change(self, rate: float | None, *, is_open: bool) -> None:
+        """The device's own pipe has `rate` (bit/s; None for no limit) from now on, for the rest of what
+        is under way too. Where it is not open nothing passes until it is."""
+        if (rate, is_open) == (self._rate, self._open):
+            return
+        left = max([pipe.leave(self) for pipe in self._in], default=0.0)
+        if self._in:
+            self._queue[0] = left, self._queue[0][1]
+            self._in = []
+        self._rate, self._own = rate, None
+        self._open = is_open
+        self._go_on()
+
+    def drop(self) -> None:
+        """What is under way is lost."""
+        for pipe in self._in:
+            pipe.leave(self)
+        self._in = []
+        self._queue.clear()
+        self._last = 0.0
+
+    def through(self, pipe: Pipe) -> None:
+        self._in.remove(pipe)
+        if not self._in:
+            self._arrive()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The first message, if there is one, begins, or goes on after a change."""
+        while self._queue and self._open:
+            bits = self._queue[0][0]
+            if bits and (self._rate or self._shared):
+                if self._rate and self._own is None:
+                    self._own = Pipe(self._agenda, self._rate)
+                self._in = [*self._shared, *([self._own] if self._own else [])]
+                for pipe in self._in:
+                    pipe.enter(self, bits)
+                return
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """It leaves the queue last, so that nothing else begins meanwhile."""
+        self._queue[0][1](self._arrival(self._agenda.now))
+        del self._queue[0]
+
+    def _arrival(self, through: float) -> float:
+        """When what is through at that time is there: not before what was sent before it."""
+        self._last = max(self._last, through + self._latency())
+        return self._last
+
+
+class Line:
+    """The way between the server and one device, and back; it outlives the device's crashes."""
+
+    __slots__ = ("_connected", "_draws", "_generator", "_link", "down", "up")
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        link: Link,
+        shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
+        generator: Callable[[], np.random.Generator],
+        *,
+        steady: bool,
+    ) -> None:
+        """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
+        something random is needed first. `steady`: messages are all that is asked of it."""
+        self._link = link
+        self._connected = True
+        self._generator = generator
+        self._draws: Callable[[], float] | None = None
+        latency = self._latency
+        self.up, self.down = (Way(agenda, pipes, latency, steady=steady) for pipes in shared)
+        self._settle()
+
+    def download(self, size: int, then: Callable[[float], None]) -> None:
+        """Send a model of `size` bytes; `then` hears when it is there, once that is certain."""
+        self.down.send(8 * size, then)
+
+    def upload(self, size: int, then: Callable[[float], None]) -> None:
+        """Send an update of `size` bytes; `then` hears when the server has all of it."""
+        self.up.send(8 * size, then)
+
+    def request(self, then: Callable[[float], None]) -> None:
+        """Send a request of a few bytes to the device."""
+        self.down.send(0, then)
+
+    def change(self, changes: Mapping[str, float | None]) -> None:
+        """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
+        arrives as planned."""
+        self._link = replace(self._link, **changes)  # type: ignore[arg-type]
+        self._settle()
+
+    def plug(self, *, connected: bool) -> None:
+        """Take the cable out, or put it in: meanwhile nothing passes, and what is under way waits."""
+        self._connected = connected
+        self._settle()
+
+    def drop(self) -> None:
+        """What is under way is lost, both ways."""
+        self.up.drop()
+        self.down.drop()
+
+    def _settle(self) -> None:
+        link = self._link
+        is_open = self._connected and link.loss < 1
+        for way, rate in ((self.up, link.up), (self.down, link.down)):
+            goodput = timing.goodput(rate, link.rtt, link.loss) if is_open else rate
+            way.change(goodput, is_open=is_open)
+
+    def _latency(self) -> float:
+        """Seconds of one way, drawn anew where jitter or loss make it random."""
+        link = self._link
+        if not (link.jitter or link.loss):
+            return link.rtt / 2
+        if self._draws is None:
+            self._draws = self._generator().random
+        return timing.latency(link.rtt, link.jitter, link.loss, self._draws)
+
+
+class Network:
+    """All links of a run."""
+
+    def __init__(
+        self, agenda: Agenda, seed: int, server_link: Link | None = None, *, steady: bool = False
+    ) -> None:
+        """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes."""
+        self._steady = steady
+        self._agenda = agenda
+        self._seed = seed
+        link = server_link or _FREE
+        self._server = self._pipes(link.down), self._pipes(link.up)  # what comes up is its download
+        self._cells: dict[str, tuple[tuple[Pipe, ...], tuple[Pipe, ...]]] = {}
+
+    def line(self, device: PlannedDevice) -> Line:
+        """A new device's line."""
+        up, down = self._server
+        if (access := device.access) is not None:
+            if access.name not in self._cells:
+                self._cells[access.name] = self._pipes(access.up), self._pipes(access.down)
+            cell_up, cell_down = self._cells[access.name]
+            up, down = up + cell_up, down + cell_down
+        generator = functools.partial(seeds.generator, self._seed, device.name, "link")
+        return Line(self._agenda, device.link or _FREE, (up, down), generator, steady=self._steady)
+
+    def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
+        return () if rate is None else (Pipe(self._agenda, rate),)

@@ -1,0 +1,101 @@
+"""Crash, outage and churn on bad links in one run, under rules of each kind."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import yaml
+
+from agents import events
+from agents.rules.area import AreaState
+from agents.vectors import Vector
+from testbed import up
+from testbed.configs import RunSpec
+from testbed.rundir import RunDirectory
+from testbed.timeline import describe
+from testbed.virtual.run import Recorder, _simulation
+from testbed.virtual.simulation import Simulation
+from tests.testbed.test_virtual_run import Silence
+
+AFTER = 200
+CENTERS = [[float(k), float(k**2)] for k in range(6)]
+TOPOLOGY = {
+    "name": "faults",
+    "task": {"name": "quadratic", "centers": CENTERS, "local": {"steps": 5, "lr": 0.1}},
+    "devices": [
+        {
+            "name": "flaky",
+            "count": 4,
+            "timing": {"distribution": "exponential", "mean": "1s"},
+            "link": {"up": "8kbit", "down": "16kbit", "rtt": "100ms", "jitter": "20ms", "loss": "2%"},
+        },
+        {"name": "steady", "count": 2, "timing": "1500ms"},
+    ],
+    "scenario": [
+        {"at": "20s", "crash": "flaky-1", "restart_after": "15s"},
+        {"at": "40s", "disconnect": ["steady-1", "flaky-2"], "for": "30s"},
+    ],
+    "churn": {
+        "rate": "1/min",
+        "downtime": {"distribution": "exponential", "mean": "5s"},
+        "devices": "flaky",
+    },
+    "stop": {"after": f"{AFTER}s"},
+    "runtime": {"name": "virtual"},
+}
+
+
+def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, list[events.Record]]:
+    path = folder / "topology.yaml"
+    path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
+    topology, plan = up.planned(path, up.Options())
+    directory = RunDirectory.create(folder, "run")
+    spec, prepared = up._prepare(topology, plan, directory, up.Options(), Silence())
+    with closing(Recorder(directory, Silence())) as recorder:
+        simulation = _simulation(spec, prepared, Silence(), recorder)
+        simulation.run(0.0, lambda: False)
+    return spec, simulation, list(events.read(directory.events))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"name": "fedbuff", "buffer_size": 2},
+        {"name": "defedavg_niid", "sample": 2},
+        {"name": "area", "criterion": "every", "every": 2},
+    ],
+    ids=lambda rule: rule["name"],
+)
+def test_the_run_goes_on_and_tells_all(tmp_path: Path, rule: dict[str, Any]) -> None:
+    spec, simulation, records = _played(tmp_path, rule)
+    assert isinstance(records[-1], events.RunEnded)
+    assert (records[-1].reason, records[-1].at) == ("after", AFTER)
+    due = [
+        (round(step.at, 6), step.device, describe(step.action))
+        for step in takewhile(lambda step: step.at <= AFTER, spec.steps())
+    ]
+    assert [(r.at, r.device, r.details) for r in records if isinstance(r, events.Acted)] == due
+    assert len(due) > 10
+    applied = [r for r in records if isinstance(r, events.UpdateApplied)]
+    assert {r.client for r in applied if r.applied > AFTER - 30} == set(spec.topology.device_names)
+    assert not any(40.1 < r.arrived < 70 for r in applied if r.client == "steady-1")
+    if rule["name"] == "area":
+        _holds_the_mean(simulation, applied)
+
+
+def _holds_the_mean(simulation: Simulation, applied: list[events.UpdateApplied]) -> None:
+    """x + u is the mean of where the trainings ended that were applied last, by the clients' memory."""
+    last = {r.client: r.sequence for r in applied}
+    ends: list[Vector] = []
+    for name, sequence in last.items():
+        memory = simulation.device(name).memory
+        assert memory is not None
+        ends.append(dict(known for known in (memory.applied, memory.sent) if known)[sequence])
+    state = cast("AreaState", simulation._core._rule)
+    assert len(ends) == len(CENTERS)
+    assert simulation._server.w + state.u == pytest.approx(np.mean(ends, 0), abs=1e-4)

@@ -1,0 +1,278 @@
+"""Transfers in virtual time, by hand: alone, one after the other, shared, and when the link changes.
+
+1 Mbit/s is 125,000 bytes per second.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.config import Access, Link, Local
+from testbed.plan import PlannedDevice
+from testbed.virtual.agenda import SCENARIO, Agenda, rounded
+from testbed.virtual.network import Line, Network, Pipe
+
+MBIT = 1_000_000
+SECOND = 125_000
+"""Bytes that take a second at 1 Mbit/s."""
+
+
+def _device(name: str = "a", **fields: Any) -> PlannedDevice:
+    return PlannedDevice(name, name, cpu=None, memory=0, local=Local(steps=1), **fields)
+
+
+class Times:
+    """Plays what is planned, and notes when messages arrive."""
+
+    def __init__(self, server_link: Link | None = None, seed: int = 0, *, steady: bool = False) -> None:
+        self.agenda = Agenda()
+        self.network = Network(self.agenda, seed, server_link, steady=steady)
+        self.arrivals: list[tuple[str, float]] = []
+
+    def at(self, time: float, happens: Callable[[], None]) -> None:
+        self.agenda.plan(time, SCENARIO, 0, happens)
+
+    def noted(self, name: str) -> Callable[[float], None]:
+        return lambda at: self.arrivals.append((name, at))
+
+    def upload(self, at: float, line: Line, size: int, name: str = "") -> None:
+        self.at(at, lambda: line.upload(size, self.noted(name)))
+
+    def download(self, at: float, line: Line, size: int, name: str = "") -> None:
+        self.at(at, lambda: line.download(size, self.noted(name)))
+
+    def play(self) -> list[tuple[str, float]]:
+        """To the end; what arrived when, to the nanosecond."""
+        while (time := self.agenda.next) is not None:
+            self.agenda.now = time
+            while (happens := self.agenda.due()) is not None:
+                happens()
+        return [(name, rounded(at)) for name, at in self.arrivals]
+
+    def play_times(self) -> list[float]:
+        return [at for _, at in self.play()]
+
+
+steadily = pytest.mark.parametrize("steady", [False, True])
+
+
+@steadily
+def test_messages_go_through_one_after_the_other(steady: bool) -> None:
+    times = Times(steady=steady)
+    line = times.network.line(_device(link=Link(up=MBIT, rtt=0.2)))
+    for at in (0.0, 0.1, 2.0):
+        times.upload(at, line, SECOND // 2)
+    assert times.play_times() == [0.6, 1.1, 2.6]
+
+
+def test_both_directions_are_links_of_their_own() -> None:
+    times = Times()
+    line = times.network.line(_device(link=Link(up=MBIT, down=2 * MBIT)))
+    times.upload(0.0, line, SECOND, "up")
+    times.download(0.0, line, SECOND, "down")
+    assert times.play() == [("down", 0.5), ("up", 1.0)]
+
+
+def test_a_free_link_takes_half_a_round_trip_and_plans_nothing() -> None:
+    times = Times()
+    times.network.line(_device(link=Link(rtt=0.2))).download(SECOND, times.noted("a"))
+    assert times.arrivals == [("a", 0.1)]
+    assert times.agenda.next is None
+
+
+def test_the_slowest_pipe_on_the_way_counts() -> None:
+    times = Times(Link(up=4 * MBIT, down=2 * MBIT))
+    cell = Access("cell", up=4 * MBIT, down=MBIT)
+    line = times.network.line(_device(link=Link(up=8 * MBIT, down=8 * MBIT), access=cell))
+    times.upload(0.0, line, SECOND, "up")
+    times.download(0.0, line, SECOND, "down")
+    assert times.play() == [("up", 0.5), ("down", 1.0)]
+
+
+def test_who_shares_a_cell_has_half_of_it() -> None:
+    """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    times.upload(0.0, first, SECOND, "a")
+    times.upload(0.5, second, SECOND, "b")
+    assert times.play() == [("a", 1.5), ("b", 2.0)]
+
+
+def test_another_cell_is_not_shared() -> None:
+    times = Times()
+    for name in "ab":
+        line = times.network.line(_device(name, access=Access(name, up=MBIT, down=None)))
+        times.upload(0.0, line, SECOND, name)
+    assert times.play() == [("a", 1.0), ("b", 1.0)]
+
+
+def test_one_device_has_one_share_however_much_it_sends() -> None:
+    """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    for line, name in ((first, "a1"), (first, "a2"), (second, "b")):
+        times.upload(0.0, line, SECOND, name)
+    assert times.play() == [("a1", 2.0), ("b", 2.0), ("a2", 3.0)]
+
+
+def test_a_slow_upload_holds_up_nobody_at_the_server() -> None:
+    times = Times(Link(down=MBIT))
+    slow = times.network.line(_device("slow", link=Link(up=MBIT // 100)))
+    fast = times.network.line(_device("fast"))
+    times.upload(0.0, slow, SECOND, "slow")
+    times.upload(3.0, fast, SECOND, "fast")
+    assert times.play() == [("fast", 4.0), ("slow", 100.0)]
+
+
+def test_a_crowd_gets_no_more_than_the_server_has() -> None:
+    times = Times(Link(up=MBIT))
+    for k in range(100):
+        line = times.network.line(_device(f"d{k}", link=Link(down=MBIT)))
+        times.download(0.0, line, SECOND, f"d{k}")
+    assert times.play() == [(f"d{k}", 100.0) for k in range(100)]
+
+
+@steadily
+def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
+    times = Times(steady=steady)
+    line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
+    times.at(0.0, lambda: line.request(times.noted("first")))
+    times.download(0.0, line, SECOND, "model")
+    times.at(0.5, lambda: line.request(times.noted("second")))
+    assert times.play() == [("first", 0.1), ("model", 1.1), ("second", 1.1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "arrives"),
+    [
+        ([(10.5, {"up": MBIT // 2})], 11.5),
+        ([(10.5, {"up": MBIT // 2}), (11.0, {"up": 2 * MBIT})], 11.125),
+        ([(10.5, {"up": None})], 10.5),
+        ([(10.5, {"down": 1})], 11.0),
+        ([(10.5, {"rtt": 1.0})], 11.5),
+        ([(11.0, {"up": 1})], 11.0),  # it is through
+        ([(10.25, {"loss": 1.0}), (12.0, {"loss": 0.0})], 12.75),
+    ],
+)
+def test_what_is_under_way_goes_on_at_the_new_rate(
+    changes: list[tuple[float, dict[str, float | None]]], arrives: float
+) -> None:
+    times = Times()
+    line = times.network.line(_device(link=Link(up=MBIT)))
+    times.upload(10.0, line, SECOND)
+    for at, change in changes:
+        times.at(at, functools.partial(line.change, change))
+    assert times.play_times() == [arrives]
+
+
+@steadily
+def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
+    times = Times(steady=steady)
+    times.upload(0.0, times.network.line(_device(link=Link(loss=1.0))), SECOND)
+    assert times.play() == []
+
+
+def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
+    """Half of it has passed the cell when the device's own link becomes slow."""
+    times = Times()
+    line = times.network.line(_device(access=Access("cell", up=MBIT, down=None)))
+    times.upload(0.0, line, SECOND)
+    times.at(0.5, lambda: line.change({"up": MBIT // 10}))
+    assert times.play_times() == [5.5]
+
+
+def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> None:
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    times.upload(0.0, first, SECOND, "a")
+    times.upload(0.0, second, SECOND, "b")
+    times.at(1.0, lambda: first.plug(connected=False))  # half of each is through
+    times.at(1.25, lambda: first.request(times.noted("request")))
+    times.at(3.0, lambda: first.plug(connected=True))
+    assert times.play() == [("b", 1.5), ("request", 3.0), ("a", 3.5)]
+
+
+def test_what_a_crash_loses_is_in_nobodys_way() -> None:
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
+        times.upload(0.0, line, SECOND, name)
+    times.at(1.0, first.drop)
+    times.upload(2.0, first, SECOND, "a")
+    assert times.play() == [("b", 1.5), ("a", 3.0)]
+
+
+def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
+    link = Link(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
+
+    def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
+        """Of the first of the devices."""
+        times = Times(seed=seed, steady=steady)
+        lines = [times.network.line(_device(name, link=link)) for name in names]
+        for k in range(100):
+            for line, name in zip(lines, names, strict=True):
+                times.upload(k * 0.01, line, 125, name)
+        times.play()
+        return [at for name, at in times.arrivals if name == names[0]]
+
+    alone = arrivals("a")
+    assert alone == arrivals("a", "b")
+    assert alone == sorted(alone)
+    assert alone == pytest.approx(arrivals("a", steady=True))
+    assert alone != arrivals("b")
+    assert alone != arrivals("a", seed=1)
+    assert alone[0] > 0.001
+    assert alone[-1] > 1.0
+
+
+class Waits:
+    """A flow that notes when it is through."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.agenda, self.ended = agenda, -1.0
+
+    def through(self, pipe: Pipe) -> None:
+        self.ended = self.agenda.now
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
+def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int, int]]) -> None:
+    """(start in s, size in bit) at 1 bit/s, against small steps of time."""
+    agenda = Agenda()
+    pipe = Pipe(agenda, 1.0)
+    waiting = [Waits(agenda) for _ in flows]
+    for flow, (start, size) in zip(waiting, flows, strict=True):
+        agenda.plan(start, SCENARIO, 0, functools.partial(pipe.enter, flow, size))
+    while (time := agenda.next) is not None:
+        agenda.now = time
+        while (happens := agenda.due()) is not None:
+            happens()
+    assert [flow.ended for flow in waiting] == pytest.approx(_in_turn(flows), abs=1e-6)
+
+
+def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
+    """When each ends: event by event, everything worked out anew at each."""
+    left = dict(enumerate(float(size) for _, size in flows))
+    ended, now = [0.0] * len(flows), 0.0
+    while left:
+        here = [k for k in left if flows[k][0] <= now]
+        ends = [now + left[k] * len(here) for k in here]
+        starts = [float(start) for k, (start, _) in enumerate(flows) if k in left and start > now]
+        until = min(ends + starts)
+        for k in here:
+            left[k] -= (until - now) / len(here)
+            if left[k] < 1e-9:
+                del left[k]
+                ended[k] = until
+        now = until
+    return ended
