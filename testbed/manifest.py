@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
             for device in spec.plan.devices
         },
         **_shaper(spec.plan),
+        **_clock(spec.plan),
     }
 
 
@@ -65,8 +67,13 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
     """What made the links, and why that."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    linked = any(device.link for device in plan.devices)
+    linked = not all(device.direct for device in plan.devices)
     return {"shaper": {"virtual": "model", "process": "relay"}.get(plan.runtime) if linked else None}
+
+
+def _clock(plan: Plan) -> dict[str, float]:
+    """What the wall clock shows where the host's monotonic clock, which telemetry goes by, shows 0."""
+    return {} if plan.runtime == "virtual" else {"monotonic_zero": time.time() - time.monotonic()}
 
 
 def versions() -> dict[str, str]:

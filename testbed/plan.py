@@ -12,23 +12,20 @@ from typing import Any
 import psutil
 
 from agents.config import Access, Duration, Link, Local
-from testbed import linktraces, scenario
+from testbed import linktraces, refusals
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
 from testbed.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology
 from testbed.units import format_duration, format_rate, format_size
-from testbed.yamlfile import Problem, Where
 
 RUNTIMES = ("docker", "process", "virtual")
-_RESERVED_MEMORY = 512 * 2**20
-"""Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _SHARED_CAPACITY = 0.5
 """Cores for the devices where they share the only one with broker and aggregator."""
 _SLICE = 5_000
 """µs of work at a time, at the least: each begins with cold caches, which take some of it."""
 _ROUNDING = 1e-9
-"""Of a sum of shares: ten devices at 0.1 fit on one core."""
+"""Of a dilation to two decimals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +135,9 @@ class Plan:
 
     def too_much(self, shares: Iterable[float]) -> str | None:
         """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
-        capacity = self.device_capacity * self.dilation
-        if self.oversubscribed or (asked := math.fsum(shares)) <= capacity + _ROUNDING:
+        if self.oversubscribed:
             return None
-        return f"the devices would ask for {asked:g} cores, and there are {capacity:g} for them"
+        return refusals.too_much(shares, self.device_capacity * self.dilation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,17 +176,18 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
-    problems = list(_impossible(topology, runtime))
+    problems = list(refusals.impossible(topology, runtime))
     shaper, misfits = choose(topology, runtime, host.lack_of_netem)
     problems += misfits
     if not oversubscribe:
         problems += [
-            *_too_much_cpu(topology, host, capacity * dilation),
-            *_too_much_memory(topology, host),
+            *refusals.too_much_cpu(topology, len(host.cores), capacity * dilation),
+            *refusals.too_much_later(topology, capacity * dilation),
+            *refusals.too_much_memory(topology, host.memory),
         ]
     if problems:
         raise topology.source.error(problems)
-    made = Plan(
+    return Plan(
         runtime=runtime,
         devices=_planned(topology, dilation),
         dilation=dilation,
@@ -200,9 +197,6 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         oversubscribed=oversubscribe,
         shaper=shaper,
     )
-    if problems := list(_too_much_later(topology, made)):
-        raise topology.source.error(problems)
-    return made
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
@@ -290,120 +284,6 @@ def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[Planned
         )
 
 
-def _impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """What `runtime`, a real one, cannot do, with the place and the mend."""
-    if topology.server.link is not None:
-        yield _not_emulated(topology, ("server", "link"), runtime)
-    if runtime == "process":
-        yield from _lossy(topology)
-    for index, group in enumerate(topology.devices):
-        where: Where = ("devices", index)
-        if group.cpu is None:
-            yield topology.source.problem(
-                where,
-                f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
-                "one host core), or use the virtual runtime",
-            )
-        if not group.has_plain_speed and group.timing is None:
-            yield _not_emulated(topology, (*where, "speed"), runtime)
-        if group.access is not None and runtime == "process":
-            yield _not_emulated(topology, (*where, "access"), runtime)
-
-
-def _lossy(topology: Topology) -> Iterator[Problem]:
-    """Links that lose packets, which a relay, whose TCP makes up for any loss, cannot have."""
-    found: list[Where] = []
-    for index, group in enumerate(topology.devices):
-        link = group.link
-        if link is not None and link.loss:
-            found.append(("devices", index, "link", "loss"))
-        if link is not None and link.trace is not None and linktraces.loses(link.trace):
-            found.append(("devices", index, "link", "trace", "csv"))
-    for index, entry in enumerate(topology.scenario):
-        if entry.link is not None and entry.link.loss:
-            found.append(("scenario", index, "link", "loss"))
-    for where in found:
-        mend = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
-        yield topology.source.problem(
-            where,
-            f"the process runtime, whose links are TCP relays, loses no packets: {mend}, or use the "
-            "docker runtime",
-            at_key=True,
-        )
-
-
-def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
-    return topology.source.problem(
-        where,
-        f"the {runtime} runtime does not emulate this yet: remove it, or use the virtual runtime",
-        at_key=True,
-    )
-
-
-def _too_much_cpu(topology: Topology, host: Host, capacity: float) -> Iterator[Problem]:
-    have = (
-        f"this host has {_count(len(host.cores), 'core')}, of which broker and aggregator keep "
-        f"{'one' if len(host.cores) > 1 else 'half'}"
-    )
-    single = False
-    for index, group in enumerate(topology.devices):
-        if group.cpu is not None and group.cpu > capacity:
-            single = True
-            yield topology.source.problem(
-                ("devices", index, "cpu"),
-                f"found {group.cpu:g}, expected at most {capacity:g}: {have}. Lower it, "
-                "use a larger host, stretch time (dilation: auto), or run slower than asked "
-                "with --oversubscribe",
-            )
-    asked = math.fsum((group.cpu or 0) * len(group.device_names) for group in topology.devices)
-    if asked > capacity + _ROUNDING and not single:
-        yield topology.source.problem(
-            ("devices",),
-            f"ask for {asked:g} cores ({_parts(topology, 'cpu')}), expected at most {capacity:g}: "
-            f"{have}. Lower cpu or count, use a larger host, stretch time (dilation: auto), or run "
-            "slower than asked with --oversubscribe",
-            at_key=True,
-        )
-
-
-def _too_much_later(topology: Topology, made: Plan) -> Iterator[Problem]:
-    """Entries of the scenario that give a device more CPU than there is."""
-    by_name = scenario.devices_by_name(topology.devices)
-    shares = {device.name: device.cpu or 0.0 for device in made.devices}
-    for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
-        if entry.cpu is None:
-            continue
-        shares |= dict.fromkeys(scenario.expand(entry.targets, by_name), entry.cpu)
-        if (why := made.too_much(shares.values())) is not None:
-            yield topology.source.problem(
-                ("scenario", index, "cpu"),
-                f"{why}. Lower it, stretch time (dilation), or run slower than asked with "
-                "--oversubscribe",
-            )
-
-
-def _too_much_memory(topology: Topology, host: Host) -> Iterator[Problem]:
-    asked = sum(group.memory * len(group.device_names) for group in topology.devices)
-    if asked + _RESERVED_MEMORY > host.memory:
-        yield topology.source.problem(
-            ("devices",),
-            f"ask for {_gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
-            f"{_gib(max(0, host.memory - _RESERVED_MEMORY))}: this host has {_gib(host.memory)} free; "
-            f"broker and aggregator need {_gib(_RESERVED_MEMORY)}. Lower memory or count, use a "
-            "larger host, or risk that devices are killed with --oversubscribe",
-            at_key=True,
-        )
-
-
-def _parts(topology: Topology, what: str) -> str:
-    """Who asks for how much: `4 x 0.25 pi4, 2 x 0.1 nano`."""
-    return ", ".join(
-        f"{len(group.device_names)} x "
-        f"{format_size(group.memory) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
-        for group in topology.devices
-    )
-
-
 def _cpuset(cores: Sequence[int]) -> str:
     """The kernel's notation: `0`, `1-3`, `0,2-3`."""
     ranges: list[list[int]] = []
@@ -435,7 +315,3 @@ def _local(local: Local) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

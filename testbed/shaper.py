@@ -29,7 +29,7 @@ def choose(topology: Topology, runtime: str, lack: str | None) -> tuple[Shaper |
 
     `lack` says why the kernel's netem cannot be had; None where it can.
     """
-    linked = any(group.link is not None for group in topology.devices)
+    linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)
     if runtime != "docker" or not linked:
         return None, []
