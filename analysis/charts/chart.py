@@ -1,0 +1,91 @@
+"""What a chart is, before it is drawn: layers of columns, two axes. Knows no run and no drawing library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[Any]
+Mark = Literal["line", "step", "points", "bars", "spans", "rules", "diagonal"]
+"""What a layer is drawn as, and the columns that it needs:
+
+`line`, `step` (constant to the right of each point), `points`: `x`, `y`.
+`bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
+`spans`: `y` (the lane), `begin`, `end`, `color` (index in `PALETTE`): rectangles.
+`rules`: `x`, `label`: vertical lines, each with a few words.
+`diagonal`: none: where y = x.
+"""
+
+PALETTE = {
+    "blue": "#0072B2",
+    "orange": "#E69F00",
+    "green": "#009E73",
+    "red": "#D55E00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "grey": "#8A8A8A",
+    "yellow": "#C9B400",
+}
+"""Told apart by the colour-blind, and seen on white and on black: Okabe and Ito's colours, but for black,
+which is a middle grey, and yellow, which is darker."""
+COLORS = tuple(PALETTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    label: str
+    unit: str = ""
+    log: bool = False
+    ticks: Mapping[float, str] | None = None
+    """Where names stand in place of numbers."""
+    limits: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One series. Its name is its identity: new data of the same name takes the place of the old."""
+
+    name: str
+    mark: Mark
+    columns: Mapping[str, Column]
+    color: str = "blue"
+    """Of `PALETTE`."""
+    legend: bool = True
+    dashed: bool = False
+    hover: Mapping[str, str] = field(default_factory=dict)
+    """What is told of one point: words, and the name of the column."""
+
+    def __post_init__(self) -> None:
+        if len({len(column) for column in self.columns.values()}) > 1:
+            raise ValueError(f"columns of {self.name!r} differ in length")
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    x: Axis
+    y: Axis
+    layers: tuple[Layer, ...]
+    legend: Mapping[str, str] = field(default_factory=dict)
+    """Words for colours, where layers have several (`spans`)."""
+    note: str = ""
+    """What a reader must know of it, below the title."""
+    height: float = 1.0
+    """In times of the usual one."""
+
+
+def color(index: int) -> str:
+    """The colour of the `index`-th of several equal series."""
+    return COLORS[index % len(COLORS)]
+
+
+def arrays(**columns: Any) -> dict[str, Column]:
+    return {name: np.asarray(column) for name, column in columns.items()}
