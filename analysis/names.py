@@ -16,6 +16,15 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     return {run.name: run for run in runs}
 
 
+def alike(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by their settings but for the seed, each set with a short name."""
+    sets: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in run.topology.items() if key != "seed"}
+        sets.setdefault(repr(settings), []).append(run)
+    return dict(zip(distinct([same[0] for same in sets.values()]), sets.values(), strict=True))
+
+
 def _part(run: Run, part: str) -> str:
     match part:
         case "rule":

@@ -1,9 +1,9 @@
 """Charts of runs: each is a function from runs to a `Chart`, which is drawn for print or for the screen.
 
-    from analysis.charts import CHARTS, print, screen
+from analysis.charts import CHARTS, print, screen
 
-    print.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")
-    drawn = screen.draw(CHARTS["accuracy"]([run]))     # drawn.figure; drawn.update(chart) for new data
+print.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")
+drawn = screen.draw(CHARTS["accuracy"]([run]))     # drawn.figure; drawn.update(chart) for new data
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a chart is, before it is drawn: layers of columns, two axes. Knows no run and no drawing library."""
+"""What a chart is before it is drawn: layers of columns, two axes. Knows no run, no drawing library."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,9 +30,26 @@ PALETTE = {
     "grey": "#8A8A8A",
     "yellow": "#C9B400",
 }
-"""Told apart by the colour-blind, and seen on white and on black: Okabe and Ito's colours, but for black,
-which is a middle grey, and yellow, which is darker."""
+"""Told apart by the colour-blind, and seen on white and on black: Okabe and Ito's colours, but for
+black, which is a middle grey, and yellow, which is darker."""
 COLORS = tuple(PALETTE)
+LANE = 0.8
+"""Height of a span; lanes are 1 apart."""
+
+Theme = Literal["light", "dark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    paper: str
+    text: str
+    grid: str
+
+
+INKS: Mapping[Theme, Ink] = {
+    "light": Ink(paper="#ffffff", text="#24292f", grid="#dde1e6"),
+    "dark": Ink(paper="#16191d", text="#d7dce2", grid="#3a4048"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ class Layer:
     legend: bool = True
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
-    """What is told of one point: words, and the name of the column."""
+    """What is told of one point: words, and the name of the column (`$name`: the layer's)."""
 
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
@@ -81,6 +98,12 @@ class Chart:
     height: float = 1.0
     """In times of the usual one."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to see but marks."""
+        drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
+        return not any(len(column) for layer in drawn for column in layer.columns.values())
+
 
 def color(index: int) -> str:
     """The colour of the `index`-th of several equal series."""
@@ -89,3 +112,13 @@ def color(index: int) -> str:
 
 def arrays(**columns: Any) -> dict[str, Column]:
     return {name: np.asarray(column) for name, column in columns.items()}
+
+
+def group_ticks(labels: Sequence[str], groups: Sequence[str], most: int) -> dict[float, str]:
+    """Names at 0, 1, 2, …: of devices, or where there are more than `most`, of their groups."""
+    if len(labels) <= most:
+        return {float(place): label for place, label in enumerate(labels)}
+    places: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        places.setdefault(group, []).append(place)
+    return {float(np.mean(found)): f"{group} ×{len(found)}" for group, found in places.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays
+from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, group_ticks
 from analysis.charts.marks import marks
 from analysis.load import Run
 from analysis.names import distinct
@@ -21,7 +21,7 @@ STATE_COLORS = {
     "offline": "red",
 }
 """To wait is to leave the lane empty."""
-MOST = 200_000
+MOST = 100_000
 """Spans that are drawn: the newest. A screen shows no more, and a browser still moves them at once."""
 _NAMED = 40
 """Lanes that are named; where there are more, groups are."""
@@ -29,7 +29,9 @@ _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "
 
 
 def lanes(runs: Sequence[Run]) -> Chart:
-    parts, labels, groups = [], [], []
+    parts: list[pd.DataFrame] = []
+    labels: list[str] = []
+    groups: list[str] = []
     for name, run in distinct(runs).items():
         spans = timeline(run)
         devices = spans["device"].cat.categories
@@ -38,7 +40,9 @@ def lanes(runs: Sequence[Run]) -> Chart:
         groups += [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]
     shown = pd.concat(parts)
     shown = shown[shown["state"] != "wait"].sort_values("end", kind="stable")
-    note = f"the newest {MOST:,} of {len(shown):,} intervals" if len(shown) > MOST else ""
+    note = "empty: waits"
+    if len(shown) > MOST:
+        note += f"; the newest {MOST:,} of {len(shown):,} intervals"
     shown = shown.iloc[-MOST:]
     codes = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
     columns = {name: shown[name].to_numpy() for name in ("y", "begin", "end", *_RECORD)}
@@ -51,12 +55,12 @@ def lanes(runs: Sequence[Run]) -> Chart:
         "to (s)": "end",
         **{name.replace("_", " "): name for name in _RECORD},
     }
-    spans = Layer("devices", "spans", arrays(**columns, **named, color=color), legend=False, hover=hover)
+    layer = Layer("devices", "spans", arrays(**columns, **named, color=color), legend=False, hover=hover)
     return Chart(
         "Devices",
         Axis("device time", "s", limits=(0.0, None)),
-        Axis("", ticks=_ticks(labels, groups), limits=(len(labels) - 0.5, -0.5)),
-        (spans, marks(runs)),
+        Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
+        (layer, marks(runs)),
         legend=STATE_COLORS,
         note=note,
         height=float(np.clip(len(labels) / 16, 0.5, 3.0)),
@@ -71,12 +75,3 @@ def _recorded(spans: pd.DataFrame, run: Run) -> pd.DataFrame:
         for name in _RECORD
     }
     return spans.assign(device=spans["device"].astype(object), **told)
-
-
-def _ticks(labels: Sequence[str], groups: Sequence[str]) -> dict[float, str]:
-    if len(labels) <= _NAMED:
-        return {float(lane): label for lane, label in enumerate(labels)}
-    places: dict[str, list[int]] = {}
-    for lane, group in enumerate(groups):
-        places.setdefault(group, []).append(lane)
-    return {float(np.mean(lanes)): f"{group} ×{len(lanes)}" for group, lanes in places.items()}

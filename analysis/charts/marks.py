@@ -41,7 +41,9 @@ def _words(details: dict[str, object]) -> str:
 
 
 def _value(value: object) -> str:
-    return "unlimited" if value is None else f"{value:g}" if isinstance(value, float | int) else str(value)
+    return (
+        "unlimited" if value is None else f"{value:g}" if isinstance(value, float | int) else str(value)
+    )
 
 
 def _named(devices: Sequence[str]) -> str:

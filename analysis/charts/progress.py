@@ -70,7 +70,7 @@ def _chart(runs: Sequence[Run], what: str, against: _Against) -> Chart:
             ),
             color=color(index),
             legend=len(runs) > 1,
-            hover={"run": "name", _Y[what].title: "y", "version": "version", "device time (s)": "at"},
+            hover={"run": "$name", _Y[what].title: "y", "version": "version", "device time (s)": "at"},
         )
         for index, (name, run) in enumerate(distinct(runs).items())
     ]
