@@ -57,8 +57,8 @@ def _write(run: Path, updates: int) -> None:
             passed, loss = at - begun[c], 2 * draw.random()
             first, last = begun[c] + 0.1 * passed, begun[c] + 0.8 * passed
             record = events.UpdateApplied(
-                _CLIENTS[c], number, "delta", base[c], version + 1, version - base[c], 0.1, 200, 100, loss,
-                2984, begun[c], first, first, last, last, at, at,
+                _CLIENTS[c], number, "delta", base[c], version + 1, version - base[c], 0.1, 200, 100,
+                loss, 2984, begun[c], first, first, last, last, at, at,
             )  # fmt: skip
             file.write(events.to_line(record))
             begun[c], base[c] = at, version

@@ -74,6 +74,8 @@ class Layer:
     color: str = "blue"
     """Of `PALETTE`."""
     legend: bool = True
+    words: str = ""
+    """In the legend; its name where there are none."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
     """What is told of one point: words, and the name of the column (`$name`: the layer's)."""
