@@ -143,9 +143,11 @@ def test_time_to_accuracy(run: Run) -> None:
     assert column(chart, "fedbuff", "y") == [5.0] * 4
 
 
-def test_columns_of_a_layer_are_of_one_length() -> None:
+def test_a_layer_whose_columns_do_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' differ in length"):
         Layer("a", "line", arrays(x=[1, 2], y=[1]))
+    with pytest.raises(ValueError, match=r"'a' is to tell of columns that it lacks: \['z'\]"):
+        Layer("a", "line", arrays(x=[1], y=[1]), hover={"name": "$name", "depth": "z"})
 
 
 @pytest.mark.parametrize("name", CHARTS)
