@@ -1,26 +1,40 @@
 """A run directory as tables: of a finished run, or of one still going.
 
 All times are in seconds of device time since the run clock started; sizes in bytes.
+
+    run = load("runs/quickstart-20260101-120000-abcd")
+    run.updates.groupby("group")["staleness"].mean()
+
+    follower = Follower(Path("runs/..."))      # a run still going
+    new = follower.read()["update"]            # rows since the last call
+    run = follower.run()                       # all so far
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from agents import events
+from analysis import records
+
+_DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. A table has one row per record, and the record's fields (`agents.events`) as columns."""
+    """One run. A table has one row per record; its columns are the record's fields (`agents.events`).
+
+    Names of clients, devices and groups are categoricals, in the order of the plan.
+    """
 
     path: Path
     manifest: Mapping[str, Any]
@@ -29,14 +43,39 @@ class Run:
     """The first time, of a run that was resumed."""
     ended: events.RunEnded | None
     """None while the run goes on (a resumed one too), and where a crash ended it."""
+    devices: pd.DataFrame
+    """As planned: `device`, `group`, `profile`, `cpu` (share of one core), `gflops` (Gflop/s), `speed`
+    (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). What is not given is NaN."""
     updates: pd.DataFrame
+    """`events.UpdateApplied`, in the order of application, and the client's `group`. From `dispatched`
+    to `applied`: s; `bytes`: of the payload."""
     versions: pd.DataFrame
+    """`events.VersionMade`: `at` (s), `version`, `updates` that went into it."""
     evaluations: pd.DataFrame
+    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1)."""
     statuses: pd.DataFrame
+    """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
+    """`events.UpdateRejected`: `at` (s), `client`, `reason`."""
     notes: pd.DataFrame
+    """`events.Note`: `at` (s), `message`."""
+    scenario: pd.DataFrame
+    """`events.Acted`, what was done to devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
+    and `details`, all that the record says, as JSON."""
     telemetry: pd.DataFrame
-    """What the devices sent, `device` and `at` among it; `at` is the device's own monotonic clock."""
+    """One row per sample: `device`, `at` (s), `cpu` (CPU time so far, s of one host core), `periods`,
+    `throttled_periods` (CFS, so far), `throttled` (s), `memory` (bytes), `received`, `sent` (bytes so
+    far), `monotonic` (the host's clock, s). Without `monotonic_zero` in the manifest `at` is NaN."""
+    probes: pd.DataFrame
+    """What devices measured of their links: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter`
+    (s), `loss` (share), `monotonic` (s)."""
+    fidelity: pd.DataFrame
+    """`fidelity.json`, once the run has ended: `device`, `group`, `figure` (`cpu`, a share of one core;
+    `up`, `down`, bit/s; `rtt`, `jitter`, s; `loss`, a share), `asked`, `got`, `error` (%)."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
     @property
     def duration(self) -> float:
@@ -49,56 +88,205 @@ class Run:
         ]
         return max((float(at.max()) for at in ats if len(at)), default=0.0)
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every table, by the name of its attribute."""
+        return {
+            name: table
+            for name in self.__dataclass_fields__
+            if isinstance(table := getattr(self, name), pd.DataFrame)
+        }
 
-def load(path: Path) -> Run:
+    def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
+        """Write every table to `folder`, which is made, as `<table>.<form>`; the files written.
+
+        Raises ValueError for another form, OSError where the files cannot be written.
+        """
+        if form not in ("parquet", "csv"):
+            raise ValueError(f"there is no form {form!r} to export to: use parquet or csv")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, table in self.tables.items():
+            paths.append(path := Path(folder) / f"{name}.{form}")
+            if form == "csv":
+                table.to_csv(path, index=False)
+            else:
+                table.to_parquet(path, index=False)
+        return paths
+
+
+class Follower:
+    """One run directory, read as it grows."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises what `load` raises."""
+        self._path = Path(path)
+        self._events = records.Tail(self._path / "events.jsonl")
+        self._telemetry = records.Tail(self._path / "telemetry.jsonl")
+        self._tables: dict[str, list[pa.Table]] = {
+            **{kind: [records.empty(schema)] for kind, schema in records.SCHEMAS.items()},
+            "telemetry": [records.empty(records.SAMPLES)],
+            "probe": [records.empty(records.PROBES)],
+        }
+        self._clock: list[events.RunStarted | events.RunEnded] = []
+        self._acted: list[events.Acted] = []
+        self._manifest()
+
+    def read(self) -> dict[str, pd.DataFrame]:
+        """The rows since the last call, by kind of record (`update`, `version`, …: `records.SCHEMAS`;
+        `telemetry` and `probe`, whose `at` is the host's monotonic clock); a kind without is left out.
+
+        Raises ValueError, naming the line, for what cannot be read.
+        """
+        before = {kind: len(tables) for kind, tables in self._tables.items()}
+        self._take()
+        new = {kind: tables[before[kind] :] for kind, tables in self._tables.items()}
+        return {kind: _frame(tables) for kind, tables in new.items() if tables}
+
+    def run(self) -> Run:
+        """All so far, what is new included. Raises what `load` raises."""
+        self._take()
+        manifest = self._manifest()
+        devices = _devices(manifest)
+        frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
+        updates = _planned(frames["update"], "client", devices)
+        return Run(
+            path=self._path,
+            manifest=manifest,
+            topology=_yaml(self._path / "topology.yaml"),
+            started=next((r for r in self._clock if isinstance(r, events.RunStarted)), None),
+            ended=next((r for r in self._clock[-1:] if isinstance(r, events.RunEnded)), None),
+            devices=devices,
+            updates=updates.assign(group=_groups(updates["client"], devices)),
+            versions=frames["version"],
+            evaluations=frames["evaluation"],
+            statuses=_planned(frames["status"], "client", devices),
+            rejected=_planned(frames["rejected"], "client", devices),
+            notes=frames["note"],
+            scenario=_planned(_scenario(self._acted), "device", devices),
+            telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
+            probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
+            fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
+        )
+
+    def _take(self) -> None:
+        for block in self._events.blocks():
+            found = records.parse_events(self._events, block)
+            for kind, table in found.tables.items():
+                self._tables[kind].append(table)
+            for record in found.others:
+                if isinstance(record, events.Acted):
+                    self._acted.append(record)
+                elif isinstance(record, events.RunStarted | events.RunEnded):
+                    self._clock.append(record)
+                if isinstance(record, events.RunStarted):
+                    _check(self._events.path, record.format)
+        for block in self._telemetry.blocks():
+            for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
+                if table.num_rows:
+                    self._tables[kind].append(table)
+
+    def _manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
+        _check(self._path, manifest.get("format", events.FORMAT))
+        return manifest
+
+    def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+        """`at` told by the run clock. A resumed run has one for each of its parts."""
+        dilation = manifest.get("dilation", 1.0)
+        zero = manifest.get("monotonic_zero", np.nan)
+        starts = [record for record in self._clock if isinstance(record, events.RunStarted)]
+        monotonic = samples["at"].to_numpy()
+        told = samples.assign(at=np.nan, monotonic=monotonic)
+        if starts:
+            unix = monotonic + zero
+            began = np.array([start.wall_clock for start in starts])
+            part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
+            told["at"] = np.array([start.at for start in starts])[part] + (unix - began[part]) / dilation
+        if "rtt" in told:  # the link was measured by the host's clock
+            told[["up", "down"]] *= dilation
+            told[["rtt", "jitter"]] /= dilation
+        return told
+
+
+def load(path: str | Path) -> Run:
     """Read the run directory `path`. What is not written yet is empty, a torn last line is left out.
 
     Raises FileNotFoundError where there is no run, ValueError, naming the line, for what cannot be read.
     """
-    manifest = _json(path / "manifest.json")
-    if (version := manifest.get("format", events.FORMAT)) > events.FORMAT:
+    return Follower(path).run()
+
+
+def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
+    """The runs of these directories, or those that lie in a folder, oldest first. Raises as `load`."""
+    if not isinstance(where, str | Path):
+        return [load(path) for path in where]
+    runs = [load(path.parent) for path in sorted(Path(where).glob("*/manifest.json"))]
+    if not runs:
+        raise FileNotFoundError(f"{where} holds no run directory")
+    return sorted(runs, key=lambda run: run.manifest.get("created") or 0.0)
+
+
+def _check(path: Path, version: int) -> None:
+    if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
-    recorded = path / "events.jsonl"
-    records = list(events.read(recorded)) if recorded.exists() else []
-    clock = [r for r in records if isinstance(r, events.RunStarted | events.RunEnded)]
-    return Run(
-        path=path,
-        manifest=manifest,
-        topology=_yaml(path / "topology.yaml"),
-        started=next((r for r in clock if isinstance(r, events.RunStarted)), None),
-        ended=next((r for r in clock[-1:] if isinstance(r, events.RunEnded)), None),
-        updates=_table(events.UpdateApplied, records),
-        versions=_table(events.VersionMade, records),
-        evaluations=_table(events.Evaluated, records),
-        statuses=_table(events.ClientStatus, records),
-        rejected=_table(events.UpdateRejected, records),
-        notes=_table(events.Note, records),
-        telemetry=_json_lines(path / "telemetry.jsonl"),
-    )
 
 
-def _table(kind: type[events.Record], records: Iterable[events.Record]) -> pd.DataFrame:
-    rows = [dataclasses.astuple(record) for record in records if isinstance(record, kind)]
-    return pd.DataFrame(rows, columns=[field.name for field in dataclasses.fields(kind)])
+def _frame(tables: list[pa.Table]) -> pd.DataFrame:
+    table: pd.DataFrame = pa.concat_tables(tables).unify_dictionaries().to_pandas(split_blocks=True)
+    return table
 
 
-def _json(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return loaded
+def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
+    planned = manifest.get("devices", {})
+    rows = [[name, *(told.get(key) for key in _DEVICE)] for name, told in planned.items()]
+    table = pd.DataFrame(rows, columns=["device", *_DEVICE])
+    numbers = {key: pd.to_numeric(table[key]) for key in _DEVICE[2:]}
+    named = {
+        key: pd.Categorical(table[key], table[key].dropna().unique()) for key in ("device", "group")
+    }
+    return table.assign(**numbers, **named)
+
+
+def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.DataFrame:
+    """`column` with the plan's devices as its categories; who is not in the plan comes after them."""
+    names = list(dict.fromkeys([*devices["device"], *table[column].unique()]))
+    return table.assign(**{column: pd.Categorical(table[column], names)})
+
+
+def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:
+    groups = devices["group"].cat
+    codes = np.full(len(clients.cat.categories), -1)
+    codes[: len(devices)] = groups.codes  # the plan's devices are the first categories
+    return pd.Categorical.from_codes(np.append(codes, -1)[clients.cat.codes], groups.categories)
+
+
+def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
+    rows = [
+        (r.at, r.device, r.source, r.lateness, str(r.details.get("action")), json.dumps(dict(r.details)))
+        for r in acted
+    ]
+    return pd.DataFrame(rows, columns=["at", "device", "source", "lateness", "action", "details"])
+
+
+def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    told = {}
+    if path.exists():
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))["devices"]
+        except ValueError as error:
+            if manifest.get("outcome"):  # else it may be about to be written
+                raise ValueError(f"{path}: {error}") from error
+    rows = [
+        (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
+        for device, entries in told.items()
+        for name, figure in entries.items()
+        if isinstance(figure, dict)
+    ]
+    table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
+    numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}
+    return table.assign(**numbers, group=table["group"].astype("category"))
 
 
 def _yaml(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _json_lines(path: Path) -> pd.DataFrame:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["device", "at"])

@@ -94,8 +94,8 @@ def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Pr
         yield topology.source.problem(
             ("devices",),
             f"ask for {math.fsum(shares):g} cores ({_parts(topology, 'cpu')}), expected at most "
-            f"{capacity:g}: {have}. Lower cpu or count, use a larger host, stretch time (dilation: auto), or run "
-            "slower than asked with --oversubscribe",
+            f"{capacity:g}: {have}. Lower cpu or count, use a larger host, stretch time (dilation: "
+            "auto), or run slower than asked with --oversubscribe",
             at_key=True,
         )
 

@@ -1,0 +1,63 @@
+"""What devices got of what was asked: CPU and link rates. On the diagonal they got it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.charts.chart import Axis, Chart, Layer, arrays, color
+from analysis.load import Run
+from analysis.names import distinct
+
+
+def cpu(runs: Sequence[Run]) -> Chart:
+    return _chart(runs, "CPU, got against asked", "share of a core", "%", 100.0, {"cpu": ""})
+
+
+def rates(runs: Sequence[Run]) -> Chart:
+    figures = {"up": "uplink", "down": "downlink"}
+    return _chart(runs, "Link rates, got against asked", "rate", "Mbit/s", 1e-6, figures)
+
+
+def _chart(
+    runs: Sequence[Run], title: str, label: str, unit: str, scale: float, figures: Mapping[str, str]
+) -> Chart:
+    layers, unknown = [Layer("as asked", "diagonal", {}, color="grey", dashed=True)], 0
+    for name, run in distinct(runs).items():
+        for figure, words in figures.items():
+            asked = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
+            if asked.empty:
+                continue
+            known = asked[asked["got"].notna()]
+            unknown += len(asked) - len(known)
+            series = " · ".join(part for part in (name if len(runs) > 1 else "", words) if part)
+            layers.append(_points(series or "devices", known, scale, color(len(layers) - 1)))
+    limits = _limits(layers)  # the same of both axes, so that the diagonal is one
+    return Chart(
+        title,
+        Axis(f"{label} asked", unit, log=True, limits=limits),
+        Axis(f"{label} got", unit, log=True, limits=limits),
+        tuple(layers),
+        note=f"{unknown} not known: never busy, or never measured" if unknown else "",
+    )
+
+
+def _limits(layers: Sequence[Layer]) -> tuple[float, float]:
+    found = [layer.columns[axis] for layer in layers[1:] for axis in "xy"]
+    values = np.concatenate(found) if found else np.array([])
+    values = values[values > 0]
+    return (float(values.min() / 1.5), float(values.max() * 1.5)) if len(values) else (0.1, 10.0)
+
+
+def _points(name: str, known: pd.DataFrame, scale: float, colour: str) -> Layer:
+    columns = arrays(
+        x=known["asked"] * scale,
+        y=known["got"] * scale,
+        device=known["device"].astype(str),
+        group=known["group"].astype(str),
+        error=known["error"],
+    )
+    hover = {"device": "device", "group": "group", "asked": "x", "got": "y", "error (%)": "error"}
+    return Layer(name, "points", columns, color=colour, hover=hover)

@@ -1,0 +1,169 @@
+"""Charts for print: a `Chart` as a matplotlib figure. Knows no run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from textwrap import shorten
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.colors import to_rgba_array
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+
+_SIZE = (6.4, 3.6)
+"""Inches: the width of a page's text, and the height of a usual chart."""
+_FINE = 2_000
+"""Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
+_NOTE = 110
+"""Letters of a note that a figure is wide enough for."""
+
+
+def draw(chart: Chart, theme: Theme = "light") -> Figure:
+    """`savefig` takes it to PDF, SVG or PNG."""
+    ink = INKS[theme]
+    height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
+    figure = Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+    axes = figure.add_subplot()
+    _dress(axes, chart, ink)
+    for layer in chart.layers:
+        if layer.mark != "diagonal":
+            _MARKS[layer.mark](axes, layer, ink)
+    _limit(axes, chart)
+    for layer in chart.layers:
+        if layer.mark == "diagonal":  # from edge to edge, so these must be known
+            _diagonal(axes, layer, ink)
+    handles, labels = axes.get_legend_handles_labels()
+    handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
+    labels += list(chart.legend)
+    if len(labels) > 1:
+        columns = min(len(labels), 5 if max(map(len, labels)) < 16 else 3)
+        legend = figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8,
+            labelcolor=ink.text,
+        )  # fmt: skip
+        for handle in legend.legend_handles:
+            if isinstance(handle, PathCollection):
+                handle.set(sizes=[18], alpha=1)
+    return figure
+
+
+def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
+    axes.set_facecolor(ink.paper)
+    axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=18 if chart.note else 6)
+    note = shorten(chart.note, _NOTE, placeholder=" …")
+    axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7, color=ink.text, in_layout=False)
+    _scale(axes, "x", chart.x)
+    _scale(axes, "y", chart.y)
+    axes.tick_params(colors=ink.text, labelsize=8)
+    axes.grid(color=ink.grid, linewidth=0.5, visible=True)
+    if chart.y.ticks is not None:
+        axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(ink.grid)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=ink.text, fontsize=9)
+    if chart.empty:
+        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=ink.text)
+
+
+def _scale(axes: Axes, which: str, axis: Axis) -> None:
+    if axis.log:
+        axes.set(**{f"{which}scale": "log"})
+    if axis.ticks is not None:
+        axes.set(**{f"{which}ticks": list(axis.ticks), f"{which}ticklabels": list(axis.ticks.values())})
+    axes.set(**{f"{which}label": axis.title})
+    if axis.log:
+        (axes.xaxis if which == "x" else axes.yaxis).set_major_formatter("{x:g}")
+
+
+def _limit(axes: Axes, chart: Chart) -> None:
+    """Once everything is drawn, as a limit stops matplotlib from finding the other one."""
+    for axis, set_limits in ((chart.x, axes.set_xlim), (chart.y, axes.set_ylim)):
+        low, high = axis.limits
+        if low is not None or high is not None:
+            set_limits(low, high)
+
+
+def _line(axes: Axes, layer: Layer, ink: Ink) -> None:
+    columns = layer.columns
+    style = "steps-post" if layer.mark == "step" else "default"
+    dots = "o" if layer.mark == "line" and len(columns["x"]) < 50 else ""
+    axes.plot(
+        columns["x"], columns["y"], color=PALETTE[layer.color], label=_label(layer), drawstyle=style,
+        linestyle="--" if layer.dashed else "-", linewidth=1.4, marker=dots, markersize=2.5,
+    )  # fmt: skip
+
+
+def _points(axes: Axes, layer: Layer, ink: Ink) -> None:
+    columns, many = layer.columns, len(layer.columns["x"]) > 500
+    axes.scatter(
+        columns["x"], columns["y"], s=6 if many else 18, color=PALETTE[layer.color], linewidths=0,
+        alpha=0.5 if many else 0.85, label=_label(layer), rasterized=len(columns["x"]) > _FINE,
+    )  # fmt: skip
+
+
+def _bars(axes: Axes, layer: Layer, ink: Ink) -> None:
+    columns = layer.columns
+    axes.bar(
+        columns["x"], columns["y"], columns["width"], color=PALETTE[layer.color], label=_label(layer)
+    )
+    if "low" in columns:
+        known = ~np.isnan(columns["low"])
+        x, low, high = (columns[name][known] for name in ("x", "low", "high"))
+        axes.vlines(x, low, high, color=ink.text, linewidth=1)
+
+
+def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
+    y, height, begin, end, color = (
+        layer.columns[name] for name in ("y", "height", "begin", "end", "color")
+    )
+    low, high = y - height / 2, y + height / 2
+    corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
+    colors = to_rgba_array(list(PALETTE.values()))[color]
+    shapes = PolyCollection(
+        list(corners), facecolors=colors, edgecolors="none", antialiased=len(begin) < _FINE
+    )
+    shapes.set_rasterized(len(begin) > _FINE)
+    axes.add_collection(shapes)
+    axes.autoscale_view()
+
+
+def _rules(axes: Axes, layer: Layer, ink: Ink) -> None:
+    x, labels = layer.columns["x"], layer.columns["label"]
+    for at, label in zip(x, labels, strict=True):
+        axes.axvline(at, color=PALETTE[layer.color], linewidth=0.8, linestyle=":")
+        if label:
+            axes.text(
+                at, 0.98, f" {label}", transform=axes.get_xaxis_transform(), rotation=90, fontsize=6,
+                ha="right", va="top", color=ink.text,
+                path_effects=[withStroke(linewidth=2, foreground=ink.paper)],
+            )  # fmt: skip
+
+
+def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
+    style = "--" if layer.dashed else "-"
+    low, high = axes.get_xlim()
+    axes.plot(
+        [low, high], [low, high], color=PALETTE[layer.color], linewidth=1, linestyle=style,
+        label=_label(layer), scalex=False, scaley=False,
+    )  # fmt: skip
+
+
+def _label(layer: Layer) -> str:
+    return (layer.words or layer.name) if layer.legend else "_"
+
+
+_MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {
+    "line": _line,
+    "step": _line,
+    "points": _points,
+    "bars": _bars,
+    "spans": _spans,
+    "rules": _rules,
+}

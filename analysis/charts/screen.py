@@ -1,0 +1,243 @@
+"""Charts for the screen: a `Chart` as a Bokeh figure that can be zoomed, asked and brought up to date.
+
+Knows no run. Every layer has its own data source: `Drawn.update` exchanges their columns in place, and
+`Drawn.sources[layer.name].stream(...)` adds rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bokeh.core.properties import value
+from bokeh.models.annotations import LabelSet, Legend, LegendItem, Slope, Title, Whisker
+from bokeh.models.formatters import BasicTickFormatter
+from bokeh.models.ranges import DataRange1d, Range, Range1d
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.models.sources import ColumnDataSource
+from bokeh.models.tools import HoverTool
+from bokeh.plotting import figure
+from bokeh.transform import linear_cmap
+
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+
+_HEIGHT = 240
+"""Pixels of a usual chart, without title, axis and legend."""
+_TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
+
+
+@dataclass(slots=True)
+class Drawn:
+    """A chart on the screen."""
+
+    figure: figure
+    sources: dict[str, ColumnDataSource]
+    """By the name of the layer."""
+    _chart: Chart
+    """The newest."""
+    _ink: Ink
+    _note: Title
+
+    def update(self, chart: Chart) -> None:
+        """Show `chart`, a newer state of the same one, in the same figure: zoom and selections stay.
+
+        A layer that is new is added; one that is gone is emptied.
+        """
+        for layer in chart.layers:
+            if layer.mark == "diagonal":
+                continue
+            if layer.name in self.sources:
+                self.sources[layer.name].data = _data(layer)
+            else:
+                self._add(layer)
+        for name in self.sources.keys() - {layer.name for layer in chart.layers}:
+            data: dict[str, Any] = dict(self.sources[name].data)
+            self.sources[name].data = {column: rows[:0] for column, rows in data.items()}
+        self._note.text = _note(chart)
+        for axis in (self.figure.xaxis[0], self.figure.yaxis[0]):
+            _ticks(axis, chart.x if axis is self.figure.xaxis[0] else chart.y)
+        for shown, old, new in (
+            (self.figure.x_range, self._chart.x, chart.x),
+            (self.figure.y_range, self._chart.y, chart.y),
+        ):
+            if old.limits != new.limits:
+                _limit(shown, new)
+        self._chart = chart
+
+    def _add(self, layer: Layer) -> None:
+        if layer.mark == "diagonal":
+            self._slope(layer)
+            return
+        source = ColumnDataSource(_data(layer))
+        self.sources[layer.name] = source
+        renderer = self._glyph(layer, source)
+        if layer.hover:
+            tips = [(words, _tip(layer, column)) for words, column in layer.hover.items()]
+            self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
+        if layer.legend:
+            item = LegendItem(label=value(layer.words or layer.name), renderers=[renderer])
+            legend = self.figure.legend[0]
+            legend.items = [*legend.items, item]
+            legend.visible = len(legend.items) > 1
+
+    def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
+        color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
+        common: dict[str, Any] = {"source": source, "name": layer.name}
+        match layer.mark:
+            case "line":
+                return self.figure.line("x", "y", color=color, line_width=2, line_dash=dash, **common)
+            case "step":
+                return self.figure.step(
+                    "x", "y", color=color, line_width=2, line_dash=dash, mode="after", **common
+                )
+            case "points":
+                return self.figure.scatter(
+                    "x", "y", size=6, fill_color=color, line_color=None, fill_alpha=0.8, **common
+                )
+            case "bars":
+                return self._bars(layer, color, common)
+            case "spans":
+                cmap = linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
+                return self.figure.hbar(
+                    y="y",
+                    left="begin",
+                    right="end",
+                    height="height",
+                    fill_color=cmap,
+                    line_color=None,
+                    **common,
+                )
+        return self._rules(color, common)
+
+    def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
+        bars = self.figure.vbar("x", "width", "y", fill_color=color, line_color=None, **common)
+        if "low" in layer.columns:
+            whisker = Whisker(base="x", lower="low", upper="high", source=common["source"])
+            whisker.update(line_color=self._ink.text, lower_head=None, upper_head=None)
+            self.figure.add_layout(whisker)
+        return bars
+
+    def _rules(self, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
+        rules = self.figure.vspan("x", line_color=color, line_dash="dotted", line_width=1.5, **common)
+        words = LabelSet(
+            x="x", y=4, y_units="screen", text="label", angle=np.pi / 2, y_offset=4, x_offset=-2,
+            source=common["source"], text_font_size="10px", text_color=self._ink.text,
+            background_fill_color=self._ink.paper,
+            background_fill_alpha=0.7,
+        )  # fmt: skip
+        self.figure.add_layout(words)
+        return rules
+
+    def _slope(self, layer: Layer) -> None:
+        dash = "dashed" if layer.dashed else "solid"
+        slope = Slope(gradient=1, y_intercept=0, line_color=PALETTE[layer.color], line_dash=dash)
+        self.figure.add_layout(slope)
+
+
+def draw(chart: Chart, theme: Theme = "light") -> Drawn:
+    """`Drawn.figure` is a Bokeh model, for a document, a page or a notebook."""
+    ink = INKS[theme]
+    shown = figure(
+        frame_height=int(_HEIGHT * chart.height),
+        sizing_mode="stretch_width",
+        x_axis_type="log" if chart.x.log else "linear",
+        y_axis_type="log" if chart.y.log else "linear",
+        x_range=_range(chart.x),
+        y_range=_range(chart.y),
+        tools=_TOOLS,
+        output_backend="webgl",
+    )
+    note = Title(text=_note(chart), text_font_size="11px", text_font_style="normal", text_color=ink.text)
+    title = Title(text=chart.title, text_font_size="14px", text_color=ink.text)
+    shown.add_layout(note, "above")
+    shown.add_layout(title, "above")
+    drawn = Drawn(shown, {}, chart, ink, note)
+    _legend(shown, chart, ink)
+    for layer in chart.layers:
+        drawn._add(layer)
+    _dress(shown, chart, ink)
+    return drawn
+
+
+def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
+    """Below the plot, where it hides nothing; a click on a series takes it away."""
+    letters = max((len(layer.words or layer.name) for layer in chart.layers), default=0)
+    legend = Legend(orientation="horizontal", ncols=max(1, 100 // (letters + 5)))
+    legend.click_policy = "none" if chart.legend else "hide"
+    for words, color in chart.legend.items():  # a legend shows what is drawn: something unseen
+        samples: list[Any] = [
+            shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
+        ]
+        legend.items = [*legend.items, LegendItem(label=value(words), renderers=samples)]
+    shown.add_layout(legend, "below")
+    legend.update(
+        label_text_color=ink.text, label_text_font_size="11px", background_fill_color=None,
+        border_line_color=None, padding=0, margin=0, location="left",
+    )  # fmt: skip
+
+
+def _dress(shown: figure, chart: Chart, ink: Ink) -> None:
+    shown.background_fill_color = shown.border_fill_color = ink.paper
+    shown.outline_line_color = None
+    shown.toolbar.logo = None
+    shown.toolbar.autohide = True
+    for grid in (*shown.xgrid, *shown.ygrid):
+        grid.grid_line_color = ink.grid
+    if chart.y.ticks is not None:
+        shown.ygrid[0].grid_line_color = None
+    for axis, told in ((shown.xaxis[0], chart.x), (shown.yaxis[0], chart.y)):
+        axis.axis_label = told.title or None
+        axis.update(
+            axis_label_text_color=ink.text, axis_label_text_font_style="normal",
+            major_label_text_color=ink.text, axis_line_color=ink.grid,
+            major_tick_line_color=ink.grid, minor_tick_line_color=None,
+        )  # fmt: skip
+        _ticks(axis, told)
+
+
+def _ticks(axis: Any, told: Axis) -> None:
+    if told.log:
+        axis.formatter = BasicTickFormatter(use_scientific=False)
+    if told.ticks is not None:
+        axis.ticker = list(told.ticks)
+        axis.major_label_overrides = dict(told.ticks)
+
+
+def _range(axis: Axis) -> Range:
+    low, high = axis.limits
+    if low is not None and high is not None:
+        return Range1d(start=low, end=high)
+    found = DataRange1d(only_visible=True)
+    _limit(found, axis)
+    return found
+
+
+def _limit(shown: Any, axis: Axis) -> None:
+    low, high = axis.limits
+    if low is not None:
+        shown.start = low
+    if high is not None:
+        shown.end = high
+
+
+def _data(layer: Layer) -> dict[str, Any]:
+    return {name: _plain(column) for name, column in layer.columns.items()}
+
+
+def _plain(column: np.ndarray[Any, Any]) -> Any:
+    """Numbers go to the browser as they lie in memory, which takes 32 bits for an integer, not 64."""
+    if column.dtype.kind in "iu":
+        return column.astype(np.float64)
+    return column.astype(str).tolist() if column.dtype.kind in "OUST" else column
+
+
+def _tip(layer: Layer, column: str) -> str:
+    if column.startswith("$"):
+        return column
+    floats = layer.columns[column].dtype.kind == "f"
+    return f"@{{{column}}}" + ("{0,0.[0000]}" if floats else "")
+
+
+def _note(chart: Chart) -> str:
+    return "no data yet" if chart.empty else chart.note

@@ -1,0 +1,73 @@
+"""Staleness of applied updates: over time, and how often which, per group.
+
+Of several runs per set of those that differ in nothing but their seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.charts.chart import Axis, Chart, Layer, arrays, color
+from analysis.charts.marks import marks
+from analysis.load import Run
+from analysis.names import alike
+
+_MOST = 20_000
+"""Points of a series; of more, evenly chosen ones are drawn."""
+_BINS = 40
+_AXIS = Axis("staleness", "versions", limits=(0.0, None))
+
+
+def over_time(runs: Sequence[Run]) -> Chart:
+    layers, left_out = [], False
+    for index, (name, updates) in enumerate(_series(runs)):
+        every = -(-len(updates) // _MOST) or 1
+        left_out |= every > 1
+        shown = updates.iloc[::every]
+        columns = arrays(
+            x=shown["applied"],
+            y=shown["staleness"],
+            client=shown["client"].astype(str),
+            sequence=shown["sequence"],
+        )
+        hover = {"client": "client", "sequence": "sequence", "staleness": "y", "applied (s)": "x"}
+        layers.append(Layer(name, "points", columns, color=color(index), hover=hover))
+    note = "a part of the updates, evenly chosen" if left_out else ""
+    time = Axis("device time", "s", limits=(0.0, None))
+    return Chart("Staleness", time, _AXIS, (*layers, marks(runs)), note=note)
+
+
+def histogram(runs: Sequence[Run]) -> Chart:
+    series = list(_series(runs))
+    highest = max((int(updates["staleness"].max()) for _, updates in series if len(updates)), default=0)
+    step = max(1, -(-(highest + 1) // _BINS))
+    edges = np.arange(0, highest + 1 + step, step) - 0.5  # whole numbers in the middle
+    layers = []
+    for index, (name, updates) in enumerate(series):
+        counts, _ = np.histogram(updates["staleness"], edges)
+        share = 100 * counts / max(len(updates), 1)
+        width = step / (len(series) + 0.5)
+        middle = edges[:-1] + step / 2 + (index - (len(series) - 1) / 2) * width
+        columns = arrays(
+            x=middle, y=share, width=np.full(len(middle), 0.95 * width), count=counts,
+            first=edges[:-1] + 0.5, last=edges[1:] - 0.5,
+        )  # fmt: skip
+        hover = {"series": "$name", "from": "first", "to": "last", "updates": "count", "share (%)": "y"}
+        layers.append(Layer(name, "bars", columns, color=color(index), hover=hover))
+    y = Axis("share of the series' updates", "%", limits=(0.0, None))
+    return Chart("Staleness, how often which", Axis("staleness", "versions"), y, tuple(layers))
+
+
+def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:
+    if len(runs) > 1:
+        for name, same in alike(runs).items():
+            yield name, pd.concat([run.updates for run in same])
+        return
+    for run in runs:
+        for group in run.devices["group"].cat.categories:
+            yield str(group), run.updates[run.updates["group"] == group]
+        if len(rest := run.updates[run.updates["group"].isna()]):
+            yield "of no group", rest

@@ -1,0 +1,212 @@
+"""What the papers measure, of one run or of several. Pure functions, each with its definition.
+
+Times are seconds of device time, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from analysis.load import Run
+from analysis.names import alike
+from analysis.timeline import BUSY, STATES, timeline
+
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What it took to reach an accuracy; NaN where the run never did."""
+
+    time: float
+    """Device time at which the model was taken that reached it, in seconds."""
+    rounds: float
+    """Its version: global models made."""
+    updates: float
+    """Updates in it."""
+    bytes: float
+    """Payload of these updates: what went up. The dispatches down are not in the record."""
+
+
+def reached(run: Run, accuracy: float) -> Reached:
+    """The cost of reaching the test accuracy `accuracy` (share) for the first time.
+
+    The papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It is as
+    fine as the evaluations are frequent: nothing is interpolated.
+    """
+    evaluations = run.evaluations.sort_values("at", kind="stable")
+    good = evaluations[evaluations["accuracy"] >= accuracy]
+    if good.empty:
+        return Reached(nan, nan, nan, nan)
+    at, version = (float(good.iloc[0][column]) for column in ("at", "version"))
+    contained = run.updates[run.updates["applied_version"] <= version]
+    return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()))
+
+
+def speed_up(run: Run, baseline: Run, accuracy: float) -> float:
+    """How many times sooner than `baseline` the run reached `accuracy`: time of the baseline ÷ its own.
+
+    NaN where either never did, infinite where the first model of `run` was that good already.
+    """
+    own, other = reached(run, accuracy).time, reached(baseline, accuracy).time
+    if own > 0 or own != own:
+        return other / own
+    return nan if other != other else np.inf if other else 1.0
+
+
+def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
+    """Staleness τ of applied updates, in versions: `count`, `mean`, `std` (of the sample), `p50`, `p90`,
+    `p99` and `max` (the paper's τ_max, of what happened), per `by` (`group`, `client`, or None: one row,
+    `all`)."""
+    key = run.updates[by] if by else pd.Series("all", run.updates.index)
+    grouped = run.updates["staleness"].groupby(key, observed=True)
+    quantiles = {name: grouped.quantile(share) for name, share in _QUANTILES.items()}
+    table = grouped.agg(["count", "mean", "std", "max"]).assign(**quantiles)
+    return table[["count", "mean", "std", *_QUANTILES, "max"]]
+
+
+def utilisation(run: Run) -> pd.DataFrame:
+    """Per device, the share of the run that it spent in each state of `timeline.STATES` (they sum to 1),
+    and `busy`: downloading, training or uploading. NaN for a run without duration."""
+    spans = timeline(run)
+    spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
+    table = spent.sum().unstack("state").reindex(columns=list(STATES)) / (run.duration or nan)
+    return table.assign(busy=table[list(BUSY)].sum(axis=1, skipna=False))
+
+
+def contributions(run: Run) -> pd.DataFrame:
+    """Per device: `group`; `updates` applied; `share` of them; `weight` q_i, the mean weight per
+    aggregation; `effective` q̃_i = q_i ÷ Σ q; `importance` p_i, as planned (NaN: not planned).
+
+    Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p heads for the optimum of Σ q̃_i f_i, not of Σ p_i f_i.
+    An aggregation without updates (an empty tick) counts as one.
+    """
+    grouped = run.updates.groupby("client", observed=False)
+    updates, weights = grouped.size(), grouped["weight"].sum()
+    planned = run.devices.set_index("device")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return pd.DataFrame(
+            {
+                "group": planned["group"]
+                .astype(object)
+                .reindex(updates.index.astype(object))
+                .to_numpy(),
+                "updates": updates.to_numpy(),
+                "share": updates.to_numpy() / np.float64(updates.sum()),
+                "weight": weights.to_numpy() / np.float64(len(run.versions)),
+                "effective": weights.to_numpy() / np.float64(weights.sum()),
+                "importance": planned["importance"].reindex(updates.index.astype(object)).to_numpy(),
+            },
+            index=pd.Index(updates.index.astype(object), name="device"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    chi_square: float
+    missed: float
+    """Σ p_i of the clients with q̃_i = 0, which χ² leaves out."""
+
+
+def bias(run: Run) -> Bias:
+    """χ² = Σ (p_i − q̃_i)² ÷ q̃_i over clients that were heard: how far the weights that the run gave are
+    from those it should give (Fraboni et al. 2023); 0 means none. NaN without updates or importance."""
+    table = contributions(run)
+    p, q = table["importance"].to_numpy(), table["effective"].to_numpy()
+    if not len(run.updates) or np.isnan(p).all():
+        return Bias(nan, nan)
+    p, heard = np.nan_to_num(p), q > 0
+    return Bias(float(np.sum((p - q)[heard] ** 2 / q[heard])), float(p[~heard].sum()))
+
+
+def window(run: Run) -> int:
+    """W, in aggregations: the least for which any W consecutive ones have an update of every client
+    that contributed at all; 0 without updates.
+
+    Fraboni et al. 2023 ask for windows over which the weights of each client add up to the same. A
+    measured run has no such exactly; this is the part of it that can be counted.
+    """
+    updates = run.updates
+    made = np.unique(np.append(updates["applied_version"], run.versions["version"]))
+    place = pd.Series(np.searchsorted(made, updates["applied_version"]))
+    longest = 0
+    for _, own in place.groupby(updates["client"].cat.codes.to_numpy()):
+        heard = np.concatenate([[-1], np.unique(own), [len(made)]])
+        longest = max(longest, int(np.diff(heard).max()))
+    return longest
+
+
+def jain(values: npt.ArrayLike) -> float:
+    """Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984): 1 where all have the same, 1/n
+    where one has all. NaN where nobody has any."""
+    x = np.asarray(values, np.float64)
+    squares = len(x) * np.sum(x**2)
+    return float(x.sum() ** 2 / squares) if squares else nan
+
+
+def effective_participants(values: npt.ArrayLike) -> float:
+    """1 ÷ Σ share² = n × Jain's index: how many equal contributors would be as uneven as these."""
+    return jain(values) * np.size(values)
+
+
+def energy(run: Run, watts: Mapping[str, Mapping[str, float]]) -> pd.Series[float]:
+    """Joules per device: Σ over states of seconds in it × `watts[group][state]`.
+
+    The catalogue's profiles have no power figures, so they are the caller's; a state without one counts
+    as none, a group without any as NaN.
+    """
+    spent = utilisation(run)[list(STATES)] * run.duration
+    groups = run.devices.set_index("device")["group"].astype(object).reindex(spent.index.astype(object))
+    power = pd.DataFrame(
+        [{s: watts.get(g, {}).get(s, 0.0) for s in STATES} for g in groups], spent.index
+    )
+    joules = (spent * power).sum(axis=1, skipna=False)
+    return joules.where(np.array([group in watts for group in groups])).rename("joules")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    mean: float
+    low: float
+    high: float
+    count: int
+    """Values that it rests on."""
+
+
+def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """Mean and Student's interval of confidence, for runs that differ in their seed. The ends are NaN
+    for fewer than two values; a NaN value (a target never reached) makes all NaN: none is dropped."""
+    from scipy import stats
+
+    x = np.asarray(values, np.float64)
+    if len(x) < 2:
+        return Interval(float(x[0]) if len(x) else nan, nan, nan, len(x))
+    half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+
+
+def bootstrap_interval(values: Sequence[float], level: float = 0.95, *, seed: int = 0) -> Interval:
+    """Mean and the percentile bootstrap's interval (Efron 1979; 10,000 resamples), for values that are
+    not normal. It takes more than a handful of them to mean anything."""
+    x = np.asarray(values, np.float64)
+    if len(x) < 2:
+        return t_interval(values, level)
+    drawn = np.random.default_rng(seed).choice(x, (10_000, len(x))).mean(axis=1)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(x.mean()), float(low), float(high), len(x))
+
+
+def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:
+    """`metric` of `runs`: `mean`, `low`, `high` (Student's interval) and `count`, one row for each set
+    of runs that are alike but for their seed, indexed by a short name."""
+    found = {
+        name: t_interval([metric(run) for run in same], level) for name, same in alike(runs).items()
+    }
+    rows = [(one.mean, one.low, one.high, one.count) for one in found.values()]
+    return pd.DataFrame(rows, index=list(found), columns=["mean", "low", "high", "count"])

@@ -1,0 +1,34 @@
+"""Short names for runs that stand beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analysis.load import Run
+
+
+def distinct(runs: Sequence[Run]) -> dict[str, Run]:
+    """The runs by what tells them apart: rule, then seed, then topology, else the run directory."""
+    for parts in (("rule",), ("rule", "seed"), ("topology", "rule"), ("topology", "rule", "seed")):
+        named = {" ".join(_part(run, part) for part in parts): run for run in runs}
+        if len(named) == len(runs):
+            return named
+    return {run.name: run for run in runs}
+
+
+def alike(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by their settings but for the seed, each set with a short name."""
+    sets: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in run.topology.items() if key != "seed"}
+        sets.setdefault(repr(settings), []).append(run)
+    return dict(zip(distinct([same[0] for same in sets.values()]), sets.values(), strict=True))
+
+
+def _part(run: Run, part: str) -> str:
+    match part:
+        case "rule":
+            return str(run.topology.get("rule", {}).get("name", "?"))
+        case "seed":
+            return f"seed {run.topology.get('seed', '?')}"
+    return str(run.topology.get("name", run.name))

@@ -1,0 +1,208 @@
+"""Blocks of JSON lines to columns: what loading a run and following one have in common.
+
+A block goes through Arrow's JSON reader, all kinds of record at once, and is then taken apart. Where
+Arrow cannot (a line that is none, a newer format), the block is read once more, line by line, which is
+slow but knows the line that is wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+from agents import events
+
+BLOCK = 1 << 25
+"""Bytes that are read at a time: what bounds the memory beside the tables themselves."""
+_TEXTS = ("reason", "message")
+"""Strings that are seldom the same twice; the others become categoricals."""
+_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+
+
+def _schema(kind: type[events.Record]) -> pa.Schema:
+    return pa.schema([(field.name, _TYPES[str(field.type)]) for field in dataclasses.fields(kind)])
+
+
+SCHEMAS: Mapping[str, pa.Schema] = {
+    kind.event: _schema(kind)
+    for kind in (
+        events.UpdateApplied,
+        events.VersionMade,
+        events.Evaluated,
+        events.ClientStatus,
+        events.UpdateRejected,
+        events.Note,
+    )
+}
+"""Kinds of record that become tables; of the others there are few, and they have lists and maps."""
+_ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()])
+
+_NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
+PROBED = ("up", "down", "rtt", "jitter", "loss")
+_SAMPLE = pa.schema(
+    [("device", pa.string()), ("at", pa.float64())]
+    + [(name, pa.float64()) for name in _NUMBERS]
+    + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
+)
+SAMPLES = pa.schema([field for field in _SAMPLE if field.name != "probe"])
+PROBES = pa.schema([("device", pa.string())] + [(name, pa.float64()) for name in ("at", *PROBED)])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Block:
+    """What some lines of `events.jsonl` hold."""
+
+    tables: Mapping[str, pa.Table]
+    """By kind of record (`SCHEMAS`); a kind without rows is left out."""
+    others: tuple[events.Record, ...]
+    """The start, the end and the actions, in order."""
+
+
+class Tail:
+    """Reads a growing file of lines; a line still being written waits for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0
+        """Whole lines read so far."""
+        self._offset = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """What is new since the last call, in blocks of whole lines; nothing where there is no file."""
+        while block := self._next():
+            self._offset += len(block)
+            yield block
+            self.lines += block.count(b"\n")
+
+    def _next(self) -> bytes:
+        size = BLOCK
+        try:
+            with self.path.open("rb") as file:
+                while True:
+                    file.seek(self._offset)
+                    read = file.read(size)
+                    if (end := read.rfind(b"\n") + 1) or len(read) < size:
+                        return read[:end]
+                    size *= 2  # a line longer than the block
+        except FileNotFoundError:
+            return b""
+
+
+def parse_events(tail: Tail, block: bytes) -> Block:
+    """The records of `block`, which is at `tail`. Raises ValueError, naming the line."""
+    try:
+        return _fast(block)
+    except pa.ArrowInvalid:
+        return _by_line(tail, block)
+
+
+def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
+    """Telemetry and probes of `block`. What is no sample (a crash in mid-write) is left out."""
+    try:
+        table = _read(block, _SAMPLE)
+    except pa.ArrowInvalid:
+        lines = block.splitlines(keepends=True)
+        table = _read(b"".join(line for line in lines if _is_sample(line)), _SAMPLE)
+    table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
+    probed = table["probe"].is_valid()
+    samples, probes = table.filter(pc.invert(probed)), table.filter(probed)
+    flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
+    told = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
+    return _encoded(samples.select(SAMPLES.names)), _encoded(told)
+
+
+def empty(schema: pa.Schema) -> pa.Table:
+    return _encoded(schema.empty_table())
+
+
+def _fast(block: bytes) -> Block:
+    table = _read(block, _ALL)
+    if table["event"].null_count:
+        raise pa.ArrowInvalid("a line that is no record")
+    tables = {}
+    for kind, schema in SCHEMAS.items():
+        rows = table.filter(pc.equal(table["event"], kind)).select(schema.names)
+        if any(rows[field.name].null_count for field in schema if field.type != pa.float64()):
+            raise pa.ArrowInvalid("an incomplete record")
+        if rows.num_rows:
+            tables[kind] = _encoded(rows)
+    others = pc.is_in(table["event"], pa.array(sorted(events.RECORDS.keys() - SCHEMAS.keys())))
+    return Block(tables, tuple(_lines(block, pc.indices_nonzero(others).to_pylist())))
+
+
+def _lines(block: bytes, numbers: list[int]) -> Iterator[events.Record]:
+    lines = block.split(b"\n") if numbers else []
+    try:
+        records = [events.from_line(lines[number].decode()) for number in numbers]
+    except ValueError as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    return (record for record in records if record is not None)
+
+
+def _by_line(tail: Tail, block: bytes) -> Block:
+    rows: dict[str, list[dict[str, Any]]] = {}
+    others: list[events.Record] = []
+    for number, line in enumerate(block.splitlines(), start=tail.lines + 1):
+        try:
+            record = events.from_line(line.decode())
+        except ValueError as error:
+            raise ValueError(f"{tail.path}:{number}: {error}") from error
+        if record is None:
+            continue
+        if record.event in SCHEMAS:
+            rows.setdefault(record.event, []).append(dataclasses.asdict(record))
+        else:
+            others.append(record)
+    try:
+        tables = {
+            kind: pa.Table.from_pylist(found, schema=SCHEMAS[kind]) for kind, found in rows.items()
+        }
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(
+            f"{tail.path}: a record of lines {tail.lines + 1} to {number}: {error}"
+        ) from error
+    return Block({kind: _encoded(table) for kind, table in tables.items()}, tuple(others))
+
+
+def _read(block: bytes, schema: pa.Schema) -> pa.Table:
+    if not block:
+        return schema.empty_table()
+    return arrow_json.read_json(
+        pa.BufferReader(block),
+        arrow_json.ReadOptions(block_size=max(1 << 22, block.find(b"\n") + 1)),
+        arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+
+
+def _encoded(table: pa.Table) -> pa.Table:
+    for index, field in enumerate(table.schema):
+        if field.type == pa.string() and field.name not in _TEXTS:
+            table = table.set_column(index, field.name, table[index].dictionary_encode())
+    return table
+
+
+def _is_sample(line: bytes) -> bool:
+    try:
+        sample = json.loads(line)
+    except ValueError:
+        return False
+    if not isinstance(sample, dict):
+        return False
+    probe = sample.get("probe") or {}
+    return (
+        isinstance(sample.get("device"), str)
+        and all(_is_number(sample.get(name)) for name in ("at", *_NUMBERS))
+        and isinstance(probe, dict)
+        and all(_is_number(probe.get(name)) for name in PROBED)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)

@@ -1,0 +1,133 @@
+"""What each device did at each moment, from the timestamps of its updates. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import Run
+
+STATES = ("download", "train", "upload", "wait", "paused", "offline")
+BUSY = STATES[:3]
+
+_PRECEDENCE = ("offline", "paused", "train", "upload", "download", "wait")
+"""Of states at the same moment the first one counts."""
+_CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
+_WORK = {
+    "download": ("dispatched", "downloaded"),
+    "train": ("train_start", "train_end"),
+    "upload": ("sent", "arrived"),
+}
+_HOLDS = {
+    "pause": ("paused", True),
+    "resume": ("paused", False),
+    "crash": ("offline", True),
+    "leave": ("offline", True),
+}
+"""What the emulator's actions begin (True) and end."""
+
+
+def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
+    """Intervals of `run`: `device`, `state` (one of `STATES`), `begin`, `end` (s), and `update`, the row
+    of `run.updates` that the work was for (−1: none). By device and time; a device's intervals fill the
+    run from `since` to `run.duration` without overlap.
+
+    `download`: from the dispatch until the client had all of the model. `train`: first to last step.
+    `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
+    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready. `wait`: the
+    rest: it waits for the aggregator, thinks, or works for what never became an applied update (still
+    on its way, in the rule's buffer, rejected, lost), of which nothing is known. Of several at once the
+    first of offline, paused, train, upload, download counts: a model may come while the device trains.
+    """
+    clients = run.updates["client"].cat.categories  # begins with the plan's devices
+    whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
+    spans = _flat(
+        _clipped(pd.concat([whole, *_work(run, since), _away(run, clients)]), since, run.duration)
+    )
+    return pd.DataFrame(
+        {
+            "device": pd.Categorical.from_codes(spans["device"], clients),
+            "state": pd.Categorical.from_codes(_CODES[spans["state"]], pd.Index(STATES)),
+            "begin": spans["begin"].to_numpy(),
+            "end": spans["end"].to_numpy(),
+            "update": spans["update"].to_numpy(),
+        }
+    )
+
+
+def _spans(device: object, state: str, begin: object, end: object, update: object = -1) -> pd.DataFrame:
+    """One row per interval; `device` is an index of the clients, `state` becomes an index too."""
+    columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
+    types = {"device": np.int64, "begin": np.float64, "end": np.float64}
+    return pd.DataFrame({**columns, "update": update}).astype(types)
+
+
+def _work(run: Run, since: float) -> list[pd.DataFrame]:
+    rows = np.flatnonzero(run.updates["arrived"] >= since)
+    updates = run.updates.iloc[rows]
+    device = updates["client"].cat.codes
+    return [
+        _spans(device, state, updates[begin], updates[end], rows)
+        for state, (begin, end) in _WORK.items()
+    ]
+
+
+def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
+    """When devices were offline or paused, as the aggregator and the scenario tell."""
+    told = [(0.0, name, "offline", True) for name in (run.started.missing if run.started else ())]
+    for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
+        if state in ("offline", "ready"):
+            told.append((at, name, "offline", state == "offline"))
+    for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
+        if action in _HOLDS:
+            told.append((at, name, *_HOLDS[action]))
+    held: dict[tuple[str, str], float] = {}
+    rows = []
+    for at, name, state, begins in sorted(told, key=lambda one: one[0]):
+        if begins:
+            held.setdefault((name, state), at)
+        elif (name, state) in held:
+            rows.append((name, state, held.pop((name, state)), at))
+    rows += [(name, state, since, np.inf) for (name, state), since in held.items()]
+    away = pd.DataFrame(rows, columns=["name", "state", "begin", "end"])
+    device = clients.get_indexer(pd.Index(away["name"]))  # −1: neither planned nor heard of
+    spans = _spans(device, "offline", away["begin"], away["end"])
+    spans = spans.assign(state=away["state"].map(_PRECEDENCE.index).astype(np.int64))
+    return spans[device >= 0]
+
+
+def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
+    """Inside the run; of those that remain, the ones whose begin and end are known."""
+    begin, end = spans["begin"].clip(since, until), spans["end"].clip(since, until)
+    return spans.assign(begin=begin, end=end)[end > begin]  # false for NaN
+
+
+def _flat(spans: pd.DataFrame) -> pd.DataFrame:
+    """Without overlap: at each moment the first state's span, of several such the one begun last.
+
+    A sweep over all begins and ends: how many spans of a state are open, and whose was begun last.
+    """
+    count = len(spans)
+    rows = np.arange(2 * count, dtype=np.int32)
+    at = np.concatenate([spans["begin"], spans["end"]])
+    order = np.lexsort((at, np.tile(spans["device"].to_numpy(), 2)))
+    at, begins, owner = at[order], order < count, rows[order] % max(count, 1)
+    state = spans["state"].to_numpy(np.int8)[owner]
+    chosen = np.full_like(rows, -1)
+    for code in reversed(range(len(_PRECEDENCE))):
+        mine = state == code
+        changes = begins.astype(np.int8) * 2 - 1
+        is_open = np.cumsum(changes * mine, dtype=np.int32) > 0  # none is, where the next device begins
+        begun = np.maximum.accumulate(rows * (mine & begins))
+        np.copyto(chosen, owner[begun], where=is_open)
+    stop = np.append(at[1:], 0.0)[: 2 * count]
+    real = (chosen >= 0) & (stop > at)
+    return _merged(spans.iloc[chosen[real]].assign(begin=at[real], end=stop[real]))
+
+
+def _merged(spans: pd.DataFrame) -> pd.DataFrame:
+    """Neighbours of the same device, state and update made one."""
+    what = spans[["device", "state", "update"]].to_numpy()
+    first = np.ones(len(spans) + 1, bool)  # the row after the last one, too
+    first[1:-1] = (what[1:] != what[:-1]).any(axis=1)
+    return spans[first[:-1]].assign(end=spans["end"].to_numpy()[first[1:]])
