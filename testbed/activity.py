@@ -73,16 +73,17 @@ class Activity:
     """What has kept it from working, without overlaps; the end of what still does is infinity."""
 
     def begin(self, at: float) -> None:
-        """The device is there, and will be sent a model."""
+        """The device is there, and will be sent a model; what it was at before is lost."""
+        self._settle()
+        self.hold("down", at)
         self.let_go("down", at)
-        self._until = at if math.isinf(self._until) else max(at, self._until)
+        self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def updated(self, update: UpdateApplied) -> None:
         """Cheap: a run in virtual time tells of very many, most of which are old when someone looks."""
         self._pending.append(update)
         while self._pending[0].applied < update.applied - WINDOW:
-            self._last = old = self._pending.popleft()
-            self._until = old.arrived
+            self._know(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
         """What telemetry says of the time since the sample before."""
@@ -152,17 +153,20 @@ class Activity:
         """Count in what has come."""
         for update in self._pending:
             since, last = self._until, self._last
-            cycle = [span for span in _cycle(update) if span.end > since]
-            cycle = [span._replace(begin=max(span.begin, since)) for span in cycle]
-            for span in [Span(since, update.dispatched, WAIT), *cycle]:
+            told = _cycle(update)
+            for span in [Span(since, update.dispatched, WAIT), *_after(since, told)]:
                 self._add(span)
-            if not math.isinf(since):
+            if math.isfinite(since):
                 self._idle = max(0.0, update.dispatched - since)
             prompt = last is None or update.dispatched < last.applied
             self._applied = -math.inf if prompt else update.applied
-            self._last, self._cycle = update, tuple(cycle)
-            self._until = update.arrived if math.isinf(since) else max(since, update.arrived)
+            self._cycle = _after(-math.inf if last is None else last.arrived, told)
+            self._know(update)
         self._pending.clear()
+
+    def _know(self, update: UpdateApplied) -> None:
+        self._last = update
+        self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
     def _inferred(self, at: float) -> Iterator[Span]:
         """What the device seems to have done since the last thing known. The time of a pause does not
@@ -247,7 +251,7 @@ def _with(known: dict[int, _Seconds], spans: Iterable[Span], first: int) -> dict
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
     """Add `span`, the last minute of it at the most, to each of its seconds."""
-    begin = max(span.begin, span.end - WINDOW if first is None else first)
+    begin = max(span.begin, math.floor(span.end) - WINDOW if first is None else first)
     cell = Cell(span.state, span.inferred)
     while begin < span.end:
         second = math.floor(begin)
@@ -268,6 +272,11 @@ def _cycle(update: UpdateApplied) -> Sequence[Span]:
         Span(u.sent, u.arrived, UPLOAD),
     )
     return [span for span in spans if span.end > span.begin]
+
+
+def _after(time: float, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """What of `spans` is after `time`."""
+    return tuple(span._replace(begin=max(span.begin, time)) for span in spans if span.end > time)
 
 
 def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:

@@ -9,6 +9,8 @@ from testbed.activity import PAUSED
 from testbed.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
+ORDERS = ("p", "x", "r")
+"""Keys that want a row to be selected."""
 _ACTIONS = {"x": "crash", "r": "restart"}
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(10**9), "end": 10**9}
 _PAGES = {"page up": -1, "page down": 1}
@@ -81,7 +83,7 @@ def pressed(
             return replace(choice, grouped=not grouped, selected=None), None
         case "b":
             return replace(choice, stacked=not choice.stacked), None
-        case "p" | "x" | "r":
+        case _ if key in ORDERS:
             return _ordered(choice, key, rows, grouped=grouped)
     return choice, None
 

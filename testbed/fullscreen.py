@@ -11,13 +11,13 @@ from rich.console import Console
 
 from agents import events
 from testbed import mailbox, overview
-from testbed.choice import Order, Quit, pressed
+from testbed.choice import ORDERS, Order, Quit, pressed
 from testbed.errors import TestbedError
 from testbed.follow import Samples
 from testbed.live import LiveView
 from testbed.overview import Overview
 from testbed.rundir import RunDirectory
-from testbed.screen import Screen
+from testbed.screen import NAMED_COLOURS, Screen
 from testbed.terminal import Terminal
 from testbed.tether import cpu_numbers
 from testbed.validity import HostSample, Sampler, Validity, verdict
@@ -30,6 +30,8 @@ _SAMPLE_EVERY, _JUDGE_EVERY = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
 _TELLS = 4096
 """Bytes of telemetry for each device: what it told in the last seconds."""
+_AHEAD = 0.5
+"""Seconds that a sample may be newer than what is shown."""
 _MOST_KEPT = 20
 """Messages that are told again when the screen is gone."""
 
@@ -63,6 +65,8 @@ class FullScreenView(LiveView):
         self._terminal = terminal
         self._watching = watching
         self._screen = Screen(told, self._tally, ascii_only=console.options.ascii_only)
+        if console.color_system == "standard":
+            self._screen.colours = NAMED_COLOURS
         self._screen.way_out = "q quit" if watching else "^C end"
         self._samples: Samples | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -73,7 +77,8 @@ class FullScreenView(LiveView):
         self._sampler: Sampler | None = None
         self._sampled = self._judged = self._due = 0.0
         self._epoch: float | None = None
-        self._at = 0.0
+        self._at = self._zero = 0.0
+        """Device time; what the monotonic clock shows at device time 0."""
         self.quit = False
         """The user wants no more of it."""
 
@@ -86,6 +91,8 @@ class FullScreenView(LiveView):
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):
             self._learn()
+            since = time.time() - record.wall_clock + record.at * self._overview.dilation
+            self._zero = time.monotonic() - since
         super().record(record)
 
     def refresh(self, now: float, at: float | None = None) -> None:
@@ -136,7 +143,7 @@ class FullScreenView(LiveView):
         if now < self._due:
             return
         begin = time.monotonic()
-        self._read_samples(begin)
+        self._read_samples()
         self._look_at_host(begin)
         while not self._answers.empty():
             if self._screen.messages[-1:] == [self._pending]:
@@ -146,19 +153,17 @@ class FullScreenView(LiveView):
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
         self._due = now + max(_DRAW_EVERY, (time.monotonic() - begin) / _DRAWING)
 
-    def _read_samples(self, now: float) -> None:
-        """Their clock is the host's; when all is over, the last was taken at the end."""
-        if self._overview.virtual:
+    def _read_samples(self) -> None:
+        """Their clock is the host's. What comes after the end is of no interest."""
+        if self._overview.virtual or not self._tally.started:
             return
         if self._samples is None:
             size = _TELLS * max(16, len(self._overview.devices))
             self._samples = Samples(self._directory.telemetry, size)
-        samples = self._samples.read()
-        if self._screen.outcome:
-            now = max((sample["at"] for sample in samples), default=now)
-        for sample in samples:
-            at = self._at + (sample["at"] - now) / self._overview.dilation
-            self._tally.sample(str(sample.get("device")), at, sample)
+        for sample in self._samples.read():
+            at = (sample["at"] - self._zero) / self._overview.dilation
+            if at <= self._at + _AHEAD:
+                self._tally.sample(str(sample.get("device")), at, sample)
 
     def _look_at_host(self, now: float) -> None:
         """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""
@@ -192,6 +197,8 @@ class FullScreenView(LiveView):
                 )
         elif isinstance(wish, Order):
             self._order(wish)
+        elif key in ORDERS and screen.choice.selected is None:
+            self._show("Select a row first: ↑ or ↓.")
 
     def _order(self, order: Order) -> None:
         """In a thread: the controller that is to answer may be us."""

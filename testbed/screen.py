@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import isnan
 
 from rich.text import Text
@@ -26,6 +27,15 @@ COLOURS = {
     OFFLINE: "#d55e00",
     PAUSED: "#cc79a7",
 }
+NAMED_COLOURS = {
+    DOWNLOAD: "cyan",
+    TRAIN: "green",
+    UPLOAD: "yellow",
+    WAIT: "bright_black",
+    OFFLINE: "red",
+    PAUSED: "magenta",
+}
+"""Where a terminal has no more than these."""
 _SIGNS = {DOWNLOAD: "▄▂", TRAIN: "█▒", UPLOAD: "▀▔", WAIT: "··", OFFLINE: "××", PAUSED: "=="}
 """Known and inferred: legible without colours."""
 _ASCII = {DOWNLOAD: "dd", TRAIN: "#+", UPLOAD: "uu", WAIT: "..", OFFLINE: "xx", PAUSED: "=="}
@@ -33,7 +43,7 @@ _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Of a bar: each cell has whole seconds."""
 _STATE = 8
 _ROOM = 9
-"""Lines beside the rows: header 3, a blank one, headings, messages 2, legend, help."""
+"""Lines beside the rows: header 4, headings, messages 2, legend, help."""
 
 
 @dataclass(slots=True)
@@ -52,6 +62,7 @@ class Screen:
     messages: list[str] = field(default_factory=list)
     """The newest last."""
     ascii_only: bool = False
+    colours: Mapping[str, str] = field(default_factory=lambda: COLOURS)
     way_out: str = "q quit"
     """What the help says first."""
     _top: int = 0
@@ -76,7 +87,7 @@ class Screen:
         shown = self._visible(found, page)
         body = self._table(shown, at, width - 1, grouped=self.grouped(height))
         body += [Text()] * (page + 1 - len(body))
-        lines = [*self._header(at), Text(), *body, *self._foot(found, shown)]
+        lines = [*self._header(at), *body, *self._foot(found, shown)]
         for line in lines:
             line.truncate(width - 1)
         return lines[:height]
@@ -99,12 +110,15 @@ class Screen:
         facts += [f"{tally.rate(at):.1f}/s"]
         facts += [f"{tally.rejected} rejected"] if tally.rejected else []
         facts += [f"dilation {view.dilation:g}"] if view.dilation != 1 else []
-        quality = Text(quality_of(tally.evaluation))
-        if self.host is not None:
-            quality.append("  host ")
-            told = "kept up so far" if self.host.valid else f"did not keep up: {self.host.reasons[0]}"
-            quality.append(told, "" if self.host.valid else COLOURS[OFFLINE])
-        return [title, Text("  ".join(facts)), quality]
+        return [title, Text("  ".join(facts)), Text(quality_of(tally.evaluation)), self._validity()]
+
+    def _validity(self) -> Text:
+        if self.host is None:
+            return Text()
+        so_far = "" if self.outcome else " so far"
+        if self.host.valid:
+            return Text(f"valid{so_far}")
+        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self.colours[OFFLINE])
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
@@ -126,7 +140,7 @@ class Screen:
         bar = next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{_STATE}} ", "bold")
-        head.append(f"{'last minute':<{bar}}")
+        head.append(f"{'last 60 s':<{bar}}")
         for title, (sort, size) in columns.items():
             sorted_by = bool(self.choice.sort) and sort == self.choice.sort
             head.append(f" {title:>{size}}", "underline" if sorted_by else "")
@@ -157,9 +171,9 @@ class Screen:
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state = f"{row.online}/{len(row.devices)}" if grouped else row.state
         colour = (
-            COLOURS[row.state]
+            self.colours[row.state]
             if not grouped
-            else ("" if row.online == len(row.devices) else COLOURS[OFFLINE])
+            else ("" if row.online == len(row.devices) else self.colours[OFFLINE])
         )
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
         line.append_text(self._bar(row, at, bar, grouped=grouped))
@@ -189,13 +203,14 @@ class Screen:
                     total[state] += seconds
             cells = stacked(total, width)
         bar = Text()
-        for cell in cells:
-            bar.append(*((" ", "") if cell is None else self._sign(cell)))
+        for cell, same in groupby(cells):
+            sign, colour = (" ", "") if cell is None else self._sign(cell)
+            bar.append(sign * len(list(same)), colour)
         return bar
 
     def _sign(self, cell: Cell) -> tuple[str, str]:
         signs = _ASCII if self.ascii_only else _SIGNS
-        return signs[cell.state][cell.inferred], COLOURS[cell.state]
+        return signs[cell.state][cell.inferred], self.colours[cell.state]
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
         messages = [Text(message) for message in self.messages[-2:]]
@@ -203,13 +218,13 @@ class Screen:
 
     def _legend(self, found: Sequence[Row], shown: Sequence[Row]) -> Text:
         legend = Text()
+        if len(shown) < len(found):
+            legend.append(f"{self._top + 1}–{self._top + len(shown)} of {len(found)}  ")
         for state in STATES:
             legend.append(*self._sign(Cell(state, inferred=False)))
-            legend.append(f" {state}  ")
+            legend.append(f" {state} ")
         legend.append(*self._sign(Cell(TRAIN, inferred=True)))
         legend.append(" inferred")
-        if len(shown) < len(found):
-            legend.append(f"  {self._top + 1}–{self._top + len(shown)} of {len(found)}")
         return legend
 
     def _help(self) -> Text:
