@@ -25,7 +25,7 @@ from testbed.validity import HostSample, Sampler, Validity, verdict
 _DRAW_EVERY = 0.25
 """Seconds."""
 _DRAWING = 0.05
-"""Of the time, at the most, where there is much to draw."""
+"""Of a core, at the most, where there is much to draw."""
 _SAMPLE_EVERY, _JUDGE_EVERY = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
 _TELLS = 4096
@@ -142,16 +142,16 @@ class FullScreenView(LiveView):
             self.take_keys(0.0)
         if now < self._due:
             return
-        begin = time.monotonic()
+        begin = time.thread_time()
         self._read_samples()
-        self._look_at_host(begin)
+        self._look_at_host(time.monotonic())
         while not self._answers.empty():
             if self._screen.messages[-1:] == [self._pending]:
                 self._screen.messages.pop()
             self._show(self._answers.get())
         size = self._terminal.size
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
-        self._due = now + max(_DRAW_EVERY, (time.monotonic() - begin) / _DRAWING)
+        self._due = now + max(_DRAW_EVERY, (time.thread_time() - begin) / _DRAWING)
 
     def _read_samples(self) -> None:
         """Their clock is the host's. What comes after the end is of no interest."""
