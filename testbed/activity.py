@@ -127,9 +127,13 @@ class Activity:
     def shares(self, at: float) -> dict[str, float]:
         """Seconds of the last minute in each state, inferred ones among them."""
         shares = dict.fromkeys(STATES, 0.0)
-        for spent in self._all_seconds(at, math.floor(at) - WINDOW).values():
+        self._settle()
+        first = math.floor(at) - WINDOW
+        for spent in self._known(at, first).values():
             for cell, seconds in spent.items():
                 shares[cell.state] += seconds
+        for span in self._present(at):
+            shares[span.state] += max(0.0, span.end - max(span.begin, first))
         return shares
 
     def _held_as(self) -> str | None:
@@ -228,11 +232,18 @@ class Activity:
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
         """What is known, inferred and still goes on, from the second `first` until `at`."""
         self._settle()
-        spans: list[Span] = list(self._inferred(at))
+        return _with(self._known(at, first), self._present(at), first)
+
+    def _known(self, at: float, first: int) -> dict[int, _Seconds]:
+        wanted = range(first, math.floor(at) + 1)
+        return {second: self._seconds[second] for second in wanted if second in self._seconds}
+
+    def _present(self, at: float) -> list[Span]:
+        """What is not yet known, and what holds the device."""
+        spans = list(self._inferred(at))
         if self._held and math.isinf(self._held[-1].end):
             spans.append(self._held[-1]._replace(end=at))
-        known = {second: spent for second, spent in self._seconds.items() if second >= first}
-        return _with(known, spans, first)
+        return spans
 
 
 def _with(known: dict[int, _Seconds], spans: Iterable[Span], first: int) -> dict[int, _Seconds]:

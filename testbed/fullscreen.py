@@ -24,8 +24,8 @@ from testbed.validity import HostSample, Sampler, Validity, verdict
 
 _DRAW_EVERY = 0.25
 """Seconds."""
-_DRAWING = 0.05
-"""Of a core, at the most, where there is much to draw."""
+_WATCHING, _BESIDE = 0.05, 0.02
+"""Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
 _SAMPLE_EVERY, _JUDGE_EVERY = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
 _TELLS = 4096
@@ -49,6 +49,8 @@ def view(console: Console, told: Overview, directory: RunDirectory) -> LiveView:
 class FullScreenView(LiveView):
     """Takes the terminal when the run clock starts, and gives it back when the run ends. Lines of before
     and after that, and what was worth a line meanwhile, stay on it."""
+
+    stays = True
 
     def __init__(
         self,
@@ -79,8 +81,6 @@ class FullScreenView(LiveView):
         self._epoch: float | None = None
         self._at = self._zero = 0.0
         """Device time; what the monotonic clock shows at device time 0."""
-        self.quit = False
-        """The user wants no more of it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,20 +106,17 @@ class FullScreenView(LiveView):
             self._at = at if end is None else max(self._tally.at, min(at, end))
             self._draw(now)
 
-    def over(self, outcome: str, judged: Validity | None) -> None:
-        """The run that is watched goes on no more."""
-        self._screen.outcome = outcome
-        if judged is not None:
+    def over(self, outcome: str, judged: Validity | None = None) -> None:
+        if judged is not None or (self._screen.outcome and not outcome):
             self._screen.host = judged
+        self._screen.outcome = outcome
 
-    def take_keys(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for keys, and do what they say; whether there was one."""
+    def take_keys(self, timeout: float) -> None:
         keys = self._terminal.keys(timeout)
         for key in keys:
             self._press(key)
         if keys:
             self._due = 0.0
-        return bool(keys)
 
     def _time(self, now: float) -> float:
         """Device time, of a run that this process has just started."""
@@ -151,7 +148,8 @@ class FullScreenView(LiveView):
             self._show(self._answers.get())
         size = self._terminal.size
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
-        self._due = now + max(_DRAW_EVERY, (time.thread_time() - begin) / _DRAWING)
+        share = _WATCHING if self._watching else _BESIDE
+        self._due = now + max(_DRAW_EVERY, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
         """Their clock is the host's. What comes after the end is of no interest."""

@@ -5,6 +5,7 @@ Here as lines, one per evaluation: in a file, a pipe, CI. On a terminal: `testbe
 
 from __future__ import annotations
 
+import time
 from math import isnan
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,6 +18,7 @@ from testbed import tables
 from testbed.overview import Overview
 from testbed.screen import number, percent, quality_of
 from testbed.tally import Notice, merged
+from testbed.validity import Validity
 
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
@@ -33,6 +35,9 @@ REASONS = {
 class LiveView:
     """A context manager that is told everything and shows what helps: here, as plain lines."""
 
+    stays = False
+    """Whether the end of a run is for looking at."""
+
     def __init__(self, console: Console, overview: Overview) -> None:
         self._console = console
         self._overview = overview
@@ -40,6 +45,8 @@ class LiveView:
         self._notices: list[Notice] = []
         self._notices_due: float | None = None
         self._said: events.Evaluated | None = None
+        self.quit = False
+        """The user wants no more of it."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +80,13 @@ class LiveView:
             self._notices_due = now + _SAY_EVERY  # those that come together share a line
         if self._notices_due is not None and now >= self._notices_due:
             self._say_notices()
+
+    def over(self, outcome: str, judged: Validity | None = None) -> None:
+        """The run that is watched goes on no more; or, for no `outcome`, it goes on (again)."""
+
+    def take_keys(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for keys, and do what they say. Lines have none."""
+        time.sleep(timeout)
 
     def _say(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)

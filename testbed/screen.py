@@ -104,6 +104,8 @@ class Screen:
     def _header(self, at: float) -> list[Text]:
         view, tally = self.overview, self.tally
         title = Text.assemble((view.rule, "bold"), f"  {view.run}  {view.runtime}")
+        if not tally.started and not self.outcome:
+            title.append("  starting", "bold")
         if self.outcome:
             title.append(f"  {self.outcome}", "bold")
         facts = [self._time(at), f"version {tally.version}", f"{tally.updates} updates"]

@@ -39,6 +39,8 @@ _KEYS = {
     "\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace",
 }  # fmt: skip
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
+_REST_OF_KEY = 0.03
+"""Seconds that the rest of a key may take that begins as Escape does."""
 _LOCAL, _INPUT, _CONTROL = 3, 0, 6
 """Where termios.tcgetattr has what."""
 
@@ -113,6 +115,8 @@ class Terminal:
         if not select.select([self._in], [], [], timeout)[0]:
             return []
         data = os.read(self._in, 4096)
+        if data.endswith(b"\x1b") and select.select([self._in], [], [], _REST_OF_KEY)[0]:
+            data += os.read(self._in, 4096)
         if not data:  # nobody is there any more
             self._in = None
         found = _KEY.findall(data.decode(errors="ignore"))

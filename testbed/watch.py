@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 
@@ -39,12 +40,13 @@ def watch(directory: RunDirectory, console: Console) -> None:
         os.nice(_NICE)
     told = _begun(directory, console)
     terminal = Terminal.of(console)
-    if terminal is None:
-        with LiveView(console, told) as lines:
-            _Watch(directory, told, lines).run()
-    else:
-        with FullScreenView(console, told, directory, terminal, watching=True) as screen:
-            _Watch(directory, told, screen).run()
+    view = (
+        LiveView(console, told)
+        if terminal is None
+        else FullScreenView(console, told, directory, terminal, watching=True)
+    )
+    with view:
+        _Watch(directory, told, view).run()
 
 
 def _begun(directory: RunDirectory, console: Console) -> Overview:
@@ -78,17 +80,9 @@ class _Watch:
                 over = self._look()
             records = self._records()
             self._view.refresh(now, self._device_time(over=over))
-            if self._enough(waited=_TICK if not records else 0.0) or (
-                over and not records and not isinstance(self._view, FullScreenView)
-            ):
+            self._view.take_keys(0.0 if records else _TICK)
+            if self._view.quit or (over and not records and not self._view.stays):
                 return
-
-    def _enough(self, waited: float) -> bool:
-        if isinstance(self._view, FullScreenView):
-            self._view.take_keys(waited)
-            return self._view.quit
-        time.sleep(waited)
-        return False
 
     def _records(self) -> list[events.Record]:
         try:
@@ -113,12 +107,16 @@ class _Watch:
 
     def _look(self) -> bool:
         """Whether the run is over."""
-        if self._directory.controller() is not None:
-            return False
-        manifest = self._directory.read_manifest()
-        outcome = manifest.get("outcome")
-        told = "crashed" if outcome is None else f"ended: {REASONS.get(outcome, outcome)}"
-        judged = manifest.get("validity")
-        if isinstance(self._view, FullScreenView):
-            self._view.over(told, judged and Validity(judged["valid"], tuple(judged["reasons"])))
-        return True
+        lives = self._directory.controller() is not None
+        if lives:
+            self._view.over("")
+        else:
+            self._view.over(*_outcome(self._directory.read_manifest()))
+        return not lives
+
+
+def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
+    """How the run ended, and whether it can be believed, where that is known."""
+    outcome, judged = manifest.get("outcome"), manifest.get("validity")
+    told = "crashed" if outcome is None else f"ended: {REASONS.get(outcome, outcome)}"
+    return told, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))
