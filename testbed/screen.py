@@ -180,7 +180,7 @@ class Screen:
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
         line.append_text(self._bar(row, at, bar, grouped=grouped))
         told = {
-            "upd": str(row.updates),
+            "upd": str(row.updates) if row.updates < 1e5 else f"{row.updates / 1e3:.0f}k",
             "stale": number(row.last, 0),
             "mean": number(row.mean, 1) if not row.mean >= 100 else number(row.mean, 0),
             "cpu": _share(row.cpu),

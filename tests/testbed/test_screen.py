@@ -83,6 +83,14 @@ def test_containers_have_links() -> None:
     assert lines[5].split()[-6:] == ["0.25", "0.00", "350k", "12M", "–", "10%"]
 
 
+def test_many_updates_keep_to_their_column() -> None:
+    shown = screen(fleet(1), [STARTED])
+    shown.tally.devices["pi-1"].updates = 123_456
+    lines = drawn(shown, at=1.0)
+    assert len(lines[4]) == len(lines[5])
+    assert " 123k " in lines[5]
+
+
 def test_virtual_time_has_no_telemetry() -> None:
     shown = screen(fleet(2), [STARTED], runtime="virtual")
     shown.real = 0.5
