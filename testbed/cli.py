@@ -138,6 +138,14 @@ def down(
 
 
 @app.command()
+def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
+    """Look at a run that goes on, or at how one ended; `q` leaves, and the run goes on without us."""
+    from testbed import watch as watching
+
+    watching.watch(fleet.located(run, runs), out)
+
+
+@app.command()
 def ps(as_json: AsJson = False) -> None:
     """Show the runs that live on this machine."""
     rows = [
@@ -341,7 +349,7 @@ def _show_fidelity(outcome: up.Outcome) -> None:
 
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
     """Run in the foreground, and say at the end what came of it and what to try next."""
-    from testbed import live
+    from testbed import fullscreen, live, overview
 
     shown = _relative(directory.path)
     if plan.runtime == "process":
@@ -352,9 +360,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
             "links by a relay; memory is not limited."
         )
     virtual = plan.runtime == "virtual"
-    overview = live.Overview(topology.rule.name, topology.stop.plain(), plan.devices, virtual)
     try:
-        with live.view(out, overview) as view:
+        with fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view:
             outcome = up.run(topology, plan, directory, options, view)
     finally:
         _say(f"Run directory: {shown}")
@@ -377,7 +384,7 @@ def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> Non
     if code := detach.start(directory, topology, options, _say):
         raise typer.Exit(code)
     run = directory.run
-    _say(f"{run} is running. Next: testbed ps · testbed logs {run} · testbed down {run}")
+    _say(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:

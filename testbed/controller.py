@@ -23,7 +23,7 @@ from testbed.broker import BROKER
 from testbed.configs import RunSpec
 from testbed.director import Director, Order, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.live import Follower
+from testbed.follow import Follower
 from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted

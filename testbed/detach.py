@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import events
-from testbed.live import Follower
+from testbed.follow import Follower
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.up import Options

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isnan
+from typing import Any
 
 from agents import events
+from testbed.activity import Activity
+from testbed.usage import Usage
 
 _RATE_OVER = 10.0
 """Seconds of device time that the rate of updates is taken over."""
+_BUSY = 0.5
+"""Of its share: a device that uses as much of it trains. Transfers use little."""
 _NAMED = 6
 """A notice that many devices share names this many of them."""
 
@@ -35,8 +40,10 @@ class DeviceTally:
     """Of the last update, in versions."""
     staleness_sum: int = 0
     """Of all updates."""
-    training: float = nan
-    """Seconds that the training for the last update took."""
+    cpu: float | None = None
+    """Share of a core that it is asked to be now."""
+    activity: Activity = field(default_factory=Activity)
+    usage: Usage = field(default_factory=Usage)
 
 
 @dataclass(slots=True)
@@ -78,9 +85,21 @@ class Tally:
                 self.version = max(self.version, record.version)  # the first one, of a resumed run
             case events.Note(at, message):
                 return Notice(at, "note", message)
+            case events.Acted():
+                self._act(record)
             case events.RunEnded():
                 self.ended = record
         return None
+
+    def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
+        """What telemetry says of `device`, at device time `at`, in units of device time."""
+        found = self.devices.get(device)
+        if found is None:
+            return
+        found.usage.take(at, values)
+        share = found.usage.latest
+        if not isnan(share):
+            found.activity.used_cpu(at, busy=share >= _BUSY * (found.cpu or 1.0))
 
     def rate(self, at: float) -> float:
         """Updates applied per second, over the last ten seconds before `at`, or since the start."""
@@ -100,8 +119,12 @@ class Tally:
 
     def _start(self, record: events.RunStarted) -> Notice | None:
         self.started, self._began = True, record.at  # a resumed run's clock goes on
+        self.ended = None
         for client in record.clients:
             self._device(client).state = "online"
+            self._device(client).activity.begin(record.at)
+        for client in record.missing:
+            self._device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)
         return Notice(record.at, "not there at the start", missing) if missing else None
 
@@ -111,14 +134,37 @@ class Tally:
         if state is None or state == device.state:
             return None
         device.state = state
+        if state == "offline":
+            device.activity.hold("down", record.at)
+        else:
+            device.activity.begin(record.at)
         return Notice(record.at, state, record.client)
+
+    def _act(self, record: events.Acted) -> None:
+        device, told = self._device(record.device), record.details
+        match told["action"]:
+            case "set" if "cpu" in told:
+                device.cpu = told["cpu"]
+            case "pause":
+                device.activity.hold("frozen", record.at)
+            case "resume":
+                device.activity.let_go("frozen", record.at)
+            case "disconnect":
+                device.activity.hold("cut off", record.at)
+            case "reconnect":
+                device.activity.let_go("cut off", record.at)
+            case "crash" | "leave":  # what it has left is told, but perhaps late
+                device.activity.hold("down", record.at)
+            case "join":  # whatever held it before
+                device.activity.let_go("frozen", record.at)
+                device.activity.let_go("cut off", record.at)
 
     def _count(self, record: events.UpdateApplied) -> None:
         device = self._device(record.client)
         device.updates += 1
         device.staleness = record.staleness
         device.staleness_sum += record.staleness
-        device.training = record.train_end - record.train_start
+        device.activity.updated(record)
         self.updates += 1
         self._applied.append(record.applied)
 

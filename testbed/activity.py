@@ -1,0 +1,303 @@
+"""What a device did in the last minute, as far as a run's records tell, and what it seems to do now.
+
+Pure. An update tells of its cycle once it has been applied; while a round goes, a device says nothing of
+it. So what comes after the last update is inferred, and marked as such: it is laid out as the cycle
+before was; what goes beyond that, as the device's use of its CPU says, where there is telemetry. When
+the update has come, what it tells takes the place of what was inferred.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agents.events import UpdateApplied
+
+DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
+    "download",
+    "train",
+    "upload",
+    "wait",
+    "offline",
+    "paused",
+)
+WINDOW = 60
+"""Seconds of device time that are kept: the last minute."""
+
+_HELD_AS = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
+"""What keeps a device from working, the strongest first, and the state that it then is in."""
+
+
+class Span(NamedTuple):
+    begin: float
+    end: float
+    state: str
+    inferred: bool = False
+
+
+class Cell(NamedTuple):
+    """What a device did for most of some seconds."""
+
+    state: str
+    inferred: bool
+
+
+_Seconds = dict[Cell, float]
+
+
+@dataclass(slots=True)
+class Activity:
+    """Of one device. Times are device time in seconds, and none is long before one told earlier."""
+
+    _until: float = math.inf
+    """How far it is known what the device did; infinity before it was ever there."""
+    _seconds: dict[int, _Seconds] = field(default_factory=dict)
+    """By whole second: how much of it went into what."""
+    _pending: deque[UpdateApplied] = field(default_factory=deque)
+    """Not yet counted in: nobody has looked since."""
+    _last: UpdateApplied | None = None
+    """The last that was counted in."""
+    _cycle: tuple[Span, ...] = ()
+    """What that one told."""
+    _applied: float = -math.inf
+    """When that one was, if the next model came with it; minus infinity where it came before."""
+    _idle: float = 0.0
+    """Seconds between the last two cycles."""
+    _busy: deque[tuple[float, bool]] = field(default_factory=deque)
+    """Up to when the device did, or did not, make use of its CPU."""
+    _holds: dict[str, float] = field(default_factory=dict)
+    _held: deque[Span] = field(default_factory=deque)
+    """What has kept it from working, without overlaps; the end of what still does is infinity."""
+
+    def begin(self, at: float) -> None:
+        """The device is there, and will be sent a model; what it was at before is lost."""
+        self._settle()
+        self.hold("down", at)
+        self.let_go("down", at)
+        self._until = max(at, self._until) if math.isfinite(self._until) else at
+
+    def updated(self, update: UpdateApplied) -> None:
+        """Cheap: a run in virtual time tells of very many, most of which are old when someone looks."""
+        self._pending.append(update)
+        while self._pending[0].applied < update.applied - WINDOW:
+            self._know(self._pending.popleft())
+
+    def used_cpu(self, until: float, *, busy: bool) -> None:
+        """What telemetry says of the time since the sample before."""
+        self._busy.append((until, busy))
+        while self._busy[0][0] < until - WINDOW:
+            self._busy.popleft()
+
+    def hold(self, what: str, at: float) -> None:
+        """From now on the device is `down`, `cut off` or `frozen`; that it is so already is no error."""
+        if what in self._holds:
+            return
+        if what == "down":  # what it was at is lost, and no update will tell of it
+            self._settle()
+            for span in self._inferred(at):
+                self._add(span)
+            self._until, self._applied = at, -math.inf
+        self._holds[what] = at
+        self._changed(at)
+
+    def let_go(self, what: str, at: float) -> None:
+        if self._holds.pop(what, None) is not None:
+            self._changed(at)
+
+    def now(self, at: float) -> str:
+        """The state that the device is in, or seems to be: that of most of the last second or two, as
+        nobody can read what changes faster."""
+        if (held := self._held_as()) is not None:
+            return held
+        first = math.floor(at) - 1
+        found = _most(self._all_seconds(at, first), first, 2)
+        return WAIT if found is None else found.state
+
+    def cells(self, at: float, count: int) -> list[Cell | None]:
+        """The last minute in `count` cells, a divisor of 60; None where nothing is known. The last cell
+        has `at` in it. They stand still while time goes on: each has its own seconds."""
+        width = WINDOW // count
+        last = math.floor(at / width)
+        seconds = self._all_seconds(at, (last - count + 1) * width)
+        return [_most(seconds, k * width, width) for k in range(last - count + 1, last + 1)]
+
+    def shares(self, at: float) -> dict[str, float]:
+        """Seconds of the last minute in each state, inferred ones among them."""
+        shares = dict.fromkeys(STATES, 0.0)
+        self._settle()
+        first = math.floor(at) - WINDOW
+        for spent in self._known(at, first).values():
+            for cell, seconds in spent.items():
+                shares[cell.state] += seconds
+        for span in self._present(at):
+            shares[span.state] += max(0.0, span.end - max(span.begin, first))
+        return shares
+
+    def _held_as(self) -> str | None:
+        return next((state for what, state in _HELD_AS.items() if what in self._holds), None)
+
+    def _changed(self, at: float) -> None:
+        """Something holds the device, or holds it no more."""
+        state = self._held_as()
+        if self._held and math.isinf(self._held[-1].end):
+            open_span = self._held[-1]
+            if open_span.state == state:
+                return
+            self._held[-1] = ended = open_span._replace(end=max(at, open_span.begin))
+            self._add_seconds(ended)
+        if state is not None:
+            self._held.append(Span(at, math.inf, state))
+        while self._held[0].end < at - WINDOW:
+            self._held.popleft()
+
+    def _settle(self) -> None:
+        """Count in what has come."""
+        for update in self._pending:
+            since, last = self._until, self._last
+            told = _cycle(update)
+            for span in [Span(since, update.dispatched, WAIT), *_after(since, told)]:
+                self._add(span)
+            if math.isfinite(since):
+                self._idle = max(0.0, update.dispatched - since)
+            prompt = last is None or update.dispatched < last.applied
+            self._applied = -math.inf if prompt else update.applied
+            self._cycle = _after(-math.inf if last is None else last.arrived, told)
+            self._know(update)
+        self._pending.clear()
+
+    def _know(self, update: UpdateApplied) -> None:
+        self._last = update
+        self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
+
+    def _inferred(self, at: float) -> Iterator[Span]:
+        """What the device seems to have done since the last thing known. The time of a pause does not
+        count: work goes on after it."""
+        begin = min(max(self._until, self._applied), at)
+        yield from self._free(Span(self._until, begin, WAIT, inferred=True))
+        free = list(self._free(Span(begin, at, WAIT, inferred=True)))
+        for span in self._cycle:
+            left = span.end - span.begin
+            while free and left > 0:
+                first = free.pop(0)
+                end = min(first.begin + left, first.end)
+                yield Span(first.begin, end, span.state, inferred=True)
+                left -= first.end - first.begin
+                if end < first.end:  # the next one of the cycle goes on from there
+                    free.insert(0, first._replace(begin=end))
+                    break
+        for rest in free:
+            yield from self._by_cpu(rest)
+
+    def _by_cpu(self, span: Span) -> Iterator[Span]:
+        """`span` cut by what telemetry tells; without it, the device is at what takes it longest."""
+        begin, state = span.begin, TRAIN
+        if not self._busy:
+            trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
+            state = WAIT if self._idle > trained else TRAIN
+        for until, busy in self._busy:
+            state = TRAIN if busy else WAIT
+            if until > begin:
+                end = min(until, span.end)
+                yield Span(begin, end, state, inferred=True)
+                begin = end
+            if begin >= span.end:
+                return
+        yield Span(begin, span.end, state, inferred=True)
+
+    def _free(self, span: Span) -> Iterator[Span]:
+        """The parts of `span` in which nothing kept the device from working."""
+        begin = span.begin
+        for held in self._held:
+            if held.begin >= span.end:
+                break
+            if held.begin > begin:
+                yield span._replace(begin=begin, end=held.begin)
+            begin = max(begin, held.end)
+        if span.end > begin:
+            yield span._replace(begin=begin)
+
+    def _add(self, span: Span) -> None:
+        for free in self._free(span):
+            self._add_seconds(free)
+
+    def _add_seconds(self, span: Span) -> None:
+        _count(self._seconds, span)
+        if len(self._seconds) > 2 * WINDOW:
+            for second in sorted(self._seconds)[: -WINDOW - 1]:
+                del self._seconds[second]
+
+    def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
+        """What is known, inferred and still goes on, from the second `first` until `at`."""
+        self._settle()
+        return _with(self._known(at, first), self._present(at), first)
+
+    def _known(self, at: float, first: int) -> dict[int, _Seconds]:
+        wanted = range(first, math.floor(at) + 1)
+        return {second: self._seconds[second] for second in wanted if second in self._seconds}
+
+    def _present(self, at: float) -> list[Span]:
+        """What is not yet known, and what holds the device."""
+        spans = list(self._inferred(at))
+        if self._held and math.isinf(self._held[-1].end):
+            spans.append(self._held[-1]._replace(end=at))
+        return spans
+
+
+def _with(known: dict[int, _Seconds], spans: Iterable[Span], first: int) -> dict[int, _Seconds]:
+    """`known` and `spans` together; the values of `known` stay as they are."""
+    together = dict(known)
+    added: dict[int, _Seconds] = {}
+    for span in spans:
+        _count(added, span, first)
+    for second, spent in added.items():
+        sums = dict(known.get(second, {}))
+        for cell, seconds in spent.items():
+            sums[cell] = sums.get(cell, 0.0) + seconds
+        together[second] = sums
+    return together
+
+
+def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
+    """Add `span`, the last minute of it at the most, to each of its seconds."""
+    begin = max(span.begin, math.floor(span.end) - WINDOW if first is None else first)
+    cell = Cell(span.state, span.inferred)
+    while begin < span.end:
+        second = math.floor(begin)
+        end = min(second + 1.0, span.end)
+        spent = seconds.setdefault(second, {})
+        spent[cell] = spent.get(cell, 0.0) + end - begin
+        begin = end
+
+
+def _cycle(update: UpdateApplied) -> Sequence[Span]:
+    """What a client did from dispatch to arrival; a time that is not known leaves its spans out."""
+    u = update
+    spans = (
+        Span(u.dispatched, u.downloaded, DOWNLOAD),
+        Span(u.downloaded, u.train_start, WAIT),
+        Span(u.train_start, u.train_end, TRAIN),
+        Span(u.train_end, u.sent, WAIT),
+        Span(u.sent, u.arrived, UPLOAD),
+    )
+    return [span for span in spans if span.end > span.begin]
+
+
+def _after(time: float, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """What of `spans` is after `time`."""
+    return tuple(span._replace(begin=max(span.begin, time)) for span in spans if span.end > time)
+
+
+def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:
+    """What most of the `width` seconds from `begin` on went into."""
+    total: dict[str, float] = {}
+    inferred = 0.0
+    for second in range(begin, begin + width):
+        for cell, spent in seconds.get(second, {}).items():
+            total[cell.state] = total.get(cell.state, 0.0) + spent
+            inferred += spent if cell.inferred else 0.0
+    if not total:
+        return None
+    return Cell(max(total, key=total.__getitem__), inferred > sum(total.values()) / 2)

@@ -1,0 +1,80 @@
+"""Reads the files of a run directory while they grow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agents import events
+
+
+class _Lines:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self, most: int = -1) -> list[str]:
+        """The lines that are new, in `most` bytes at the most; one still being written waits."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                lines = file.read(most).rpartition(b"\n")[0]
+        except FileNotFoundError:
+            return []
+        if not lines:
+            return []
+        self._offset += len(lines) + 1
+        return lines.decode(errors="replace").split("\n")
+
+    def skip_to_last(self, size: int) -> None:
+        """Leave out what comes before the last `size` bytes."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(0, self._path.stat().st_size - size))
+                if file.tell():
+                    file.readline()
+                self._offset = file.tell()
+        except FileNotFoundError:
+            return
+
+
+class Follower:
+    """Reads a growing `events.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = _Lines(path)
+
+    def read(self, most: int = -1) -> list[events.Record]:
+        """The records that are new since the last call, in `most` bytes (more than a line has; -1: all)
+        at the most; a line still being written waits for the next call.
+
+        Raises ValueError, naming the file, for a line that is no record.
+        """
+        try:
+            records = [events.from_line(line) for line in self._lines.read(most)]
+        except ValueError as error:
+            raise ValueError(f"{self._path}: {error}") from error
+        return [record for record in records if record is not None]
+
+
+class Samples:
+    """Reads the last part of a growing `telemetry.jsonl`, and what is added to it."""
+
+    def __init__(self, path: Path, last: int) -> None:
+        """From the last `last` bytes on."""
+        self._lines = _Lines(path)
+        self._lines.skip_to_last(last)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The new samples of devices; what devices send is theirs, so what is not one is passed over."""
+        samples = []
+        for line in self._lines.read():
+            try:
+                sample = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(sample, dict) and isinstance(sample.get("at"), int | float):
+                samples.append(sample)
+        return samples

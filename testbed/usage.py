@@ -1,0 +1,78 @@
+"""What a device's telemetry comes to over the last seconds. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any, NamedTuple
+
+_OVER = 5.0
+"""Seconds that figures are taken over: shorter ones jump."""
+_STALE = 3.0
+"""Seconds after which the newest sample says nothing of now."""
+
+
+class _Sample(NamedTuple):
+    at: float
+    cpu: float
+    """Seconds since the device's start."""
+    sent: float
+    """Bytes since then, as `received`; NaN where nobody counts them."""
+    received: float
+
+
+@dataclass(slots=True)
+class Usage:
+    _samples: deque[_Sample] = field(default_factory=deque)
+
+    def take(self, at: float, values: Mapping[str, Any]) -> None:
+        """A sample (`agents.device.usage`) of device time `at`. What devices send is theirs: one without
+        a sane time of the CPU is passed over."""
+        cpu, sent, received = (_number(values.get(name)) for name in ("cpu", "sent", "received"))
+        sample = _Sample(at, cpu, sent, received)
+        last = self._samples[-1] if self._samples else None
+        if not cpu >= 0 or (last is not None and at <= last.at):
+            return
+        if last is not None and (cpu < last.cpu or sent < last.sent or received < last.received):
+            self._samples.clear()  # it was started anew
+        self._samples.append(sample)
+        while self._samples[0].at < at - _OVER:
+            self._samples.popleft()
+
+    @property
+    def latest(self) -> float:
+        """Share of a core from the last sample but one to the last; NaN without these."""
+        if len(self._samples) < 2:
+            return nan
+        before, last = self._samples[-2], self._samples[-1]
+        return (last.cpu - before.cpu) / (last.at - before.at)
+
+    def share(self, at: float) -> float:
+        """Share of a core over the last seconds; NaN where that is not known."""
+        first, last = self._ends(at)
+        return (last.cpu - first.cpu) / (last.at - first.at) if first is not last else nan
+
+    def up(self, at: float) -> float:
+        """bit/s sent, as `share`."""
+        first, last = self._ends(at)
+        return 8 * (last.sent - first.sent) / (last.at - first.at) if first is not last else nan
+
+    def down(self, at: float) -> float:
+        """bit/s received, as `share`."""
+        first, last = self._ends(at)
+        return 8 * (last.received - first.received) / (last.at - first.at) if first is not last else nan
+
+    def _ends(self, at: float) -> tuple[_Sample, _Sample]:
+        """The first and the last sample; the same one twice where they tell nothing."""
+        if len(self._samples) < 2 or self._samples[-1].at < at - _STALE:
+            return _NOTHING, _NOTHING
+        return self._samples[0], self._samples[-1]
+
+
+_NOTHING = _Sample(-inf, nan, nan, nan)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else nan

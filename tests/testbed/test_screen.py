@@ -1,0 +1,248 @@
+"""What a frame of the terminal shows, and what keys make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from agents import events
+from agents.config import Stop
+from testbed.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
+from testbed.choice import Choice, Order, Quit, Wish, pressed
+from testbed.overview import Device, Overview
+from testbed.rows import SORTS, Row, in_order, rows
+from testbed.screen import Screen, stacked
+from testbed.tally import Tally
+from testbed.validity import Validity
+from tests.testbed.told import STARTED, fleet, update
+
+SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
+
+
+def screen(
+    devices: tuple[Device, ...], records: Iterable[events.Record], runtime: str = "process"
+) -> Screen:
+    overview = Overview("fedbuff", Stop(after=60.0), devices, runtime, run="small-run")
+    made = Screen(overview, overview.tally())
+    for record in records:
+        made.tally.take(record)
+    return made
+
+
+def drawn(shown: Screen, at: float, width: int = 80, height: int = 24) -> list[str]:
+    lines = [line.plain.rstrip() for line in shown.frame(at, width, height)]
+    assert len(lines) == height
+    assert max(map(len, lines)) < width
+    return lines
+
+
+def small() -> Screen:
+    updates = update("pi-1", 2.0, 0), update("pi-1", 4.0, 3), update("pi-2", 5.0, 1)
+    shown = screen(fleet(3), [STARTED, *updates, events.Evaluated(4.0, 2, 0.5, 0.915)])
+    for at in (5.0, 6.0, 7.0):
+        shown.tally.sample("pi-1", at, {"cpu": 0.25 * at})
+    return shown
+
+
+def test_every_device_has_a_row() -> None:
+    shown = small()
+    shown.host = Validity(valid=False, reasons=("the server was busy",))
+    shown.messages.append("pi-3 has not come")
+    lines = drawn(shown, at=7.0)
+    assert lines[:8] == [
+        "fedbuff  small-run  process",
+        "7.0 of 60 s (12%)  version 2  3 updates  0.4/s",
+        "accuracy 91.5%  loss 0.500",
+        "not valid so far: the server was busy",
+        "  device state    last 60 s              upd stale mean  cpu used share  p_i",
+        "  pi-1   train                     ▄▒▒     2     3  1.5 0.25 0.25   67%  10%",
+        "  pi-2   train                     ·▄▒     1     1  1.0 0.25    –   33%  10%",
+        "  pi-3   offline                   ×××     0     –    – 0.25    –    0%  10%",
+    ]
+    assert set(lines[8:-3]) == {""}
+    assert lines[-3:] == [
+        "pi-3 has not come",
+        "▄ download █ train ▀ upload · wait × offline = paused ▒ inferred",
+        "q quit  ↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart",
+    ]
+
+
+def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
+    row = drawn(small(), at=7.0, width=140, height=40)[5]
+    assert row == "  pi-1   train    " + 52 * " " + "▄█▄█▂▒▒" + "      2     3  1.5 0.25 0.25   67%  10%"
+
+
+def test_containers_have_links() -> None:
+    shown = screen(fleet(2), [STARTED], runtime="docker")
+    for at in (0.0, 1.0):
+        shown.tally.sample("pi-1", at, {"cpu": 0.0, "sent": 43_700 * at, "received": 1_500_000 * at})
+    lines = drawn(shown, at=1.0)
+    assert lines[4].split()[-9:-2] == ["upd", "stale", "mean", "cpu", "used", "up", "down"]
+    assert lines[5].split()[-6:] == ["0.25", "0.00", "350k", "12M", "–", "10%"]
+
+
+def test_many_updates_keep_to_their_column() -> None:
+    shown = screen(fleet(1), [STARTED])
+    shown.tally.devices["pi-1"].updates = 123_456
+    lines = drawn(shown, at=1.0)
+    assert len(lines[4]) == len(lines[5])
+    assert " 123k " in lines[5]
+
+
+def test_virtual_time_has_no_telemetry() -> None:
+    shown = screen(fleet(2), [STARTED], runtime="virtual")
+    shown.real = 0.5
+    lines = drawn(shown, at=1.0)
+    assert lines[1].startswith("1.0 of 60 s (2%) virtual, 0.5 s real  version 0")
+    assert lines[4].split()[-6:] == ["upd", "stale", "mean", "cpu", "share", "p_i"]
+
+
+def test_a_large_fleet_is_shown_by_group() -> None:
+    devices = (*fleet(100), *fleet(60, "a-group-with-quite-a-long-name"))
+    started = events.RunStarted(0.0, 1.7e9, tuple(d.name for d in devices), ())
+    shown = screen(devices, [started, events.ClientStatus(3.0, "pi-4", "offline")])
+    lines = drawn(shown, at=6.0)
+    assert lines[4].split()[:2] == ["group", "online"]
+    assert lines[5].startswith("  pi ×100          99/100   ██████")
+    assert lines[6].startswith("  a-group…name ×60 60/60    ██████")
+    shown.choice = Choice(grouped=False, selected="pi-40")
+    lines = drawn(shown, at=6.0)
+    assert lines[5].split()[0] == "pi-26"
+    assert lines[19].split()[:2] == [">", "pi-40"]
+    assert lines[-2].startswith("26–40 of 160  ▄ download")
+    assert lines[5:20] == drawn(shown, at=6.0)[5:20]
+
+
+@pytest.mark.parametrize("size", [(20, 5), (60, 12), (80, 24), (81, 25), (140, 40), (300, 90)])
+@pytest.mark.parametrize("runtime", ["docker", "process", "virtual"])
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, grouped: bool) -> None:
+    shown = screen(SIX, [STARTED, update("pi-1", 5.0, 1234)], runtime)
+    shown.choice = Choice(grouped=grouped, sort="share", matching="i", selected="pi-2")
+    lines = drawn(shown, 61.5, *size)
+    if size[0] >= 80:
+        assert lines[4].endswith("share  p_i")
+        assert len({len(line) for line in lines[4:6]}) == 1  # aligned
+
+
+def test_a_terminal_without_unicode_has_a_bar() -> None:
+    shown = small()
+    shown.ascii_only = True
+    assert "d++" in drawn(shown, at=7.0)[5]
+
+
+def test_the_inferred_is_lighter_and_colours_are_not_all() -> None:
+    signs = [Screen._sign(small(), Cell(state, inferred=False)) for state in STATES]
+    assert len({sign for sign, _ in signs}) == len({colour for _, colour in signs}) == len(STATES)
+
+
+def test_a_stacked_bar_is_dealt_out_by_largest_remainders() -> None:
+    bar = stacked({TRAIN: 31.0, WAIT: 19.0, OFFLINE: 10.0}, 10)  # 5.17, 3.17 and 1.67 cells
+    assert [cell and cell.state for cell in bar] == [TRAIN] * 5 + [WAIT] * 3 + [OFFLINE] * 2
+    assert stacked(dict.fromkeys(STATES, 0.0), 4) == [None] * 4
+
+
+def seen(tally: Tally, at: float = 6.0, **wanted: object) -> list[Row]:
+    grouped, matching = bool(wanted.get("grouped")), str(wanted.get("matching", ""))
+    return rows(tally, SIX, at, grouped=grouped, matching=matching)
+
+
+def tallied() -> Tally:
+    started = events.RunStarted(0.0, 1.7e9, tuple(d.name for d in SIX), ())
+    counts = {"pi-1": 3, "pi-2": 1, "far-away-device-1": 2}
+    updates = [update(name, 2.0 * k, k) for name, count in counts.items() for k in range(1, count + 1)]
+    gone = events.ClientStatus(5.0, "pi-3", "offline")
+    return screen(SIX, [started, *updates, gone]).tally
+
+
+def test_a_group_is_what_its_devices_come_to() -> None:
+    pi, far = seen(tallied(), grouped=True)
+    assert (pi.name, pi.devices, pi.online) == ("pi", ("pi-1", "pi-2", "pi-3"), 2)
+    assert (pi.updates, pi.mean) == (4, (1 + 2 + 3 + 1) / 4)
+    assert pi.share == pytest.approx(4 / 6)
+    assert pi.importance == pytest.approx(0.3)
+    assert far.updates == 2
+    assert far.cpu == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("matching", "names"),
+    [
+        ("PI-2", ["pi-2"]),
+        ("far", [f"far-away-device-{k}" for k in (1, 2, 3)]),
+        ("offline", ["pi-3"]),
+        ("nothing", []),
+    ],
+)
+def test_a_filter_is_a_part_of_name_group_or_state(matching: str, names: list[str]) -> None:
+    assert [row.name for row in seen(tallied(), matching=matching)] == names
+
+
+def test_rows_are_sorted_with_the_unknown_last() -> None:
+    found = seen(tallied())
+    assert [row.updates for row in in_order(found, "updates")] == [3, 2, 1, 0, 0, 0]
+    assert [row.updates for row in in_order(found, "updates", reverse=True)] == [0, 0, 0, 1, 2, 3]
+    assert [row.name for row in in_order(found, "mean")][:3] == ["pi-1", "far-away-device-1", "pi-2"]
+    assert [row.name for row in in_order(found, "mean", reverse=True)][:1] == ["pi-2"]
+    assert in_order(found, "state")[-1].name == "pi-3"
+    assert in_order(found, "") == found
+
+
+def after(keys: Iterable[str], choice: Choice | None = None) -> tuple[Choice, list[Wish]]:
+    """What `keys` make of a choice among the rows of `tallied`, four to a page, and the wishes."""
+    wishes: list[Wish] = []
+    choice = choice or Choice()
+    for key in keys:
+        found = in_order(seen(tallied(), matching=choice.matching), choice.sort, reverse=choice.reverse)
+        choice, wish = pressed(choice, key, found, page=4, grouped=bool(choice.grouped))
+        if wish is not None:
+            wishes.append(wish)
+    return choice, wishes
+
+
+@pytest.mark.parametrize(
+    ("keys", "selected"),
+    [
+        (["down"], "pi-1"),
+        (["down", "down"], "pi-2"),
+        (["j", "j", "k", "k", "up"], "pi-1"),
+        (["end"], "far-away-device-3"),
+        (["down", "page down"], "far-away-device-2"),
+        (["end", "page up", "home"], "pi-1"),
+        (["down", "s", "s", "s", "s"], "pi-1"),  # by name, wherever it is
+        (["down", "escape"], None),
+    ],
+)
+def test_rows_are_selected(keys: list[str], selected: str | None) -> None:
+    assert after(keys)[0].selected == selected
+
+
+def test_keys_choose_what_is_shown() -> None:
+    assert after(["s", "s", "S", "b", "g"])[0] == Choice(
+        "updates", reverse=True, stacked=True, grouped=True
+    )
+    assert after(["s"] * len(SORTS))[0] == Choice()
+    typed, wishes = after(["/", "q", "x", "backspace", "up", "enter"])
+    assert (typed.matching, typed.typing, wishes) == ("q", False, [])
+    assert after(["/", "q", "escape"])[0] == Choice()
+
+
+def test_devices_are_paused_killed_and_started_again() -> None:
+    pause, kill = Order("pause", ("pi-1",), "pi-1"), Order("crash", ("pi-1",), "pi-1")
+    assert after(["p", "x", "r"])[1] == []  # nothing is selected
+    assert after(["down", "p"])[1] == [pause]
+    assert after(["down", "x"])[1] == []
+    assert after(["down", "x", "n", "y"])[1] == []
+    assert after(["down", "x", "y"])[1] == [kill]
+    assert after(["down", "r"])[1] == [replace(kill, action="restart")]
+    assert str(kill) == "kill pi-1"
+    assert after(["q"])[1] == [Quit()]
+
+
+def test_what_is_paused_is_resumed() -> None:
+    tally = tallied()
+    tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
+    _, wish = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
+    assert wish == Order("resume", ("pi-1",), "pi-1")

@@ -1,0 +1,48 @@
+"""Records and fleets that tests of what a user sees have in common."""
+
+from __future__ import annotations
+
+from agents import events
+from testbed.overview import Device
+
+STARTED = events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ("pi-3",))
+
+
+def update(
+    client: str,
+    arrived: float,
+    staleness: int = 0,
+    *,
+    download: float = 1.0,
+    training: float = 0.75,
+    upload: float = 0.25,
+    waited: float = 0.0,
+) -> events.UpdateApplied:
+    """One that was `waited` seconds with the aggregator; its client went from one thing to the next."""
+    sent = arrived - upload
+    begun = sent - training
+    return events.UpdateApplied(
+        client=client,
+        sequence=1,
+        kind="delta",
+        base_version=0,
+        applied_version=staleness + 1,
+        staleness=staleness,
+        weight=1.0,
+        samples=100,
+        steps=20,
+        loss=1.0,
+        bytes=2600,
+        dispatched=begun - download,
+        downloaded=begun,
+        train_start=begun,
+        train_end=sent,
+        sent=sent,
+        arrived=arrived,
+        applied=arrived + waited,
+    )
+
+
+def fleet(count: int, group: str = "pi", cpu: float = 0.25) -> tuple[Device, ...]:
+    """Devices that are of equal importance in a fleet of ten."""
+    return tuple(Device(f"{group}-{k}", group, cpu, 0.1) for k in range(1, count + 1))
