@@ -341,6 +341,9 @@ def _show_fidelity(outcome: up.Outcome) -> None:
 
     if outcome.fidelity is not None:
         out.print(fidelity_table.render(outcome.fidelity))
+    if outcome.steps:
+        latest = max(step.done - step.due for step in outcome.steps)
+        _say(f"Scenario: {len(outcome.steps)} steps done, at most {1e3 * latest:.0f} ms late")
     if outcome.validity is not None and not outcome.validity.valid:
         out.print("\nNot valid:", style="bold red")
         for reason in outcome.validity.reasons:

@@ -24,7 +24,7 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
-from testbed.validity import Validity, verdict
+from testbed.validity import StepDone, Validity, verdict
 from testbed.wakeful import wakeful
 
 
@@ -47,6 +47,8 @@ class Outcome:
     ended: events.RunEnded
     fidelity: Fidelity | None = None
     validity: Validity | None = None
+    steps: tuple[StepDone, ...] = ()
+    """Of the scenario."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -144,9 +146,10 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
         records = list(events.read(spec.directory.events))
         found = _measured(spec, controller, records)
         found.save(spec.directory.fidelity)
-        judged = verdict(controller.host_samples, found, asking.steps(records))
+        steps = tuple(asking.steps(records))
+        judged = verdict(controller.host_samples, found, steps)
         entries["validity"] = judged.as_dict()
-        return Outcome(ended, found, judged)
+        return Outcome(ended, found, judged, steps)
 
 
 def _measured(spec: RunSpec, controller: Controller, records: Sequence[events.Record]) -> Fidelity:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from agents import events
 from tests.running import (
+    TOPOLOGIES,
     Finished,
     cli,
     interrupt,
@@ -220,6 +221,19 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
     over = cli("kill", run, "a", "--runs", runs)
     assert (over.returncode, over.stdout) == (2, "")
     assert "is not running" in over.stderr
+
+
+def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None:
+    """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
+    done = cli("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    acted = [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
+    assert {"crash", "restart", "disconnect", "reconnect", "set"} == set(acted)
+    assert acted.count("crash") > 1  # churn's
+    assert f"Scenario: {len(acted)} steps done, at most" in done.stdout
+    (w,) = load_file(run.path / "models" / "final.safetensors").values()
+    assert float(w[0]) == pytest.approx(3.0, abs=0.05)
 
 
 def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
