@@ -13,9 +13,11 @@ All times are in seconds of device time since the run clock started; sizes in by
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +28,8 @@ import yaml
 from agents import events
 from analysis import records
 
+_PARTS = 50
+"""Reads until what they gave is put together."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -118,8 +122,12 @@ class Run:
 class Follower:
     """One run directory, read as it grows."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises what `load` raises."""
+    def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
+        """`newest`: of these kinds of record (`records.SCHEMAS`, `telemetry`, `probe`), `run` gives no
+        more rows than that, and older ones are forgotten. Raises what `load` raises."""
+        self.rows: Counter[str] = Counter()
+        """Read so far, by kind of record; those forgotten included."""
+        self._newest = newest
         self._path = Path(path)
         self._events = records.Tail(self._path / "events.jsonl")
         self._telemetry = records.Tail(self._path / "telemetry.jsonl")
@@ -146,6 +154,9 @@ class Follower:
     def run(self) -> Run:
         """All so far, what is new included. Raises what `load` raises."""
         self._take()
+        self._tables = {
+            kind: _compact(tables, self._newest.get(kind)) for kind, tables in self._tables.items()
+        }
         manifest = self._manifest()
         devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
@@ -174,6 +185,7 @@ class Follower:
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
                 self._tables[kind].append(table)
+                self.rows[kind] += table.num_rows
             for record in found.others:
                 if isinstance(record, events.Acted):
                     self._acted.append(record)
@@ -185,6 +197,7 @@ class Follower:
             for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
                 if table.num_rows:
                     self._tables[kind].append(table)
+                    self.rows[kind] += table.num_rows
 
     def _manifest(self) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
@@ -230,6 +243,15 @@ def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
 def _check(path: Path, version: int) -> None:
     if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
+
+
+def _compact(tables: list[pa.Table], newest: int | None) -> list[pa.Table]:
+    """Few tables from many: what is put together costs by their number. Of `newest` rows or less."""
+    rows = sum(table.num_rows for table in tables)
+    if len(tables) < _PARTS and rows <= (rows if newest is None else newest):
+        return tables
+    table = pa.concat_tables(tables).unify_dictionaries()
+    return [table.slice(0 if newest is None else max(0, rows - newest)).combine_chunks()]
 
 
 def _frame(tables: list[pa.Table]) -> pd.DataFrame:

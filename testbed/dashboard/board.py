@@ -1,0 +1,92 @@
+"""The charts of a set of runs, computed once for all who look at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.charts import CHARTS, Chart
+from analysis.load import Run
+from testbed.dashboard.feed import Feed
+from testbed.dashboard.measured import OVER
+
+OVERLAID = ("accuracy", "loss")
+"""Of several runs in the same figure; the others have one for each run."""
+APART = ("devices", "staleness", "staleness-histogram", "contributions")
+EMULATED = ("cpu", "rates")
+"""In virtual time there is nothing to measure."""
+_SHOWN = 4_000
+"""Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
+anew twice a second."""
+_BEAT = 0.45
+_REST = 2.0
+"""Times as long as the last computation took is waited before the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A figure of the page, by a name that stays."""
+
+    name: str
+    column: int | None
+    """Which run's it is; None: all runs'."""
+    chart: Chart
+
+
+class Board:
+    def __init__(self, feeds: Sequence[Feed], clock: Callable[[], float] = time.monotonic) -> None:
+        self.feeds = tuple(feeds)
+        self.generation = -1
+        """Grows with every new `panels`."""
+        self.panels: tuple[Panel, ...] = ()
+        self._clock = clock
+        self._due = 0.0
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Empty until all have begun."""
+        found = tuple(feed.run for feed in self.feeds if feed.run is not None)
+        return found if len(found) == len(self.feeds) else ()
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Bring `panels` up to date, if it is time to (or `at_once`), and there is something new."""
+        begin = self._clock()
+        if begin < self._due and not at_once:
+            return
+        for feed in self.feeds:
+            feed.refresh()
+        generation = sum(feed.generation for feed in self.feeds)
+        if generation != self.generation and self.runs:
+            self.panels = tuple(self._panels(self.runs))
+        self.generation = generation
+        end = self._clock()
+        self._due = end + max(_BEAT - (end - begin), _REST * (end - begin))
+
+    def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
+        for name in OVERLAID:
+            yield Panel(name, None, CHARTS[name](runs))
+        for column, (feed, run) in enumerate(zip(self.feeds, runs, strict=True)):
+            virtual = run.manifest.get("runtime") == "virtual"
+            for name in APART if virtual else (*APART, *EMULATED):
+                yield Panel(f"{name}-{column}", column, _chart(name, feed, run))
+
+
+def _chart(name: str, feed: Feed, run: Run) -> Chart:
+    """One run's. What is left out of it is said below its title."""
+    if name == "devices" and feed.lives and len(run.updates) > _SHOWN:
+        newest = replace(run, updates=run.updates.iloc[-_SHOWN:].reset_index(drop=True))
+        chart = CHARTS[name]([newest])
+        since = float(newest.updates["dispatched"].min())
+        words = f"the newest {_SHOWN:,} of {feed.updates:,} updates, while the run goes on"
+        return _noted(replace(chart, x=replace(chart.x, limits=(since, None))), words)
+    chart = CHARTS[name]([run])
+    if name == "cpu" and feed.lives:
+        return _noted(chart, f"used in the last {OVER:.0f} s; who waits uses less than it could have")
+    if name in APART and feed.held < feed.updates:
+        return _noted(chart, f"the newest {feed.held:,} of {feed.updates:,} updates")
+    return chart
+
+
+def _noted(chart: Chart, words: str) -> Chart:
+    return replace(chart, note="; ".join(part for part in (words, chart.note) if part))
