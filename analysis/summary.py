@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from analysis import metrics
 from analysis.load import Run
-
-# What a device does for an update, as pairs of columns: download, training, upload.
-_WORK = (("dispatched", "downloaded"), ("train_start", "train_end"), ("sent", "arrived"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +53,31 @@ def devices(run: Run) -> pd.DataFrame:
     `staleness`: their mean staleness, in versions; NaN without updates.
     `share`: share of contributions: these updates ÷ all updates applied, whatever weight the rule gave
     them; NaN while there are none at all.
-    `busy`: the share of the run's duration in which the device downloaded (dispatched to downloaded),
-    trained (train_start to train_end) or uploaded (sent to arrived), overlaps counted once; NaN for a
-    run without duration.
-    `idle`: 1 − `busy`: it waited for the aggregator, thought, or was offline.
+    `busy`: the share of the run's duration in which the device downloaded, trained or uploaded (see
+    `timeline`), overlaps counted once; NaN for a run without duration.
+    `idle`: 1 − `busy`: it waited for the aggregator, thought, or was frozen or offline.
 
     Only applied updates tell what a device did. Of work that never became one (an update still on its
     way, or in the rule's buffer, or rejected, or lost in a crash) nothing is known here: it counts as
     idle.
     """
-    none = run.updates.iloc[:0]
-    own = dict(iter(run.updates.groupby("client", sort=False)))
-    rows = [_device(run, name, own.get(name, none)) for name in _names(run)]
-    return pd.DataFrame(rows, columns=_COLUMNS).set_index("device")
+    given = metrics.contributions(run)
+    grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
+    busy = metrics.utilisation(run)["busy"].to_numpy()
+    table = pd.DataFrame(
+        {
+            "updates": given["updates"],
+            "staleness": grouped.mean().to_numpy(),
+            "share": given["share"],
+            "busy": busy,
+            "idle": 1 - busy,
+        },
+        index=given.index,
+    )
+    planned = run.manifest.get("devices", {})
+    for place, key in enumerate(("group", "profile", "cpu", "samples")):
+        table.insert(place, key, [planned.get(name, {}).get(key) for name in table.index])
+    return table
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
@@ -85,46 +94,3 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         idle=("idle", "mean"),
     )
     return gathered.assign(staleness=gathered["staleness"] / gathered["updates"].replace(0, np.nan))
-
-
-_COLUMNS = (
-    "device", "group", "profile", "cpu", "samples", "updates", "staleness", "share", "busy", "idle",
-)  # fmt: skip
-
-
-def _device(run: Run, name: str, updates: pd.DataFrame) -> dict[str, object]:
-    planned = run.manifest.get("devices", {}).get(name, {})
-    duration, total = run.duration, len(run.updates)
-    intervals = [
-        interval
-        for begin, end in _WORK
-        for interval in zip(updates[begin].tolist(), updates[end].tolist(), strict=True)
-    ]
-    busy = covered(intervals, duration) / duration if duration > 0 else np.nan
-    return {
-        "device": name,
-        **{key: planned.get(key) for key in ("group", "profile", "cpu", "samples")},
-        "updates": len(updates),
-        "staleness": float(updates["staleness"].mean()) if len(updates) else np.nan,
-        "share": len(updates) / total if total else np.nan,
-        "busy": busy,
-        "idle": 1 - busy,
-    }
-
-
-def covered(intervals: Iterable[tuple[float, float]], end: float) -> float:
-    """Length of what `intervals` cover of [0, `end`], overlaps counted once.
-
-    An interval with a NaN in it is not known, and covers nothing.
-    """
-    total = reached = 0.0
-    for begin, stop in sorted(pair for pair in intervals if not np.isnan(pair).any()):
-        begin, stop = max(begin, reached), min(stop, end)
-        if stop > begin:
-            total, reached = total + stop - begin, stop
-    return total
-
-
-def _names(run: Run) -> list[str]:
-    """Every device of the plan, and whoever else contributed."""
-    return list(dict.fromkeys([*run.manifest.get("devices", {}), *run.updates["client"]]))

@@ -26,10 +26,10 @@ _HOLDS = {
 """What the emulator's actions begin (True) and end."""
 
 
-def timeline(run: Run) -> pd.DataFrame:
+def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     """Intervals of `run`: `device`, `state` (one of `STATES`), `begin`, `end` (s), and `update`, the row
     of `run.updates` that the work was for (−1: none). By device and time; a device's intervals fill the
-    run from 0 to `run.duration` without overlap.
+    run from `since` to `run.duration` without overlap.
 
     `download`: from the dispatch until the client had all of the model. `train`: first to last step.
     `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
@@ -40,7 +40,9 @@ def timeline(run: Run) -> pd.DataFrame:
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
-    spans = _flat(_clipped(pd.concat([whole, *_work(run), _away(run, clients)]), run.duration))
+    spans = _flat(
+        _clipped(pd.concat([whole, *_work(run, since), _away(run, clients)]), since, run.duration)
+    )
     return pd.DataFrame(
         {
             "device": pd.Categorical.from_codes(spans["device"], clients),
@@ -59,9 +61,10 @@ def _spans(device: object, state: str, begin: object, end: object, update: objec
     return pd.DataFrame({**columns, "update": update}).astype(types)
 
 
-def _work(run: Run) -> list[pd.DataFrame]:
-    updates = run.updates
-    device, rows = updates["client"].cat.codes.astype(np.int64), np.arange(len(updates))
+def _work(run: Run, since: float) -> list[pd.DataFrame]:
+    rows = np.flatnonzero(run.updates["arrived"] >= since)
+    updates = run.updates.iloc[rows]
+    device = updates["client"].cat.codes
     return [
         _spans(device, state, updates[begin], updates[end], rows)
         for state, (begin, end) in _WORK.items()
@@ -92,9 +95,9 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     return spans[device >= 0]
 
 
-def _clipped(spans: pd.DataFrame, duration: float) -> pd.DataFrame:
+def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
     """Inside the run; of those that remain, the ones whose begin and end are known."""
-    begin, end = spans["begin"].clip(0.0, duration), spans["end"].clip(0.0, duration)
+    begin, end = spans["begin"].clip(since, until), spans["end"].clip(since, until)
     return spans.assign(begin=begin, end=end)[end > begin]  # false for NaN
 
 

@@ -1,9 +1,10 @@
-"""Charts of runs: each is a function from runs to a `Chart`, which is drawn for print or for the screen.
+"""Charts of runs: each is a function from runs to a `Chart`, which is drawn on paper or on the screen.
 
-from analysis.charts import CHARTS, print, screen
+    paper.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")   # matplotlib
+    drawn = screen.draw(CHARTS["accuracy"]([run]))                  # Bokeh: drawn.figure
+    drawn.update(CHARTS["accuracy"]([run]))                         # later, with more data
 
-print.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")
-drawn = screen.draw(CHARTS["accuracy"]([run]))     # drawn.figure; drawn.update(chart) for new data
+One module per kind of chart; `chart` says what a chart is, `paper` and `screen` draw it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Mark = Literal["line", "step", "points", "bars", "spans", "rules", "diagonal"]
 
 `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
 `bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
-`spans`: `y` (the lane), `begin`, `end`, `color` (index in `PALETTE`): rectangles.
+`spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles.
 `rules`: `x`, `label`: vertical lines, each with a few words.
 `diagonal`: none: where y = x.
 """
@@ -33,8 +33,6 @@ PALETTE = {
 """Told apart by the colour-blind, and seen on white and on black: Okabe and Ito's colours, but for
 black, which is a middle grey, and yellow, which is darker."""
 COLORS = tuple(PALETTE)
-LANE = 0.8
-"""Height of a span; lanes are 1 apart."""
 
 Theme = Literal["light", "dark"]
 

@@ -14,7 +14,8 @@ from analysis.names import distinct
 
 def contributions(runs: Sequence[Run]) -> Chart:
     """A point per device, in the order of the plan, at what it counted for; a line where it should."""
-    layers, notes = [], []
+    layers: list[Layer] = []
+    notes: list[str] = []
     labels: list[str] = []
     groups: list[str] = []
     for name, run in distinct(runs).items():
@@ -27,7 +28,7 @@ def contributions(runs: Sequence[Run]) -> Chart:
             edges = np.append(table["x"], len(table)) - 0.5
             planned = np.append(table["importance"], table["importance"].iloc[-1:]) * 100
             layers.append(
-                Layer("importance pᵢ", "step", arrays(x=edges[: len(planned)], y=planned), color="grey")
+                Layer("importance p", "step", arrays(x=edges[: len(planned)], y=planned), color="grey")
             )
         parts = table.groupby("group", sort=False) if len(runs) == 1 else [(name, table)]
         for series, own in parts:
@@ -47,7 +48,7 @@ def contributions(runs: Sequence[Run]) -> Chart:
     return Chart(
         "Contribution and importance",
         Axis("", ticks=group_ticks(labels, groups, 10)),
-        Axis("effective importance q̃ᵢ", "%", limits=(0.0, None)),
+        Axis("effective importance q̃", "%", limits=(0.0, None)),
         tuple(layers),
         note="; ".join(notes),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
@@ -31,13 +32,21 @@ def _chart(
             unknown += len(asked) - len(known)
             series = " · ".join(part for part in (name if len(runs) > 1 else "", words) if part)
             layers.append(_points(series or "devices", known, scale, color(len(layers) - 1)))
+    limits = _limits(layers)  # the same of both axes, so that the diagonal is one
     return Chart(
         title,
-        Axis(f"{label} asked", unit, log=True),
-        Axis(f"{label} got", unit, log=True),
+        Axis(f"{label} asked", unit, log=True, limits=limits),
+        Axis(f"{label} got", unit, log=True, limits=limits),
         tuple(layers),
         note=f"{unknown} not known: never busy, or never measured" if unknown else "",
     )
+
+
+def _limits(layers: Sequence[Layer]) -> tuple[float, float]:
+    found = [layer.columns[axis] for layer in layers[1:] for axis in "xy"]
+    values = np.concatenate(found) if found else np.array([])
+    values = values[values > 0]
+    return (float(values.min() / 1.5), float(values.max() * 1.5)) if len(values) else (0.1, 10.0)
 
 
 def _points(name: str, known: pd.DataFrame, scale: float, colour: str) -> Layer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, group_ticks
+from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
 from analysis.charts.marks import marks
 from analysis.load import Run
 from analysis.names import distinct
@@ -21,57 +21,61 @@ STATE_COLORS = {
     "offline": "red",
 }
 """To wait is to leave the lane empty."""
-MOST = 100_000
-"""Spans that are drawn: the newest. A screen shows no more, and a browser still moves them at once."""
+MOST = 40_000
+"""Updates of a run that are shown, the newest: a browser still moves what is drawn for them."""
 _NAMED = 40
 """Lanes that are named; where there are more, groups are."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
+_HOVER = {
+    "device": "device",
+    "state": "state",
+    "from (s)": "begin",
+    "to (s)": "end",
+    **{name.replace("_", " "): name for name in _RECORD},
+}
+_CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
+"""Of the states' categories."""
 
 
 def lanes(runs: Sequence[Run]) -> Chart:
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []
+    long = [run.updates["arrived"] for run in runs if len(run.updates) > MOST]
+    since = max((float(arrived.iloc[-MOST]) for arrived in long), default=0.0)
     for name, run in distinct(runs).items():
-        spans = timeline(run)
+        spans = timeline(run, since)
+        spans = spans[spans["state"] != "wait"]
         devices = spans["device"].cat.categories
-        parts.append(_recorded(spans, run).assign(y=spans["device"].cat.codes + len(labels)))
+        parts.append(_recorded(spans, run, len(labels)))
         labels += [device if len(runs) == 1 else f"{name} · {device}" for device in devices]
         groups += [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]
     shown = pd.concat(parts)
-    shown = shown[shown["state"] != "wait"].sort_values("end", kind="stable")
-    note = "empty: waits"
-    if len(shown) > MOST:
-        note += f"; the newest {MOST:,} of {len(shown):,} intervals"
-    shown = shown.iloc[-MOST:]
-    codes = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
-    columns = {name: shown[name].to_numpy() for name in ("y", "begin", "end", *_RECORD)}
-    named = {name: np.asarray(shown[name], str) for name in ("device", "state")}
-    color = codes[shown["state"].cat.codes]
-    hover = {
-        "device": "device",
-        "state": "state",
-        "from (s)": "begin",
-        "to (s)": "end",
-        **{name.replace("_", " "): name for name in _RECORD},
-    }
-    layer = Layer("devices", "spans", arrays(**columns, **named, color=color), legend=False, hover=hover)
+    # A screen cannot show the gaps between thousands of lanes, but it would flicker.
+    shown = shown.assign(height=0.8 if len(labels) <= 4 * _NAMED else 1.0)
     return Chart(
         "Devices",
-        Axis("device time", "s", limits=(0.0, None)),
+        Axis("device time", "s", limits=(since, None)),
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
-        (layer, marks(runs)),
+        (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER), marks(runs)),
         legend=STATE_COLORS,
-        note=note,
-        height=float(np.clip(len(labels) / 16, 0.5, 3.0)),
+        note="empty: waits" + (f"; the newest {MOST:,} updates" if since else ""),
+        height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
 
 
-def _recorded(spans: pd.DataFrame, run: Run) -> pd.DataFrame:
-    """`spans` with what the record of their update says; −1 or NaN where there is none."""
+def _columns(shown: pd.DataFrame) -> dict[str, Column]:
+    columns = {name: shown[name].to_numpy() for name in ("y", "height", "begin", "end", *_RECORD)}
+    named = {name: shown[name].astype(str).to_numpy(str) for name in ("device", "state")}
+    return arrays(**columns, **named, color=_CODES[shown["state"].cat.codes])
+
+
+def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
+    """`spans` with their lane, from `first` on, and what the record of their update says; −1 or NaN
+    where there is none."""
     row = spans["update"].to_numpy()
     told = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]
         for name in _RECORD
     }
-    return spans.assign(device=spans["device"].astype(object), **told)
+    return spans.assign(y=spans["device"].cat.codes + first, **told)

@@ -6,33 +6,25 @@ Knows no run. Every layer has its own data source: `Drawn.update` exchanges thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from bokeh.core.properties import value
-from bokeh.models import (
-    ColumnDataSource,
-    DataRange1d,
-    GlyphRenderer,
-    HoverTool,
-    LabelSet,
-    LegendItem,
-    Range,
-    Range1d,
-    Slope,
-    Title,
-    Whisker,
-)
+from bokeh.models.annotations import LabelSet, Legend, LegendItem, Slope, Title, Whisker
+from bokeh.models.formatters import BasicTickFormatter
+from bokeh.models.ranges import DataRange1d, Range, Range1d
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.models.sources import ColumnDataSource
+from bokeh.models.tools import HoverTool
 from bokeh.plotting import figure
 from bokeh.transform import linear_cmap
 
-from analysis.charts.chart import INKS, LANE, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 from analysis.charts.exchange import exchange
 
-_HEIGHT = 320
-"""Pixels of a usual chart."""
+_HEIGHT = 240
+"""Pixels of a usual chart, without title, axis and legend."""
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
@@ -43,6 +35,8 @@ class Drawn:
     figure: figure
     sources: dict[str, ColumnDataSource]
     """By the name of the layer."""
+    _chart: Chart
+    """The newest."""
     _ink: Ink
     _note: Title
 
@@ -59,13 +53,18 @@ class Drawn:
             else:
                 self._add(layer)
         for name in self.sources.keys() - {layer.name for layer in chart.layers}:
-            source = self.sources[name]
-            source.data = {column: source.data[column][:0] for column in source.data}
+            data: dict[str, Any] = dict(self.sources[name].data)
+            self.sources[name].data = {column: rows[:0] for column, rows in data.items()}
         self._note.text = _note(chart)
-        for axis, told in ((self.figure.xaxis[0], chart.x), (self.figure.yaxis[0], chart.y)):
-            _ticks(axis, told)
-        if chart.y.ticks is not None and isinstance(self.figure.y_range, Range1d):
-            self.figure.y_range.update(start=chart.y.limits[0], end=chart.y.limits[1])
+        for axis in (self.figure.xaxis[0], self.figure.yaxis[0]):
+            _ticks(axis, chart.x if axis is self.figure.xaxis[0] else chart.y)
+        for shown, old, new in (
+            (self.figure.x_range, self._chart.x, chart.x),
+            (self.figure.y_range, self._chart.y, chart.y),
+        ):
+            if old.limits != new.limits:
+                _limit(shown, new)
+        self._chart = chart
 
     def _add(self, layer: Layer) -> None:
         if layer.mark == "diagonal":
@@ -79,9 +78,9 @@ class Drawn:
             self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
         if layer.legend:
             item = LegendItem(label=value(layer.name), renderers=[renderer])
-            self.figure.legend[0].items.append(item)
+            self.figure.legend[0].items = [*self.figure.legend[0].items, item]
 
-    def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer:
+    def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
         color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
         common: dict[str, Any] = {"source": source, "name": layer.name}
         match layer.mark:
@@ -93,7 +92,7 @@ class Drawn:
                 )
             case "points":
                 return self.figure.scatter(
-                    "x", "y", size=6, fill_color=color, line_color=None, fill_alpha=0.6, **common
+                    "x", "y", size=6, fill_color=color, line_color=None, fill_alpha=0.8, **common
                 )
             case "bars":
                 return self._bars(layer, color, common)
@@ -103,28 +102,28 @@ class Drawn:
                     y="y",
                     left="begin",
                     right="end",
-                    height=LANE,
+                    height="height",
                     fill_color=cmap,
                     line_color=None,
                     **common,
                 )
         return self._rules(color, common)
 
-    def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer:
+    def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         bars = self.figure.vbar("x", "width", "y", fill_color=color, line_color=None, **common)
         if "low" in layer.columns:
             whisker = Whisker(base="x", lower="low", upper="high", source=common["source"])
-            whisker.line_color = self._ink.text
-            for head in (whisker.lower_head, whisker.upper_head):
-                head.line_color = self._ink.text
+            whisker.update(line_color=self._ink.text, lower_head=None, upper_head=None)
             self.figure.add_layout(whisker)
         return bars
 
-    def _rules(self, color: str, common: dict[str, Any]) -> GlyphRenderer:
+    def _rules(self, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         rules = self.figure.vspan("x", line_color=color, line_dash="dotted", line_width=1.5, **common)
         words = LabelSet(
             x="x", y=4, y_units="screen", text="label", angle=np.pi / 2, y_offset=4, x_offset=-2,
-            source=common["source"], text_font_size="10px", text_color=self._ink.text, text_alpha=0.8,
+            source=common["source"], text_font_size="10px", text_color=self._ink.text,
+            background_fill_color=self._ink.paper,
+            background_fill_alpha=0.7,
         )  # fmt: skip
         self.figure.add_layout(words)
         return rules
@@ -139,7 +138,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
     """`Drawn.figure` is a Bokeh model, for a document, a page or a notebook."""
     ink = INKS[theme]
     shown = figure(
-        height=int(_HEIGHT * chart.height),
+        frame_height=int(_HEIGHT * chart.height),
         sizing_mode="stretch_width",
         x_axis_type="log" if chart.x.log else "linear",
         y_axis_type="log" if chart.y.log else "linear",
@@ -152,7 +151,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
     title = Title(text=chart.title, text_font_size="14px", text_color=ink.text)
     shown.add_layout(note, "above")
     shown.add_layout(title, "above")
-    drawn = Drawn(shown, {}, ink, note)
+    drawn = Drawn(shown, {}, chart, ink, note)
     _legend(shown, chart, ink)
     for layer in chart.layers:
         drawn._add(layer)
@@ -162,18 +161,17 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
 
 
 def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
-    """Beside the plot, where it hides nothing; a click on a series takes it away."""
-    for words, color in chart.legend.items():
-        shown.scatter([], [], marker="square", size=12, color=PALETTE[color], legend_label=words)
-    if not chart.legend:
-        from bokeh.models import Legend
-
-        shown.add_layout(Legend())
-        shown.legend[0].click_policy = "hide"
-    shown.add_layout(shown.legend[0], "right")
-    shown.legend[0].update(
+    """Below the plot, where it hides nothing; a click on a series takes it away."""
+    legend = Legend(orientation="horizontal", ncols=8, click_policy="none" if chart.legend else "hide")
+    for words, color in chart.legend.items():  # a legend shows what is drawn: something unseen
+        samples: list[Any] = [
+            shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
+        ]
+        legend.items = [*legend.items, LegendItem(label=value(words), renderers=samples)]
+    shown.add_layout(legend, "below")
+    legend.update(
         label_text_color=ink.text, label_text_font_size="11px", background_fill_color=None,
-        border_line_color=None, padding=4, spacing=2,
+        border_line_color=None, padding=0, margin=0, location="left",
     )  # fmt: skip
 
 
@@ -189,13 +187,16 @@ def _dress(shown: figure, chart: Chart, ink: Ink) -> None:
     for axis, told in ((shown.xaxis[0], chart.x), (shown.yaxis[0], chart.y)):
         axis.axis_label = told.title or None
         axis.update(
-            axis_label_text_color=ink.text, major_label_text_color=ink.text, axis_line_color=ink.grid,
-            major_tick_line_color=ink.grid, minor_tick_line_color=None, axis_label_text_font_style="normal",
+            axis_label_text_color=ink.text, axis_label_text_font_style="normal",
+            major_label_text_color=ink.text, axis_line_color=ink.grid,
+            major_tick_line_color=ink.grid, minor_tick_line_color=None,
         )  # fmt: skip
         _ticks(axis, told)
 
 
 def _ticks(axis: Any, told: Axis) -> None:
+    if told.log:
+        axis.formatter = BasicTickFormatter(use_scientific=False)
     if told.ticks is not None:
         axis.ticker = list(told.ticks)
         axis.major_label_overrides = dict(told.ticks)
@@ -204,16 +205,21 @@ def _ticks(axis: Any, told: Axis) -> None:
 def _range(axis: Axis) -> Range:
     low, high = axis.limits
     if low is not None and high is not None:
-        return Range1d(low, high)
+        return Range1d(start=low, end=high)
     found = DataRange1d(only_visible=True)
-    if low is not None:
-        found.start = low
-    if high is not None:
-        found.end = high
+    _limit(found, axis)
     return found
 
 
-def _data(layer: Layer) -> Mapping[str, Any]:
+def _limit(shown: Any, axis: Axis) -> None:
+    low, high = axis.limits
+    if low is not None:
+        shown.start = low
+    if high is not None:
+        shown.end = high
+
+
+def _data(layer: Layer) -> dict[str, Any]:
     return {name: _plain(column) for name, column in layer.columns.items()}
 
 

@@ -21,8 +21,7 @@ from testbed.dashboard.feed import Feed
 
 EVERY = 500
 """Milliseconds."""
-_TIMES = ("accuracy", "loss", "devices", "staleness")
-"""Charts over time: they are zoomed together."""
+
 _FOLDER = Path(__file__).parent
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
 
@@ -91,7 +90,7 @@ def header(feed: Feed) -> str:
         "updates": f"{feed.updates:,}",
         "accuracy": _share(line.accuracy),
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
-        "time": _pace(run),
+        "runtime": _pace(run),
         "validity": _validity(run, feed),
     }
     told = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())

@@ -30,12 +30,19 @@ EVENTS = [
     '{"event":"run_ended","at":10.0,"reason":"after","version":3,"updates":3}',
 ]
 
+
+def _device(group: str, profile: str, **numbers: float) -> dict[str, object]:
+    return {"group": group, "profile": profile, **numbers}
+
+
 MANIFEST = {
     "format": 1,
+    "created": 2.0,
+    "monotonic_zero": 1.7e9 - 100,  # the run clock started when the host's showed 100 s
     "devices": {
-        "fast": {"group": "pi", "profile": "0.5 cpu, 512 MiB", "cpu": 0.5, "samples": 100},
-        "slow": {"group": "pi", "profile": "0.1 cpu, 512 MiB", "cpu": 0.1, "samples": 100},
-        "mute": {"group": "nano", "profile": "0.1 cpu, 256 MiB", "cpu": 0.1, "samples": 50},
+        "fast": _device("pi", "0.5 cpu, 512 MiB", cpu=0.5, samples=100, importance=0.5),
+        "slow": _device("pi", "0.1 cpu, 512 MiB", cpu=0.1, samples=100, importance=0.3),
+        "mute": _device("nano", "0.1 cpu, 256 MiB", cpu=0.1, samples=50, importance=0.2),
     },
 }
 
@@ -45,6 +52,6 @@ def directory(tmp_path: Path) -> Path:
     (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
     (tmp_path / "topology.yaml").write_text("name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n")
     (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in EVENTS))
-    sample = {"device": "fast", "at": 7.5, "cpu": 1.25, "memory": 300_000_000}
+    sample = {"device": "fast", "at": 107.5, "cpu": 1.25, "memory": 300_000_000}
     (tmp_path / "telemetry.jsonl").write_text(json.dumps(sample) + '\n{"device": "fa')
     return tmp_path

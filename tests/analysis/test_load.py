@@ -4,20 +4,30 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from agents import events
-from analysis.load import load
-from tests.analysis.conftest import EVENTS
+from analysis import records
+from analysis.load import Follower, load, load_many
+from tests.analysis.conftest import EVENTS, MANIFEST
+
+ACTED = events.Acted(3.0, "slow", "hand", 0.25, {"action": "set", "link": {"up": None, "rtt": 0.1}})
+
+
+def write(directory: Path, *lines: str) -> None:
+    (directory / "events.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
 def test_every_record_becomes_a_row(directory: Path) -> None:
-    run = load(directory)
+    run = load(str(directory))
     assert run.manifest["devices"]["fast"]["cpu"] == 0.5
     assert run.topology["rule"] == {"name": "fedbuff", "buffer_size": 1}
     assert run.started is not None
     assert run.started.clients == ("fast", "slow")
     assert run.updates["client"].tolist() == ["fast", "fast", "slow"]
+    assert run.updates["group"].tolist() == ["pi", "pi", "pi"]
     assert run.updates["staleness"].tolist() == [0, 0, 2]
     assert run.versions["at"].tolist() == [2.0, 5.0, 8.0]
     assert run.evaluations["accuracy"].tolist() == [0.1, 0.85, 0.8]
@@ -25,6 +35,35 @@ def test_every_record_becomes_a_row(directory: Path) -> None:
     assert run.statuses.empty
     assert run.ended is not None
     assert run.duration == 10.0
+
+
+def test_columns_have_types_and_clients_the_order_of_the_plan(directory: Path) -> None:
+    run = load(directory)
+    assert run.updates["client"].cat.categories.tolist() == ["fast", "slow", "mute"]
+    assert run.devices["group"].cat.categories.tolist() == ["pi", "nano"]
+    assert run.updates["staleness"].dtype == np.int64
+    assert run.updates["loss"].dtype == np.float64
+    assert run.devices["importance"].tolist() == [0.5, 0.3, 0.2]
+
+
+def test_a_client_that_was_not_planned_comes_last_and_has_no_group(directory: Path) -> None:
+    write(directory, *EVENTS[:2], EVENTS[2].replace('"fast"', '"guest"'), EVENTS[8])
+    run = load(directory)
+    assert run.updates["client"].cat.categories.tolist() == ["fast", "slow", "mute", "guest"]
+    assert run.updates["group"].isna().tolist() == [True, False]
+
+
+def test_what_is_not_finite_is_nan_and_what_is_new_is_skipped(directory: Path) -> None:
+    update = EVENTS[2].replace('"loss":1.5', '"loss":null,"colour":{"new":[1]}')
+    write(directory, EVENTS[0], update, '{"event":"novelty","at":1.0}', EVENTS[3])
+    run = load(directory)
+    assert run.updates["loss"].isna().tolist() == [True]
+    assert len(run.versions) == 1
+
+
+def test_a_novelty_that_has_our_names_and_other_types_is_skipped(directory: Path) -> None:
+    write(directory, *EVENTS[:4], '{"event":"novelty","at":"noon","version":[1]}', *EVENTS[4:])
+    assert len(load(directory).updates) == 3
 
 
 def test_a_torn_last_line_is_left_out(directory: Path) -> None:
@@ -36,19 +75,38 @@ def test_a_torn_last_line_is_left_out(directory: Path) -> None:
     assert len(run.evaluations) == 3
 
 
+@pytest.mark.parametrize(
+    "broken",
+    ["{", "[]", '{"at":1.0}', '{"event":"version","at":1.0}', '{"event":"status","at":"x"}', "{}"],
+)
+def test_a_line_that_cannot_be_read_is_named(directory: Path, broken: str) -> None:
+    write(directory, *EVENTS[:4], broken, *EVENTS[4:])
+    with pytest.raises(ValueError, match=r"events.jsonl:.*\b5\b"):
+        load(directory)
+
+
+def test_lines_are_counted_over_blocks(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "BLOCK", 100)  # shorter than a line
+    whole = load(directory)
+    assert len(whole.updates) == 3
+    assert whole.ended is not None
+    write(directory, *EVENTS[:8], "{", *EVENTS[8:])
+    with pytest.raises(ValueError, match=r"events.jsonl:9:"):
+        load(directory)
+
+
 def test_a_run_still_going_lasts_until_its_last_record(directory: Path) -> None:
-    (directory / "events.jsonl").write_text("\n".join(EVENTS[:9]) + "\n")
+    write(directory, *EVENTS[:9])
     assert load(directory).duration == 8.0  # an update's time is when it was applied
 
 
 def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
     resumed = EVENTS[0].replace('"at":0.0', '"at":10.0'), EVENTS[1].replace('"at":0.0', '"at":11.0')
-    path = directory / "events.jsonl"
-    path.write_text("\n".join([*EVENTS, *resumed]) + "\n")
+    write(directory, *EVENTS, *resumed)
     run = load(directory)
     assert run.started is not None
     assert (run.started.at, run.ended, run.duration) == (0.0, None, 11.0)
-    path.write_text("\n".join([*EVENTS, *resumed, EVENTS[-1].replace('"at":10.0', '"at":12.0')]) + "\n")
+    write(directory, *EVENTS, *resumed, EVENTS[-1].replace('"at":10.0', '"at":12.0'))
     assert load(directory).duration == 12.0
 
 
@@ -58,13 +116,103 @@ def test_a_run_that_has_not_begun_is_empty_with_all_columns(directory: Path) -> 
     run = load(directory)
     assert (run.started, run.duration, run.topology) == (None, 0.0, {})
     names = [field.name for field in dataclasses.fields(events.UpdateApplied)]
-    assert run.updates.columns.tolist() == names
-    assert run.telemetry.columns.tolist() == ["device", "at"]
+    assert run.updates.columns.tolist() == [*names, "group"]
+    assert run.telemetry.columns.tolist()[:3] == ["device", "at", "cpu"]
+    assert run.fidelity.columns.tolist() == ["device", "group", "figure", "asked", "got", "error"]
 
 
 def test_what_is_no_run_or_too_new_is_refused(directory: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load(directory / "nowhere")
+    write(directory, EVENTS[0].replace('"format":1', '"format":2'))
+    with pytest.raises(ValueError, match="format 2 is newer"):
+        load(directory)
     (directory / "manifest.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(ValueError, match="format 2 is newer"):
         load(directory)
+
+
+def test_telemetry_is_told_in_device_time(directory: Path) -> None:
+    assert load(directory).telemetry[["at", "monotonic"]].values.tolist() == [[7.5, 107.5]]
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 5.0}))
+    assert load(directory).telemetry["at"].tolist() == [1.5]
+    (directory / "manifest.json").write_text(json.dumps({"format": 1}))
+    assert load(directory).telemetry["at"].isna().tolist() == [True]
+
+
+def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
+    # resumed at device time 10, when the host's clock showed 200 s
+    again = events.RunStarted(10.0, 1.7e9 + 100, ("fast",), ())
+    write(directory, *EVENTS, events.to_line(again).strip())
+    samples = [{"device": "fast", "at": at, "cpu": 1.0} for at in (90.0, 150.0, 203.0)]
+    (directory / "telemetry.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
+    assert load(directory).telemetry["at"].tolist() == [-10.0, 50.0, 13.0]
+
+
+def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 2.0}))
+    probe = {"device": "slow", "at": 98.0, "probe": {"up": 5e5, "rtt": 0.2}}
+    with (directory / "telemetry.jsonl").open("a") as file:  # after the fixture's torn line
+        file.write("\n" + json.dumps(probe) + "\n")
+    run = load(directory)
+    assert run.telemetry["device"].tolist() == ["fast"]
+    assert run.probes[["device", "at", "up", "rtt"]].values.tolist() == [["slow", -1.0, 1e6, 0.1]]
+    assert run.probes["down"].isna().all()
+
+
+def test_the_scenario_tells_what_was_done(directory: Path) -> None:
+    write(directory, *EVENTS[:5], events.to_line(ACTED).strip(), *EVENTS[5:])
+    row = load(directory).scenario.iloc[0]
+    assert (row["at"], row["device"], row["action"]) == (3.0, "slow", "set")
+    assert json.loads(row["details"]) == ACTED.details
+
+
+def test_fidelity_is_a_row_per_figure(directory: Path) -> None:
+    cpu = {"asked": 0.5, "got": 0.49, "error": -2.0, "measured": 9.0, "used": 0.3}
+    figures = {"group": "pi", "cpu": cpu, "up": {"asked": None, "got": None, "error": None}, "probes": 0}
+    (directory / "fidelity.json").write_text(json.dumps({"format": 1, "devices": {"fast": figures}}))
+    table = load(directory).fidelity
+    assert table["figure"].tolist() == ["cpu", "up"]
+    assert table["got"].tolist() == pytest.approx([0.49, np.nan], nan_ok=True)
+
+
+def test_a_follower_tells_what_is_new_and_all_so_far(directory: Path) -> None:
+    path = directory / "events.jsonl"
+    write(directory, *EVENTS[:4])
+    follower = Follower(directory)
+    assert follower.read()["update"]["sequence"].tolist() == [1]
+    assert follower.read() == {}
+    with path.open("a") as file:
+        file.write(EVENTS[4] + "\n" + EVENTS[5][:30])
+    new = follower.read()
+    assert list(new) == ["update"]
+    assert new["update"]["sequence"].tolist() == [2]
+    with path.open("a") as file:
+        file.write(EVENTS[5][30:] + "\n" + "\n".join(EVENTS[6:]) + "\n")
+    run, whole = follower.run(), load(directory)
+    for name, table in whole.tables.items():
+        pd.testing.assert_frame_equal(run.tables[name], table)
+    assert run.ended == whole.ended
+    assert follower.read() == {}
+
+
+def test_runs_of_a_folder_come_oldest_first(directory: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name, created in (("b", 1.0), ("a", 2.0)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "manifest.json").write_text(json.dumps({"format": 1, "created": created}))
+    assert [run.name for run in load_many(folder)] == ["b", "a"]
+    assert [run.name for run in load_many([folder / "a"])] == ["a"]
+    with pytest.raises(FileNotFoundError, match="no run directory"):
+        load_many(folder / "a")
+
+
+def test_export_writes_every_table(directory: Path, tmp_path: Path) -> None:
+    run = load(directory)
+    paths = run.export(tmp_path / "out")
+    assert {path.stem for path in paths} == set(run.tables)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out" / "updates.parquet"), run.updates)
+    run.export(tmp_path / "out", "csv")
+    assert pd.read_csv(tmp_path / "out" / "versions.csv")["at"].tolist() == [2.0, 5.0, 8.0]
+    with pytest.raises(ValueError, match="parquet or csv"):
+        run.export(tmp_path / "out", "xls")  # type: ignore[arg-type]

@@ -48,24 +48,6 @@ def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:
     assert line.accuracy != line.accuracy  # NaN
 
 
-@pytest.mark.parametrize(
-    ("intervals", "length"),
-    [
-        ([], 0.0),
-        ([(1, 2), (3, 5)], 3.0),
-        ([(3, 5), (1, 4)], 4.0),
-        ([(1, 6), (2, 3), (4, 7)], 6.0),
-        ([(-1, 1), (9, 12)], 2.0),
-        ([(11, 12)], 0.0),
-        ([(nan, 2), (1, nan), (4, 5)], 1.0),
-    ],
-)
-def test_covered_counts_overlaps_once_and_only_inside(
-    intervals: list[tuple[float, float]], length: float
-) -> None:
-    assert summary.covered(intervals, end=10.0) == length
-
-
 def test_groups_put_devices_of_one_kind_together() -> None:
     rows = pd.DataFrame(
         {

@@ -10,15 +10,14 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
-from analysis.charts.chart import INKS, LANE, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the height of a usual chart."""
 _FINE = 2_000
 """Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
-_LABELLED = 12
-"""Vertical marks that are labelled; of more only the lines are drawn."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
@@ -28,9 +27,13 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     figure = Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
     axes = figure.add_subplot()
     _dress(axes, chart, ink)
-    for layer in sorted(chart.layers, key=lambda layer: layer.mark == "diagonal"):
-        _MARKS[layer.mark](axes, layer, ink)
+    for layer in chart.layers:
+        if layer.mark != "diagonal":
+            _MARKS[layer.mark](axes, layer, ink)
     _limit(axes, chart)
+    for layer in chart.layers:
+        if layer.mark == "diagonal":  # from edge to edge, so these must be known
+            _diagonal(axes, layer, ink)
     handles, labels = axes.get_legend_handles_labels()
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
@@ -86,7 +89,7 @@ def _limit(axes: Axes, chart: Chart) -> None:
 def _line(axes: Axes, layer: Layer, ink: Ink) -> None:
     columns = layer.columns
     style = "steps-post" if layer.mark == "step" else "default"
-    dots = "o" if len(columns["x"]) < 50 else ""
+    dots = "o" if layer.mark == "line" and len(columns["x"]) < 50 else ""
     axes.plot(
         columns["x"], columns["y"], color=PALETTE[layer.color], label=_label(layer), drawstyle=style,
         linestyle="--" if layer.dashed else "-", linewidth=1.4, marker=dots, markersize=2.5,
@@ -113,14 +116,16 @@ def _bars(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
-    y, begin, end, color = (layer.columns[name] for name in ("y", "begin", "end", "color"))
-    low, high = y - LANE / 2, y + LANE / 2
+    y, height, begin, end, color = (
+        layer.columns[name] for name in ("y", "height", "begin", "end", "color")
+    )
+    low, high = y - height / 2, y + height / 2
     corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
     shapes = PolyCollection(
-        list(corners), facecolors=colors, edgecolors="none", antialiased=len(y) < _FINE
+        list(corners), facecolors=colors, edgecolors="none", antialiased=len(begin) < _FINE
     )
-    shapes.set_rasterized(len(y) > _FINE)
+    shapes.set_rasterized(len(begin) > _FINE)
     axes.add_collection(shapes)
     axes.autoscale_view()
 
@@ -129,18 +134,21 @@ def _rules(axes: Axes, layer: Layer, ink: Ink) -> None:
     x, labels = layer.columns["x"], layer.columns["label"]
     for at, label in zip(x, labels, strict=True):
         axes.axvline(at, color=PALETTE[layer.color], linewidth=0.8, linestyle=":")
-        if len(x) <= _LABELLED:
+        if label:
             axes.text(
                 at, 0.98, f" {label}", transform=axes.get_xaxis_transform(), rotation=90, fontsize=6,
                 ha="right", va="top", color=ink.text,
+                path_effects=[withStroke(linewidth=2, foreground=ink.paper)],
             )  # fmt: skip
 
 
 def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
     style = "--" if layer.dashed else "-"
-    ends = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
-    axes.plot(ends, ends, color=PALETTE[layer.color], linewidth=1, linestyle=style, label=_label(layer))
-    axes.set(xlim=ends, ylim=ends)
+    low, high = axes.get_xlim()
+    axes.plot(
+        [low, high], [low, high], color=PALETTE[layer.color], linewidth=1, linestyle=style,
+        label=_label(layer), scalex=False, scaley=False,
+    )  # fmt: skip
 
 
 def _label(layer: Layer) -> str:
@@ -154,5 +162,4 @@ _MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {
     "bars": _bars,
     "spans": _spans,
     "rules": _rules,
-    "diagonal": _diagonal,
 }

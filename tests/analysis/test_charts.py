@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bokeh.document import Document
+from bokeh.models.ranges import Range1d
+from bokeh.models.sources import ColumnDataSource
+from matplotlib.axes import Axes
+from PIL import Image
+
+from agents import events
+from analysis.charts import CHARTS, paper, screen
+from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
+from analysis.charts.marks import marks
+from analysis.load import Run, load
+from tests.analysis.conftest import EVENTS
+
+
+@pytest.fixture
+def run(directory: Path) -> Run:
+    """With a scenario and fidelity figures, so that every chart has something to show."""
+    acted = [
+        events.Acted(4.2, "slow", "scenario", 0.0, {"action": "set", "link": {"up": 1e5, "rtt": 0.2}}),
+        events.Acted(4.3, "fast", "scenario", 0.0, {"action": "set", "cpu": 0.05}),
+        events.Acted(4.4, "mute", "scenario", 0.0, {"action": "pause"}),
+    ]
+    lines = [*EVENTS[:6], *(events.to_line(record).strip() for record in acted), *EVENTS[6:]]
+    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
+    cpu = {"asked": 0.5, "got": 0.4, "error": -20.0}
+    up = {"asked": 1e6, "got": 9e5, "error": -10.0}
+    never = {"asked": 0.1, "got": None, "error": None}
+    figures = {"fast": {"group": "pi", "cpu": cpu, "up": up}, "slow": {"group": "pi", "cpu": never}}
+    (directory / "fidelity.json").write_text(json.dumps({"devices": figures}))
+    return load(directory)
+
+
+@pytest.fixture
+def empty(directory: Path) -> Run:
+    (directory / "events.jsonl").write_text("")
+    return load(directory)
+
+
+def layer(chart: Chart, name: str) -> Layer:
+    return next(one for one in chart.layers if one.name == name)
+
+
+def column(chart: Chart, name: str, column: str) -> list[float]:
+    values: list[float] = layer(chart, name).columns[column].tolist()
+    return values
+
+
+def test_accuracy_against_time_versions_and_bytes(run: Run) -> None:
+    chart = CHARTS["accuracy"]([run])
+    assert (chart.x.title, chart.y.title) == ("device time (s)", "test accuracy (%)")
+    assert column(chart, "fedbuff", "x") == [0.0, 5.0, 10.0]
+    assert column(chart, "fedbuff", "y") == [10.0, 85.0, 80.0]
+    assert column(CHARTS["accuracy-by-version"]([run]), "fedbuff", "x") == [0, 2, 3]
+    by_bytes = CHARTS["loss-by-bytes"]([run])
+    assert column(by_bytes, "fedbuff", "x") == pytest.approx([0.0, 0.0052, 0.0078])  # MB: 2600 each
+    assert column(by_bytes, "fedbuff", "y") == [2.3, 0.9, 1.1]
+
+
+def test_runs_overlay_by_what_tells_them_apart(run: Run) -> None:
+    assert [one.name for one in CHARTS["accuracy-by-version"]([run, run]).layers] == [run.name]
+    other = Run(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"topology": {}})
+    chart = CHARTS["accuracy"]([run, other])
+    assert [one.name for one in chart.layers] == ["fedbuff", "?", "scenario"]
+    assert chart.layers[0].color != chart.layers[1].color
+
+
+def test_lanes(run: Run) -> None:
+    chart = CHARTS["devices"]([run])
+    spans = layer(chart, "devices").columns
+    assert chart.y.ticks == {0.0: "fast", 1.0: "slow", 2.0: "mute"}
+    assert "wait" not in spans["state"]
+    first = {name: values[0] for name, values in spans.items()}
+    assert (first["y"], first["begin"], first["end"], first["state"]) == (0, 0.0, 0.5, "download")
+    assert first["sequence"] == 1
+    assert COLORS[first["color"]] == chart.legend["download"]
+    assert spans["state"][-1] == "paused"
+    assert spans["sequence"][-1] == -1  # the work of no update
+
+
+def test_many_lanes_are_named_by_group(directory: Path) -> None:
+    devices = {f"d{number}": {"group": "ab"[number >= 60]} for number in range(80)}
+    (directory / "manifest.json").write_text(json.dumps({"devices": devices}))
+    (directory / "events.jsonl").write_text(EVENTS[-1] + "\n")
+    chart = CHARTS["devices"]([load(directory)])
+    assert chart.y.ticks == {29.5: "a ×60", 69.5: "b ×20"}
+
+
+def test_marks_of_a_second_are_one(run: Run) -> None:
+    columns = marks([run]).columns
+    assert columns["x"].tolist() == [4.0]
+    assert columns["label"].tolist() == [
+        "link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
+    ]
+    assert marks([run, run]).columns["label"].tolist() == columns["label"].tolist()
+
+
+def test_staleness(run: Run) -> None:
+    chart = CHARTS["staleness"]([run])
+    assert column(chart, "pi", "x") == [2.0, 5.0, 8.0]
+    assert column(chart, "pi", "y") == [0, 0, 2]
+    bars = layer(CHARTS["staleness-histogram"]([run]), "pi").columns
+    assert bars["first"].tolist() == bars["last"].tolist() == [0, 1, 2]
+    assert bars["y"].tolist() == pytest.approx([200 / 3, 0, 100 / 3])
+
+
+def test_contributions(run: Run) -> None:
+    chart = CHARTS["contributions"]([run])
+    assert column(chart, "pi", "y") == pytest.approx([200 / 3, 100 / 3])
+    assert column(chart, "nano", "importance") == [20.0]
+    assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance unheard"
+
+
+def test_fidelity(run: Run) -> None:
+    chart = CHARTS["cpu"]([run])
+    assert (column(chart, "devices", "x"), column(chart, "devices", "y")) == ([50.0], [40.0])
+    assert chart.note.startswith("1 not known")
+    assert column(CHARTS["rates"]([run]), "uplink", "y") == pytest.approx([0.9])  # Mbit/s
+
+
+def test_time_to_accuracy(run: Run) -> None:
+    chart = CHARTS["time-to-accuracy"]([run])
+    assert chart.x.ticks == {0.0: "60%", 1.0: "70%", 2.0: "80%", 3.0: "85%"}
+    assert column(chart, "fedbuff", "y") == [5.0] * 4
+
+
+def test_columns_of_a_layer_are_of_one_length() -> None:
+    with pytest.raises(ValueError, match="'a' differ in length"):
+        Layer("a", "line", arrays(x=[1, 2], y=[1]))
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_chart_is_drawn_on_paper(run: Run, empty: Run, name: str) -> None:
+    drawn, ground = _picture(CHARTS[name]([run]), "light")
+    assert (np.abs(drawn.astype(int) - ground) > 40).any(axis=2).mean() > 0.01  # something is to be seen
+    _picture(CHARTS[name]([empty]), "dark")
+
+
+def _picture(chart: Chart, theme: Theme) -> tuple[np.ndarray, np.ndarray]:
+    file = io.BytesIO()
+    paper.draw(chart, theme).savefig(file, dpi=50)
+    pixels = np.asarray(Image.open(file).convert("RGB"))
+    return pixels, pixels[0, 0]
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_every_chart_is_drawn_on_the_screen(run: Run, empty: Run, name: str) -> None:
+    early, late = CHARTS[name]([empty]), CHARTS[name]([run])
+    drawn = screen.draw(early, "dark")
+    before = dict(drawn.sources)
+    drawn.update(late)
+    assert all(drawn.sources[layer] is source for layer, source in before.items())  # patched in place
+    for one in late.layers:
+        if one.mark != "diagonal":
+            shown: dict[str, Any] = dict(drawn.sources[one.name].data)
+            lengths = {name: len(rows) for name, rows in one.columns.items()}
+            assert {name: len(rows) for name, rows in shown.items()} == lengths
+    document = Document()
+    document.add_root(drawn.figure)
+    document.validate()
+    assert document.to_json()  # what a browser is sent
+
+
+def test_a_layer_that_is_gone_is_emptied_and_a_new_one_added() -> None:
+    def chart(*names: str) -> Chart:
+        layers = [Layer(name, "line", arrays(x=[1.0], y=[2.0])) for name in names]
+        return Chart("t", Axis("x"), Axis("y", limits=(0.0, float(len(names)))), tuple(layers))
+
+    drawn = screen.draw(chart("a", "b"))
+    drawn.update(chart("b", "c", "d"))
+    lengths = {name: len(source.data["x"]) for name, source in drawn.sources.items()}
+    assert lengths == {"a": 0, "b": 1, "c": 1, "d": 1}
+    assert isinstance(drawn.figure.y_range, Range1d)
+    assert drawn.figure.y_range.end == 3.0
+
+
+def test_sources_can_be_streamed(run: Run) -> None:
+    source = screen.draw(CHARTS["accuracy"]([run])).sources["fedbuff"]
+    assert isinstance(source, ColumnDataSource)
+    source.stream({"x": [11.0], "y": [90.0], "version": [4], "at": [11.0]})
+    assert list(dict(source.data)["x"]) == [0.0, 5.0, 10.0, 11.0]
+
+
+def test_paper_shows_the_data(run: Run) -> None:
+    axes: Axes = paper.draw(CHARTS["accuracy"]([run])).axes[0]
+    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.0, 10.0], [5.0, 85.0], [10.0, 80.0]]
+    assert axes.get_ylim() == (0.0, 100.0)
+    assert [text.get_text().strip()[:4] for text in axes.texts if text.get_text().strip()] == ["link"]
+
+
+def test_the_palette_is_seen_on_both_papers() -> None:
+    """A contrast of 1.9 or more (WCAG's ratio), as Okabe and Ito's own orange has on white."""
+
+    def luminance(hexadecimal: str) -> float:
+        channels = np.array([int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    for ground in (INKS["light"].paper, INKS["dark"].paper):
+        for color in PALETTE.values():
+            low, high = sorted((luminance(ground), luminance(color)))
+            assert (high + 0.05) / (low + 0.05) > 1.9, (ground, color)

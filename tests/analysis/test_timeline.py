@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from agents import events
+from analysis.load import Run, load
+from analysis.timeline import timeline
+from tests.analysis.conftest import EVENTS
+
+
+def of(run: Run, device: str, since: float = 0.0) -> list[tuple[str, float, float, int]]:
+    spans = timeline(run, since)
+    own = spans[spans["device"] == device]
+    return list(own[["state", "begin", "end", "update"]].itertuples(index=False, name=None))
+
+
+def with_records(directory: Path, *records: events.Record) -> Run:
+    lines = [*EVENTS[:-1], *(events.to_line(record).strip() for record in records), EVENTS[-1]]
+    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return load(directory)
+
+
+def test_states_follow_from_the_timestamps(directory: Path) -> None:
+    run = load(directory)
+    assert of(run, "fast") == [
+        ("download", 0.0, 0.5, 0),
+        ("train", 0.5, 1.5, 0),
+        ("upload", 1.5, 2.0, 0),  # while the next model comes already, since 1.75
+        ("download", 2.0, 2.5, 1),
+        ("wait", 2.5, 3.0, -1),
+        ("train", 3.0, 4.0, 1),
+        ("wait", 4.0, 4.5, -1),
+        ("upload", 4.5, 5.0, 1),
+        ("wait", 5.0, 10.0, -1),
+    ]
+    assert of(run, "slow") == [
+        ("download", 0.0, 1.0, 2),
+        ("train", 1.0, 7.0, 2),
+        ("upload", 7.0, 8.0, 2),
+        ("wait", 8.0, 10.0, -1),
+    ]
+    assert of(run, "mute") == [("wait", 0.0, 10.0, -1)]
+
+
+def test_a_part_of_the_run(directory: Path) -> None:
+    assert of(load(directory), "slow", since=6.5)[0] == ("train", 6.5, 7.0, 2)
+    assert of(load(directory), "fast", since=6.5) == [("wait", 6.5, 10.0, -1)]
+
+
+def test_pauses_and_absence_go_before_work(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(2.0, "slow", "scenario", 0.0, {"action": "pause"}),
+        events.Acted(3.0, "slow", "scenario", 0.0, {"action": "resume"}),
+        events.Acted(9.0, "slow", "hand", 0.0, {"action": "crash"}),
+        events.ClientStatus(9.1, "slow", "offline"),
+        events.ClientStatus(9.5, "slow", "ready"),
+    )
+    assert of(run, "slow") == [
+        ("download", 0.0, 1.0, 2),
+        ("train", 1.0, 2.0, 2),
+        ("paused", 2.0, 3.0, -1),
+        ("train", 3.0, 7.0, 2),
+        ("upload", 7.0, 8.0, 2),
+        ("wait", 8.0, 9.0, -1),
+        ("offline", 9.0, 9.5, -1),
+        ("wait", 9.5, 10.0, -1),
+    ]
+
+
+def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) -> None:
+    missing = EVENTS[0].replace('"missing":[]', '"missing":["mute","stranger"]')
+    ready = events.to_line(events.ClientStatus(4.0, "mute", "ready"))
+    (directory / "events.jsonl").write_text(
+        "\n".join([missing, *EVENTS[1:-1], ready + EVENTS[-1]]) + "\n"
+    )
+    assert of(load(directory), "mute") == [("offline", 0.0, 4.0, -1), ("wait", 4.0, 10.0, -1)]
+
+
+def test_times_that_are_not_known_cover_nothing(directory: Path) -> None:
+    line = EVENTS[8].replace('"train_end":7.0', '"train_end":null')
+    (directory / "events.jsonl").write_text("\n".join([EVENTS[0], line, EVENTS[-1]]) + "\n")
+    states = [span[0] for span in of(load(directory), "slow")]
+    assert states == ["download", "wait", "upload", "wait"]
+
+
+def test_a_run_without_records_has_no_intervals(directory: Path) -> None:
+    (directory / "events.jsonl").write_text("")
+    assert timeline(load(directory)).empty
+
+
+def test_intervals_fill_the_run_whatever_overlaps(directory: Path) -> None:
+    """Against a slow count, moment by moment, of random updates that overlap in every way."""
+    random, lines = np.random.default_rng(5), [EVENTS[0]]
+    for sequence in range(40):
+        times = np.sort(random.integers(0, 11, 7)).astype(float).tolist()
+        random.shuffle(times)
+        client = ("fast", "slow")[sequence % 2]
+        update = events.UpdateApplied(client, sequence, "delta", 0, 1, 0, 1, 1, 1, 1.0, 1, *times)
+        lines.append(events.to_line(update).strip())
+    (directory / "events.jsonl").write_text("\n".join([*lines, EVENTS[-1]]) + "\n")
+    run = load(directory)
+    spans = timeline(run)
+    for device in ("fast", "slow"):
+        own = spans[spans["device"] == device]
+        assert own["begin"].tolist() == [0.0, *own["end"].tolist()[:-1]]
+        assert own["end"].iloc[-1] == 10.0
+        for moment in np.arange(0.5, 10):
+            at = own[(own["begin"] < moment) & (own["end"] > moment)].iloc[0]
+            assert at["state"] == _slow(run.updates[run.updates["client"] == device], moment)
+
+
+def _slow(updates: pd.DataFrame, moment: float) -> str:
+    pairs = {"train": ("train_start", "train_end"), "upload": ("sent", "arrived")}
+    for state, (begin, end) in {**pairs, "download": ("dispatched", "downloaded")}.items():
+        if ((updates[begin] < moment) & (updates[end] > moment)).any():
+            return state
+    return "wait"
+
+
+@pytest.mark.parametrize("column", ["device", "state"])
+def test_names_are_categoricals(directory: Path, column: str) -> None:
+    assert isinstance(timeline(load(directory))[column].dtype, pd.CategoricalDtype)
