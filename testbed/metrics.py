@@ -39,7 +39,7 @@ STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 @contextmanager
 def served(directory: RunDirectory, port: int) -> Iterator[str]:
-    """Inside, the figures are at the URL that this yields. Raises BadInputError where `port` is taken."""
+    """Inside, the figures are at the URL yielded. Raises BadInputError where `port` is taken."""
     registry = CollectorRegistry()
     registry.register(RunCollector(directory))
     try:
@@ -143,7 +143,7 @@ class RunCollector(Collector):
         for sample in self._samples(self._directory.telemetry):
             self._devices.setdefault(sample["device"], _Device()).take(sample)
         manifest = self._directory.read_manifest()
-        told = {key: str(manifest.get(key)) for key in ("run", "rule", "task", "runtime")}
+        told = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
         yield InfoMetricFamily("testbed_run", "The run.", told)
         yield from self._of_the_run()
         yield from self._of_clients()

@@ -22,7 +22,8 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
     Where they are not, a new row takes the place of one that is gone, so that a window over the newest
     rows moves without sending all of them.
     """
-    old, new = _hashes(source.data), _hashes(data)
+    held: dict[str, Any] = dict(source.data)
+    old, new = _hashes(held), _hashes(data)
     places, rows, more = (_in_order if ordered else _in_any_order)(old, new)
     gone = len(old) + len(more) - len(new)
     if not len(old) or gone > 0 or len(rows) + len(more) > _MOST * len(new):

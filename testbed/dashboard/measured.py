@@ -39,8 +39,8 @@ def _table(run: Run, figure: str, asked: pd.Series[float], got: pd.Series[float]
     wanted, had = (np.asarray(one.reindex(names), np.float64) for one in (asked, got))
     with np.errstate(invalid="ignore", divide="ignore"):
         error = 100 * (had - wanted) / wanted
-    columns = {"figure": figure, "asked": wanted, "got": had, "error": error}
-    return run.devices[["device", "group"]].assign(**columns)
+    named = run.devices[["device", "group"]]
+    return named.assign(figure=figure, asked=wanted, got=had, error=error)
 
 
 def _asked_cpu(run: Run) -> pd.Series[float]:
@@ -61,7 +61,8 @@ def _used(run: Run) -> pd.Series[float]:
     spent = grouped[["monotonic", "cpu"]].last() - grouped[["monotonic", "cpu"]].first()
     used = spent["cpu"] / spent["monotonic"] * run.manifest.get("dilation", 1.0)
     used.index = used.index.astype(object)
-    return used.where((spent["monotonic"] > 0).to_numpy() & (spent["cpu"] >= 0).to_numpy())
+    known: pd.Series[float] = used.where(np.asarray((spent["monotonic"] > 0) & (spent["cpu"] >= 0)))
+    return known
 
 
 def _links(topology: Path) -> Mapping[str, Link]:

@@ -10,7 +10,8 @@ from typing import cast
 import jinja2
 from bokeh.document import Document
 from bokeh.events import ConnectionLost
-from bokeh.models import CustomJS, Div
+from bokeh.models import CustomJS
+from bokeh.models.widgets import Div
 
 from analysis import summary
 from analysis.charts import screen
@@ -28,7 +29,7 @@ TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoesca
 
 def fill(document: Document, board: Board, theme: Theme | None) -> None:
     """Make `document` show `board`. Without `theme` it asks the browser for one, and is loaded again."""
-    names = ", ".join(feed.path.name for feed in board.feeds)
+    names = " ".join(feed.path.name for feed in board.feeds)
     document.title = f"{names} · testbed"
     document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
     board.refresh()
@@ -47,18 +48,18 @@ class _View:
     def __init__(self, document: Document, board: Board, theme: Theme) -> None:
         self._board = board
         self._shown = board.generation
-        self._headers = [Div(text=header(feed), name=f"header-{column}", disable_math=True,
-                             sizing_mode="stretch_width") for column, feed in enumerate(board.feeds)]  # fmt: skip
-        self._drawn = {panel.name: screen.draw(panel.chart, theme) for panel in board.panels}
-        self._join_times()
-        for div in self._headers:
-            div.styles = {"color": INKS[theme].text}
+        self._headers = [
+            Div(text=header(feed), disable_math=True, sizing_mode="stretch_width")
+            for feed in board.feeds
+        ]
+        for column, div in enumerate(self._headers):
+            div.update(name=f"header-{column}", styles={"color": INKS[theme].text})
             document.add_root(div)
-        for panel in board.panels:
-            drawn = self._drawn[panel.name]
-            drawn.figure.name = panel.name
-            drawn.figure.tags = [-1 if panel.column is None else panel.column]
+        self._drawn = {panel.name: screen.draw(panel.chart, theme) for panel in board.panels}
+        for name, drawn in self._drawn.items():
+            drawn.figure.name = name
             document.add_root(drawn.figure)
+        self._drawn["loss"].figure.x_range = self._drawn["accuracy"].figure.x_range  # zoomed together
         document.template_variables["panels"] = board.panels
 
     def refresh(self) -> None:
@@ -70,12 +71,6 @@ class _View:
             div.text = header(feed)
         for panel in self._board.panels:
             self._drawn[panel.name].update(panel.chart)
-
-    def _join_times(self) -> None:
-        first = self._drawn["accuracy"].figure
-        for name, drawn in self._drawn.items():
-            if name.partition("-")[0] in _TIMES and not name.startswith("staleness-histogram"):
-                drawn.figure.x_range = first.x_range
 
 
 def header(feed: Feed) -> str:

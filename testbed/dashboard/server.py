@@ -78,8 +78,8 @@ class Site:
 
     def open(self, document: Document) -> None:
         """Fill a new visitor's document, as its address asks."""
-        context = document.session_context
-        asked = {} if context is None or context.request is None else context.request.arguments
+        request = getattr(document.session_context, "request", None)
+        asked = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode() for name in asked.get("run", ())))
         paths = [path for path in map(self.path, names) if path is not None]
         theme = asked.get("theme", [b""])[0].decode()
@@ -111,7 +111,7 @@ def serve(listening: socket.socket, site: Site, ready: Callable[[], None] = lamb
         keep_alive_milliseconds=10_000,
     )
     http = HTTPServer(bokeh)
-    listening.setblocking(False)
+    listening.settimeout(0.0)
     http.add_sockets([listening])
     server = BaseServer(IOLoop.current(), bokeh, http)
     server.start()

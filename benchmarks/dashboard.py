@@ -1,0 +1,161 @@
+"""What the dashboard costs: the browser and its page for 1,000 devices, and the run that is watched.
+
+    python -m benchmarks.dashboard page       # needs chromium and chromedriver
+    python -m benchmarks.dashboard watching   # needs a Docker engine, a browser, and a quiet machine
+
+`page`: a run of 1,000 devices in virtual time, that goes on; seconds until the page is drawn, seconds
+between two updates of it, rows drawn, and the browser's and the server's memory, early and late.
+`watching`: updates per second of the same run in containers, with a page that a browser looks at, and
+without, in turns; the ratio is what watching costs.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+
+from analysis.load import load
+from tests import browser
+from tests.browser import Browser, until
+
+_DEVICES = 1000
+_LOOK = 60.0
+"""Seconds between the two looks at the page."""
+_ROUNDS = 3
+_TESTBED = [sys.executable, "-m", "testbed"]
+_PAGE = {
+    "name": "thousand",
+    "task": {"name": "digits-logreg", "partition": {"scheme": "resampled"}, "local": {"steps": 5}},
+    "rule": {"name": "fedbuff", "buffer_size": 50},
+    "devices": [
+        {"name": name, "count": _DEVICES // 2, "timing": {"distribution": "exponential", "mean": mean}}
+        for name, mean in (("fast", "5s"), ("slow", "20s"))
+    ],
+    "evaluate": {"every": "5s"},
+    "stop": {"after": "30000s"},
+    "runtime": {"name": "virtual"},
+}
+_WATCHED = {
+    "name": "watched",
+    "seed": 1,
+    "task": {"name": "digits-logreg", "local": {"steps": 100, "batch_size": 32, "lr": 0.01}},
+    "rule": {"name": "fedbuff", "buffer_size": 3},
+    "devices": [{"name": "fast", "count": 2, "cpu": 0.25}, {"name": "slow", "count": 4, "cpu": 0.1}],
+    "evaluate": {"every": "2s"},
+    "stop": {"after": "60s"},
+    "runtime": {"name": "docker"},
+}
+
+
+def page(folder: Path) -> None:
+    topology = folder / "thousand.yaml"
+    topology.write_text(yaml.safe_dump(_PAGE))
+    with _running("up", str(topology), "--runs", str(folder)) as up, browser.opened() as shown:
+        url = _url(up)
+        (server,) = until(lambda: _pages(up.pid))
+        print(f"first paint {shown.open(url):.1f} s")
+        early = _look(shown, server)
+        time.sleep(_LOOK)
+        late = _look(shown, server)
+        print(f"memory of the browser's page, {_LOOK:.0f} s apart: {early[0]:.0f} and {late[0]:.0f} MB")
+        print(f"memory of the server: {early[1]:.0f} and {late[1]:.0f} MB")
+
+
+def _look(shown: Browser, server: psutil.Process) -> tuple[float, float]:
+    """Prints how often the page is brought up to date; MB of the browser's heap and of the server."""
+    gaps = _gaps(shown, 10.0)
+    rows = len(shown.column("devices-0", "devices", "y"))
+    print(f"{_headline(shown)}: {rows} intervals drawn; updated every {statistics.median(gaps):.2f} s, "
+          f"at the longest {max(gaps):.2f} s; server's CPU {server.cpu_percent(5.0):.0f}%")  # fmt: skip
+    return shown.heap(), server.memory_info().rss / 1e6
+
+
+def _gaps(shown: Browser, seconds: float) -> list[float]:
+    """Seconds between changes of the header, told by the browser's own clock after drawing."""
+    return list(shown.driver.execute_async_script(
+        """const [seconds, done] = arguments, times = [];
+        const header = Bokeh.documents[0].get_model_by_name('header-0');
+        header.properties.text.change.connect(() => requestAnimationFrame(() => times.push(performance.now())));
+        setTimeout(() => done(times.slice(1).map((t, i) => (t - times[i]) / 1000)), 1000 * seconds);""",
+        seconds,
+    ))  # fmt: skip
+
+
+def _headline(shown: Browser) -> str:
+    return ", ".join(re.findall(r"(?:device time|updates) <b>.*?</b>", shown.header())).replace("<b>", "").replace("</b>", "")
+
+
+def watching(folder: Path) -> None:
+    topology = folder / "watched.yaml"
+    topology.write_text(yaml.safe_dump(_WATCHED))
+    ratios = []
+    for turn in range(_ROUNDS):
+        order = (True, False) if turn % 2 else (False, True)  # what drifts falls on both
+        rates = {watched: _rate(topology, folder / f"{turn}-{watched}", watched=watched) for watched in order}
+        ratios.append(rates[True] / rates[False])
+        print(f"updates/s without {rates[False]:.2f}, with a page {rates[True]:.2f}: {ratios[-1]:.3f}")
+    print(f"median of {_ROUNDS}: {statistics.median(ratios):.3f}")
+
+
+def _rate(topology: Path, runs: Path, *, watched: bool) -> float:
+    """Updates per second of a whole run."""
+    asked = ["--dashboard"] if watched else []
+    with _running("up", str(topology), "--runs", str(runs), asked=asked) as up:
+        if watched:
+            with browser.opened() as shown:
+                shown.open(_url(up), 120)
+                up.wait()
+        up.wait()
+    (path,) = runs.iterdir()
+    run = load(path)
+    return len(run.updates) / run.duration
+
+
+@contextmanager
+def _running(*arguments: str, asked: list[str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    command = [*_TESTBED, *arguments, *(["--dashboard"] if asked is None else asked)]
+    log = tempfile.TemporaryFile("w+")
+    with log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True) as up:
+        up.stdout = log  # type: ignore[assignment]
+        try:
+            yield up
+        finally:
+            if up.poll() is None:
+                up.terminate()
+
+
+def _url(up: subprocess.Popen[str]) -> str:
+    assert up.stdout is not None
+
+    def told() -> str | None:
+        up.stdout.seek(0)
+        found = re.search(r"Dashboard: (\S+)", up.stdout.read())
+        return found and found[1]
+
+    return until(told)
+
+
+def _pages(pid: int) -> list[psutil.Process]:
+    return [c for c in psutil.Process(pid).children() if "dashboard" in c.cmdline()]
+
+
+def main() -> None:
+    chosen = {"page": page, "watching": watching}.get(sys.argv[-1])
+    if chosen is None:
+        sys.exit(__doc__)
+    with tempfile.TemporaryDirectory() as folder:
+        chosen(Path(folder))
+
+
+if __name__ == "__main__":
+    main()
