@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,7 +33,6 @@ _DEVICES = 1000
 _LOOK = 60.0
 """Seconds between the two looks at the page."""
 _ROUNDS = 3
-_TESTBED = [sys.executable, "-m", "testbed"]
 _PAGE = {
     "name": "thousand",
     "task": {"name": "digits-logreg", "partition": {"scheme": "resampled"}, "local": {"steps": 5}},
@@ -60,9 +60,9 @@ _WATCHED = {
 def page(folder: Path) -> None:
     topology = folder / "thousand.yaml"
     topology.write_text(yaml.safe_dump(_PAGE))
-    with _running("up", str(topology), "--runs", str(folder)) as up, browser.opened() as shown:
-        url = _url(up)
-        (server,) = until(lambda: _pages(up.pid))
+    with _running(topology, folder / "runs", "--dashboard") as up, browser.opened() as shown:
+        url = up.url()
+        (server,) = until(lambda: _pages(up.process.pid))
         print(f"first paint {shown.open(url):.1f} s")
         early = _look(shown, server)
         time.sleep(_LOOK)
@@ -82,17 +82,17 @@ def _look(shown: Browser, server: psutil.Process) -> tuple[float, float]:
 
 def _gaps(shown: Browser, seconds: float) -> list[float]:
     """Seconds between changes of the header, told by the browser's own clock after drawing."""
-    return list(shown.driver.execute_async_script(
-        """const [seconds, done] = arguments, times = [];
+    script = """const [seconds, done] = arguments, times = [];
         const header = Bokeh.documents[0].get_model_by_name('header-0');
-        header.properties.text.change.connect(() => requestAnimationFrame(() => times.push(performance.now())));
-        setTimeout(() => done(times.slice(1).map((t, i) => (t - times[i]) / 1000)), 1000 * seconds);""",
-        seconds,
-    ))  # fmt: skip
+        const drawn = () => times.push(performance.now());
+        header.properties.text.change.connect(() => requestAnimationFrame(drawn));
+        setTimeout(() => done(times.slice(1).map((t, i) => (t - times[i]) / 1000)), 1000 * seconds);"""
+    return list(shown.driver.execute_async_script(script, seconds))
 
 
 def _headline(shown: Browser) -> str:
-    return ", ".join(re.findall(r"(?:device time|updates) <b>.*?</b>", shown.header())).replace("<b>", "").replace("</b>", "")
+    told = re.findall(r"(device time|updates) <b>(.*?)</b>", shown.header())
+    return ", ".join(f"{name} {value}" for name, value in told)
 
 
 def watching(folder: Path) -> None:
@@ -101,7 +101,9 @@ def watching(folder: Path) -> None:
     ratios = []
     for turn in range(_ROUNDS):
         order = (True, False) if turn % 2 else (False, True)  # what drifts falls on both
-        rates = {watched: _rate(topology, folder / f"{turn}-{watched}", watched=watched) for watched in order}
+        rates = {
+            watched: _rate(topology, folder / f"{turn}-{watched}", watched=watched) for watched in order
+        }
         ratios.append(rates[True] / rates[False])
         print(f"updates/s without {rates[False]:.2f}, with a page {rates[True]:.2f}: {ratios[-1]:.3f}")
     print(f"median of {_ROUNDS}: {statistics.median(ratios):.3f}")
@@ -109,40 +111,34 @@ def watching(folder: Path) -> None:
 
 def _rate(topology: Path, runs: Path, *, watched: bool) -> float:
     """Updates per second of a whole run."""
-    asked = ["--dashboard"] if watched else []
-    with _running("up", str(topology), "--runs", str(runs), asked=asked) as up:
+    with _running(topology, runs, *(["--dashboard"] if watched else [])) as up, ExitStack() as stack:
         if watched:
-            with browser.opened() as shown:
-                shown.open(_url(up), 120)
-                up.wait()
-        up.wait()
+            stack.enter_context(browser.opened()).open(up.url(), 120)
+        up.process.wait()
     (path,) = runs.iterdir()
     run = load(path)
     return len(run.updates) / run.duration
 
 
+@dataclass(frozen=True, slots=True)
+class _Up:
+    process: subprocess.Popen[str]
+    log: Path
+
+    def url(self) -> str:
+        return until(lambda: re.findall(r"Dashboard: (\S+)", self.log.read_text()))[0]
+
+
 @contextmanager
-def _running(*arguments: str, asked: list[str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    command = [*_TESTBED, *arguments, *(["--dashboard"] if asked is None else asked)]
-    log = tempfile.TemporaryFile("w+")
-    with log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True) as up:
-        up.stdout = log  # type: ignore[assignment]
+def _running(topology: Path, runs: Path, *options: str) -> Iterator[_Up]:
+    log = runs.with_suffix(".log")
+    command = [sys.executable, "-m", "testbed", "up", str(topology), "--runs", str(runs), *options]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
         try:
-            yield up
+            yield _Up(process, log)
         finally:
-            if up.poll() is None:
-                up.terminate()
-
-
-def _url(up: subprocess.Popen[str]) -> str:
-    assert up.stdout is not None
-
-    def told() -> str | None:
-        up.stdout.seek(0)
-        found = re.search(r"Dashboard: (\S+)", up.stdout.read())
-        return found and found[1]
-
-    return until(told)
+            if process.poll() is None:
+                process.terminate()
 
 
 def _pages(pid: int) -> list[psutil.Process]:

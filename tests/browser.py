@@ -13,6 +13,25 @@ from selenium.webdriver.chrome.service import Service
 
 T = TypeVar("T")
 _FIGURE = "Bokeh.documents[0].get_model_by_name(arguments[0])"
+_PLACE = f"""
+const figure = {_FIGURE}, view = Bokeh.index.find_one(figure);
+view.el.scrollIntoView({{block: "center"}});
+const box = view.el.getBoundingClientRect();
+const {{x_scale, y_scale}} = view.frame;
+return {{x: box.x + x_scale.compute(arguments[1]), y: box.y + y_scale.compute(arguments[2])}};
+"""
+_TOOLTIPS = """
+const found = [];
+function look(root) {
+  for (const element of root.querySelectorAll("*")) {
+    const tip = element.matches(".bk-tooltip-content") && element.checkVisibility();
+    if (tip) found.push(element.innerText);
+    if (element.shadowRoot) look(element.shadowRoot);
+  }
+}
+look(document);
+return found.join("\\n");
+"""
 _DRAWN = "!!window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
 
 
@@ -30,8 +49,12 @@ class Browser:
         """Seconds until all of the page was drawn."""
         begin = time.monotonic()
         self.driver.get(url)
-        until(lambda: self.run(f"return {_DRAWN}"), seconds)
+        until(self.drawn, seconds)
         return time.monotonic() - begin
+
+    def drawn(self) -> bool:
+        """Whether all of the page is."""
+        return bool(self.run(f"return {_DRAWN}"))
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -43,6 +66,16 @@ class Browser:
             f"return Array.from({_FIGURE}.renderers.{script})", figure, layer, column
         )
         return found
+
+    def hover(self, figure: str, x: float, y: float) -> str:
+        """The words that appear where the pointer is moved to this place of the figure; or none."""
+        place = self.run(_PLACE, figure, x, y)
+        move = {"type": "mouseMoved", "x": place["x"], "y": place["y"]}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {**move, "x": 1})
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", move)
+        time.sleep(0.3)
+        words: str = self.run(_TOOLTIPS)
+        return words
 
     def header(self) -> str:
         text: str = self.run("return Bokeh.documents[0].get_model_by_name('header-0').text")
@@ -60,11 +93,14 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Errors on the browser's console."""
-        return [e["message"] for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
+        told = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in told if entry["level"] == "SEVERE"]
 
 
 @contextmanager
-def opened(theme: Literal["light", "dark"] = "light", size: tuple[int, int] = (1400, 1500)) -> Iterator[Browser]:
+def opened(
+    theme: Literal["light", "dark"] = "light", size: tuple[int, int] = (1400, 1500)
+) -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.charts import CHARTS
@@ -22,8 +22,9 @@ _SHOWN = 4_000
 """Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
 anew twice a second."""
 _BEAT = 0.45
-_REST = 2.0
-"""Times as long as the last computation took is waited before the next."""
+"""Seconds from one look at the files to the next, or where looking is dear:"""
+_SHARE = 1 / 3
+"""of a core at most is spent on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,11 @@ class Panel:
 
 
 class Board:
-    def __init__(self, feeds: Sequence[Feed], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
         self.generation = -1
         """Grows with every new `panels`."""
         self.panels: tuple[Panel, ...] = ()
-        self._clock = clock
         self._due = 0.0
 
     @property
@@ -53,7 +53,7 @@ class Board:
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Bring `panels` up to date, if it is time to (or `at_once`), and there is something new."""
-        begin = self._clock()
+        begin, spent = time.monotonic(), time.process_time()
         if begin < self._due and not at_once:
             return
         for feed in self.feeds:
@@ -62,8 +62,7 @@ class Board:
         if generation != self.generation and self.runs:
             self.panels = tuple(self._panels(self.runs))
         self.generation = generation
-        end = self._clock()
-        self._due = end + max(_BEAT - (end - begin), _REST * (end - begin))
+        self._due = begin + max(_BEAT, (time.process_time() - spent) / _SHARE)
 
     def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
         for name in OVERLAID:

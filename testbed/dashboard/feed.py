@@ -58,7 +58,11 @@ class Feed:
         if run.devices.empty:
             return
         self.updates = self._follower.rows["update"]
-        self.run = run if len(run.fidelity) else replace(run, fidelity=measured.so_far(run))
+        self.run = (
+            run
+            if len(run.fidelity) or run.telemetry.empty
+            else replace(run, fidelity=measured.so_far(run))
+        )
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

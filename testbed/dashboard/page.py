@@ -20,8 +20,8 @@ from analysis.load import Run
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 
-EVERY = 500
-"""Milliseconds."""
+_LOOK = 150
+"""Milliseconds between two looks at whether the board has something new."""
 
 _FOLDER = Path(__file__).parent
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
@@ -39,7 +39,7 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     document.template = TEMPLATES.get_template("page.html")
     document.template_variables["columns"] = range(len(board.feeds))
     view = _View(document, board, theme)
-    document.add_periodic_callback(view.refresh, EVERY)
+    document.add_periodic_callback(view.refresh, _LOOK)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
 
