@@ -20,6 +20,7 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator
 	$(BIN)/python -m benchmarks.virtual
+	$(BIN)/python -m benchmarks.loading
 
 predict: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.prediction

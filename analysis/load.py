@@ -177,7 +177,7 @@ class Follower:
             scenario=_planned(_scenario(self._acted), "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
             probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
-            fidelity=_planned(_fidelity(self._path / "fidelity.json"), "device", devices),
+            fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
     def _take(self) -> None:
@@ -291,8 +291,14 @@ def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["at", "device", "source", "lateness", "action", "details"])
 
 
-def _fidelity(path: Path) -> pd.DataFrame:
-    told = json.loads(path.read_text(encoding="utf-8"))["devices"] if path.exists() else {}
+def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    told = {}
+    if path.exists():
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))["devices"]
+        except ValueError as error:
+            if manifest.get("outcome"):  # else it may be about to be written
+                raise ValueError(f"{path}: {error}") from error
     rows = [
         (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
         for device, entries in told.items()

@@ -12,6 +12,7 @@ BUSY = STATES[:3]
 
 _PRECEDENCE = ("offline", "paused", "train", "upload", "download", "wait")
 """Of states at the same moment the first one counts."""
+_CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
     "train": ("train_start", "train_end"),
@@ -46,7 +47,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "device": pd.Categorical.from_codes(spans["device"], clients),
-            "state": pd.Categorical(np.array(_PRECEDENCE)[spans["state"]], STATES),
+            "state": pd.Categorical.from_codes(_CODES[spans["state"]], pd.Index(STATES)),
             "begin": spans["begin"].to_numpy(),
             "end": spans["end"].to_numpy(),
             "update": spans["update"].to_numpy(),
@@ -107,20 +108,26 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
     A sweep over all begins and ends: how many spans of a state are open, and whose was begun last.
     """
     count = len(spans)
-    opens, owner = np.repeat([1, -1], count), np.tile(np.arange(count), 2)
+    rows = np.arange(2 * count, dtype=np.int32)
     at = np.concatenate([spans["begin"], spans["end"]])
-    order = np.lexsort((at, spans["device"].to_numpy()[owner]))
-    opens, owner, at = opens[order], owner[order], at[order]
-    state, place = spans["state"].to_numpy()[owner], np.arange(2 * count)
-    chosen = np.full(2 * count, -1)
+    order = np.lexsort((at, np.tile(spans["device"].to_numpy(), 2)))
+    at, begins, owner = at[order], order < count, rows[order] % max(count, 1)
+    state = spans["state"].to_numpy(np.int8)[owner]
+    chosen = np.full_like(rows, -1)
     for code in reversed(range(len(_PRECEDENCE))):
         mine = state == code
-        is_open = np.cumsum(np.where(mine, opens, 0)) > 0  # none is, where the next device begins
-        begun = np.maximum.accumulate(np.where(mine & (opens == 1), place, 0))
-        chosen = np.where(is_open, owner[begun], chosen)
+        changes = begins.astype(np.int8) * 2 - 1
+        is_open = np.cumsum(changes * mine, dtype=np.int32) > 0  # none is, where the next device begins
+        begun = np.maximum.accumulate(rows * (mine & begins))
+        np.copyto(chosen, owner[begun], where=is_open)
     stop = np.append(at[1:], 0.0)[: 2 * count]
     real = (chosen >= 0) & (stop > at)
-    cut = spans.iloc[chosen[real]].assign(begin=at[real], end=stop[real])
-    what = cut[["device", "state", "update"]].to_numpy()
-    changes = np.append(True, (what[1:] != what[:-1]).any(axis=1))[: len(cut)]
-    return cut[changes].assign(end=cut["end"].to_numpy()[np.append(changes[1:], True)[: len(cut)]])
+    return _merged(spans.iloc[chosen[real]].assign(begin=at[real], end=stop[real]))
+
+
+def _merged(spans: pd.DataFrame) -> pd.DataFrame:
+    """Neighbours of the same device, state and update made one."""
+    what = spans[["device", "state", "update"]].to_numpy()
+    first = np.ones(len(spans) + 1, bool)  # the row after the last one, too
+    first[1:-1] = (what[1:] != what[:-1]).any(axis=1)
+    return spans[first[:-1]].assign(end=spans["end"].to_numpy()[first[1:]])

@@ -30,4 +30,4 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "rates": fidelity.rates,
     "time-to-accuracy": targets.time_to_accuracy,
 }
-"""Every chart, by the name that the command line and the page know it by."""
+"""Every chart, by name. It is of one run or more."""

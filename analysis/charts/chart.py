@@ -74,6 +74,8 @@ class Layer:
     color: str = "blue"
     """Of `PALETTE`."""
     legend: bool = True
+    words: str = ""
+    """In the legend; its name where there are none."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
     """What is told of one point: words, and the name of the column (`$name`: the layer's)."""
@@ -81,6 +83,9 @@ class Layer:
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
             raise ValueError(f"columns of {self.name!r} differ in length")
+        unknown = {name for name in self.hover.values() if name[0] != "$"} - self.columns.keys()
+        if unknown:
+            raise ValueError(f"{self.name!r} is to tell of columns that it lacks: {sorted(unknown)}")
 
 
 @dataclass(frozen=True, slots=True)

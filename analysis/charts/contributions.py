@@ -5,53 +5,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from analysis import metrics
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.load import Run
-from analysis.names import distinct
+from analysis.names import alike
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """A point per device, in the order of the plan, at what it counted for; a line where it should."""
-    layers: list[Layer] = []
-    notes: list[str] = []
-    labels: list[str] = []
-    groups: list[str] = []
-    for name, run in distinct(runs).items():
-        table = metrics.contributions(run)
-        table = table.assign(x=np.arange(len(table)), group=table["group"].astype(str))
-        if len(table) > len(labels):
-            labels, groups = [*table.index], [*table["group"]]
-        notes.append(_note(run) if len(runs) == 1 else f"{name}: {_note(run)}")
-        if not layers:  # runs that are compared mostly share their plan
-            edges = np.append(table["x"], len(table)) - 0.5
-            planned = np.append(table["importance"], table["importance"].iloc[-1:]) * 100
-            layers.append(
-                Layer("importance p", "step", arrays(x=edges[: len(planned)], y=planned), color="grey")
-            )
-        parts = table.groupby("group", sort=False) if len(runs) == 1 else [(name, table)]
-        for series, own in parts:
-            columns = arrays(
-                x=own["x"],
-                y=100 * own["effective"],
-                device=own.index.astype(str),
-                importance=100 * own["importance"],
-                updates=own["updates"],
-                share=100 * own["share"],
-            )
-            hover = {"device": "device", "effective (%)": "y", "importance (%)": "importance",
-                     "updates": "updates", "share of updates (%)": "share"}  # fmt: skip
-            layers.append(
-                Layer(str(series), "points", columns, color=color(len(layers) - 1), hover=hover)
-            )
+    """A point per device, in the order of the plan, at what it counted for; a line where it should.
+
+    One run's groups are told apart by colour, of several runs those that differ in more than the seed.
+    """
+    tables = {id(run): _table(run) for run in runs}
+    largest = max(tables.values(), key=len, default=pd.DataFrame(columns=["importance", "group"]))
+    layers = [_planned(largest)]  # runs that are compared mostly share their plan
+    sets = alike(runs)
+    for index, (words, same) in enumerate(sets.items()):
+        beside = 0.6 * (index - (len(sets) - 1) / 2) / len(sets)
+        table = pd.concat([tables[id(run)] for run in same])
+        series = table["group"] if len(runs) == 1 else pd.Series(words, table.index)
+        for name, own in table.groupby(series, sort=False):
+            layers.append(_points(str(name), own, beside, color(len(layers) - 1)))
+    notes = [_note(run) for run in runs]
+    if len(runs) > 1:
+        notes = [f"χ² {metrics.bias(same[0]).chi_square:.3g} ({name})" for name, same in sets.items()]
     return Chart(
         "Contribution and importance",
-        Axis("", ticks=group_ticks(labels, groups, 10)),
+        Axis("", ticks=group_ticks([*largest.index], [*largest["group"]], 10)),
         Axis("effective importance q̃", "%", limits=(0.0, None)),
         tuple(layers),
-        note="; ".join(notes),
+        note=", ".join(notes),
     )
+
+
+def _table(run: Run) -> pd.DataFrame:
+    table = metrics.contributions(run)
+    return table.assign(x=np.arange(len(table)), group=table["group"].fillna("of no group").astype(str))
+
+
+def _planned(table: pd.DataFrame) -> Layer:
+    edges = np.arange(len(table) + 1) - 0.5
+    importance = 100 * table["importance"].to_numpy(np.float64)
+    columns = arrays(x=edges, y=np.append(importance, importance[-1:] if len(table) else np.nan))
+    return Layer("importance p", "step", columns, color="grey")
+
+
+def _points(name: str, own: pd.DataFrame, beside: float, colour: str) -> Layer:
+    columns = arrays(
+        x=own["x"] + beside,
+        y=100 * own["effective"],
+        device=own.index.astype(str),
+        importance=100 * own["importance"],
+        updates=own["updates"],
+        share=100 * own["share"],
+    )
+    hover = {"device": "device", "effective (%)": "y", "importance (%)": "importance",
+             "updates": "updates", "share of updates (%)": "share"}  # fmt: skip
+    return Layer(name, "points", columns, colour, hover=hover)
 
 
 def _note(run: Run) -> str:

@@ -28,6 +28,8 @@ def _chart(
     for name, run in distinct(runs).items():
         for figure, words in figures.items():
             asked = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
+            if asked.empty:
+                continue
             known = asked[asked["got"].notna()]
             unknown += len(asked) - len(known)
             series = " · ".join(part for part in (name if len(runs) > 1 else "", words) if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from textwrap import shorten
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +19,8 @@ _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the height of a usual chart."""
 _FINE = 2_000
 """Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
+_NOTE = 110
+"""Letters of a note that a figure is wide enough for."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
@@ -52,7 +55,8 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.set_facecolor(ink.paper)
     axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=18 if chart.note else 6)
-    axes.text(0, 1.02, chart.note, transform=axes.transAxes, fontsize=7, color=ink.text)
+    note = shorten(chart.note, _NOTE, placeholder=" …")
+    axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7, color=ink.text, in_layout=False)
     _scale(axes, "x", chart.x)
     _scale(axes, "y", chart.y)
     axes.tick_params(colors=ink.text, labelsize=8)
@@ -152,7 +156,7 @@ def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _label(layer: Layer) -> str:
-    return layer.name if layer.legend else "_"
+    return (layer.words or layer.name) if layer.legend else "_"
 
 
 _MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, color
 from analysis.charts.marks import marks
 from analysis.load import Run
-from analysis.names import distinct
+from analysis.names import alike, distinct
 
 
 def accuracy(runs: Sequence[Run]) -> Chart:
@@ -57,23 +57,25 @@ _SCALE = {"accuracy": 100.0, "loss": 1.0}
 
 
 def _chart(runs: Sequence[Run], what: str, against: _Against) -> Chart:
+    """Runs that differ in their seed share a colour."""
     axis, of = against
-    layers = [
-        Layer(
-            name,
-            "line",
-            arrays(
+    names = {id(run): name for name, run in distinct(runs).items()}
+    layers = []
+    for index, (words, same) in enumerate(alike(runs).items()):
+        for run in same:
+            columns = arrays(
                 x=of(run),
                 y=run.evaluations[what] * _SCALE[what],
                 version=run.evaluations["version"],
                 at=run.evaluations["at"],
-            ),
-            color=color(index),
-            legend=len(runs) > 1,
-            hover={"run": "$name", _Y[what].title: "y", "version": "version", "device time (s)": "at"},
-        )
-        for index, (name, run) in enumerate(distinct(runs).items())
-    ]
+            )
+            hover = {"run": "$name", _Y[what].title: "y", "version": "version", "device time (s)": "at"}
+            told = len(runs) > 1 and run is same[0]
+            layers.append(
+                Layer(
+                    names[id(run)], "line", columns, color(index), legend=told, words=words, hover=hover
+                )
+            )
     if against is _TIME:
         layers.append(marks(runs))
     return Chart(f"{what.capitalize()} against {axis.label}", axis, _Y[what], tuple(layers))

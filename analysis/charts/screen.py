@@ -77,8 +77,10 @@ class Drawn:
             tips = [(words, _tip(layer, column)) for words, column in layer.hover.items()]
             self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
         if layer.legend:
-            item = LegendItem(label=value(layer.name), renderers=[renderer])
-            self.figure.legend[0].items = [*self.figure.legend[0].items, item]
+            item = LegendItem(label=value(layer.words or layer.name), renderers=[renderer])
+            legend = self.figure.legend[0]
+            legend.items = [*legend.items, item]
+            legend.visible = len(legend.items) > 1
 
     def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
         color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
@@ -155,14 +157,15 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
     _legend(shown, chart, ink)
     for layer in chart.layers:
         drawn._add(layer)
-    shown.legend[0].visible = len(shown.legend[0].items) > 1
     _dress(shown, chart, ink)
     return drawn
 
 
 def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
     """Below the plot, where it hides nothing; a click on a series takes it away."""
-    legend = Legend(orientation="horizontal", ncols=8, click_policy="none" if chart.legend else "hide")
+    letters = max((len(layer.words or layer.name) for layer in chart.layers), default=0)
+    legend = Legend(orientation="horizontal", ncols=max(1, 100 // (letters + 5)))
+    legend.click_policy = "none" if chart.legend else "hide"
     for words, color in chart.legend.items():  # a legend shows what is drawn: something unseen
         samples: list[Any] = [
             shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])

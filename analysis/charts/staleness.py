@@ -1,4 +1,7 @@
-"""Staleness of applied updates: over time, and how often which, per group (or run, of several)."""
+"""Staleness of applied updates: over time, and how often which, per group.
+
+Of several runs per set of those that differ in nothing but their seed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pandas as pd
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.charts.marks import marks
 from analysis.load import Run
-from analysis.names import distinct
+from analysis.names import alike
 
 _MOST = 20_000
 """Points of a series; of more, evenly chosen ones are drawn."""
@@ -60,7 +63,8 @@ def histogram(runs: Sequence[Run]) -> Chart:
 
 def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:
     if len(runs) > 1:
-        yield from ((name, run.updates) for name, run in distinct(runs).items())
+        for name, same in alike(runs).items():
+            yield name, pd.concat([run.updates for run in same])
         return
     for run in runs:
         for group in run.devices["group"].cat.categories:

@@ -66,11 +66,22 @@ def test_accuracy_against_time_versions_and_bytes(run: Run) -> None:
 
 
 def test_runs_overlay_by_what_tells_them_apart(run: Run) -> None:
-    assert [one.name for one in CHARTS["accuracy-by-version"]([run, run]).layers] == [run.name]
     other = Run(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"topology": {}})
     chart = CHARTS["accuracy"]([run, other])
     assert [one.name for one in chart.layers] == ["fedbuff", "?", "scenario"]
     assert chart.layers[0].color != chart.layers[1].color
+
+
+def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) -> None:
+    fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
+    other = Run(**fields | {"topology": {**run.topology, "seed": 2}})
+    first, second, _ = CHARTS["accuracy"]([run, other]).layers
+    assert (first.name, second.name) == ("fedbuff seed ?", "fedbuff seed 2")
+    assert first.color == second.color
+    assert (first.words, first.legend, second.legend) == ("fedbuff", True, False)
+    bars = layer(CHARTS["staleness-histogram"]([run, other]), "fedbuff").columns
+    assert bars["count"].tolist() == [4, 0, 2]  # of both
+    assert len(layer(CHARTS["contributions"]([run, other]), "fedbuff").columns["x"]) == 6
 
 
 def test_lanes(run: Run) -> None:
@@ -132,9 +143,11 @@ def test_time_to_accuracy(run: Run) -> None:
     assert column(chart, "fedbuff", "y") == [5.0] * 4
 
 
-def test_columns_of_a_layer_are_of_one_length() -> None:
+def test_a_layer_whose_columns_do_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' differ in length"):
         Layer("a", "line", arrays(x=[1, 2], y=[1]))
+    with pytest.raises(ValueError, match=r"'a' is to tell of columns that it lacks: \['z'\]"):
+        Layer("a", "line", arrays(x=[1], y=[1]), hover={"name": "$name", "depth": "z"})
 
 
 @pytest.mark.parametrize("name", CHARTS)

@@ -176,6 +176,14 @@ def test_fidelity_is_a_row_per_figure(directory: Path) -> None:
     assert table["got"].tolist() == pytest.approx([0.49, np.nan], nan_ok=True)
 
 
+def test_fidelity_that_is_half_written_counts_once_the_run_has_an_outcome(directory: Path) -> None:
+    (directory / "fidelity.json").write_text('{"format": 1, "dev')
+    assert load(directory).fidelity.empty
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "outcome": "after"}))
+    with pytest.raises(ValueError, match=r"fidelity.json:"):
+        load(directory)
+
+
 def test_a_follower_tells_what_is_new_and_all_so_far(directory: Path) -> None:
     path = directory / "events.jsonl"
     write(directory, *EVENTS[:4])
