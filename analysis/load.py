@@ -13,8 +13,8 @@ All times are in seconds of device time since the run clock started; sizes in by
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -123,8 +123,8 @@ class Follower:
     """One run directory, read as it grows."""
 
     def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
-        """`newest`: of these kinds of record (`records.SCHEMAS`, `telemetry`, `probe`), `run` gives no
-        more rows than that, and older ones are forgotten. Raises what `load` raises."""
+        """`newest`: of these kinds of record (`records.SCHEMAS`, `telemetry`, `probe`) no more rows are
+        held than that and a quarter; older ones are forgotten. Raises what `load` raises."""
         self.rows: Counter[str] = Counter()
         """Read so far, by kind of record; those forgotten included."""
         self._newest = newest
@@ -146,17 +146,14 @@ class Follower:
 
         Raises ValueError, naming the line, for what cannot be read.
         """
-        before = {kind: len(tables) for kind, tables in self._tables.items()}
-        self._take()
-        new = {kind: tables[before[kind] :] for kind, tables in self._tables.items()}
-        return {kind: _frame(tables) for kind, tables in new.items() if tables}
+        new: dict[str, list[pa.Table]] = {}
+        for kind, table in self._take():
+            new.setdefault(kind, []).append(table)
+        return {kind: _frame(tables) for kind, tables in new.items()}
 
     def run(self) -> Run:
         """All so far, what is new included. Raises what `load` raises."""
-        self._take()
-        self._tables = {
-            kind: _compact(tables, self._newest.get(kind)) for kind, tables in self._tables.items()
-        }
+        deque(self._take(), maxlen=0)
         manifest = self._manifest()
         devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
@@ -180,12 +177,13 @@ class Follower:
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
-    def _take(self) -> None:
+    def _take(self) -> Iterator[tuple[str, pa.Table]]:
+        """Read what is new, and hold it; the tables, by kind of record."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
-                self._tables[kind].append(table)
-                self.rows[kind] += table.num_rows
+                self._hold(kind, table)
+                yield kind, table
             for record in found.others:
                 if isinstance(record, events.Acted):
                     self._acted.append(record)
@@ -196,8 +194,18 @@ class Follower:
         for block in self._telemetry.blocks():
             for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
                 if table.num_rows:
-                    self._tables[kind].append(table)
-                    self.rows[kind] += table.num_rows
+                    self._hold(kind, table)
+                    yield kind, table
+
+    def _hold(self, kind: str, table: pa.Table) -> None:
+        """Few tables, as putting them together costs by their number, and none longer than asked."""
+        self.rows[kind] += table.num_rows
+        tables = self._tables[kind]
+        tables.append(table)
+        rows, newest = sum(one.num_rows for one in tables), self._newest.get(kind)
+        if len(tables) > _PARTS or (newest is not None and rows > 1.25 * newest):
+            whole = pa.concat_tables(tables).unify_dictionaries()
+            self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
@@ -243,15 +251,6 @@ def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
 def _check(path: Path, version: int) -> None:
     if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
-
-
-def _compact(tables: list[pa.Table], newest: int | None) -> list[pa.Table]:
-    """Few tables from many: what is put together costs by their number. Of `newest` rows or less."""
-    rows = sum(table.num_rows for table in tables)
-    if len(tables) < _PARTS and rows <= (rows if newest is None else newest):
-        return tables
-    table = pa.concat_tables(tables).unify_dictionaries()
-    return [table.slice(0 if newest is None else max(0, rows - newest)).combine_chunks()]
 
 
 def _frame(tables: list[pa.Table]) -> pd.DataFrame:

@@ -126,7 +126,8 @@ class _Up:
     log: Path
 
     def url(self) -> str:
-        return until(lambda: re.findall(r"Dashboard: (\S+)", self.log.read_text()))[0]
+        found: list[str] = until(lambda: re.findall(r"Dashboard: (\S+)", self.log.read_text()))
+        return found[0]
 
 
 @contextmanager

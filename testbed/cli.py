@@ -361,7 +361,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     virtual = plan.runtime == "virtual"
     overview = live.Overview(topology.rule.name, topology.stop.plain(), plan.devices, virtual)
     try:
-        with beside.served(directory, plan, options, _say), live.view(out, overview) as view:
+        with live.view(out, overview) as view, beside.served(directory, plan, options, view.progress):
             outcome = up.run(topology, plan, directory, options, view)
     finally:
         _say(f"Run directory: {shown}")

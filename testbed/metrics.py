@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -54,28 +54,30 @@ def served(directory: RunDirectory, port: int) -> Iterator[str]:
         thread.join()
 
 
+_COUNTERS = ("cpu", "sent", "received")
+
+
 @dataclass(slots=True)
 class _Device:
-    """The newest sample, and the rate since the one before."""
+    """What telemetry comes to. Its counters begin anew with the device; ours go on."""
 
     at: float = nan
-    cpu: float = 0.0
     used: float = nan
-    sent: float = 0.0
-    received: float = 0.0
+    """Share of a core since the sample before."""
     memory: float = nan
-    _last: float = 0.0
-    """CPU seconds since the device was last started."""
+    totals: Counter[str] = field(default_factory=Counter)
+    _last: Mapping[str, float] = field(default_factory=dict)
 
-    def take(self, sample: dict[str, Any]) -> None:
-        """Counters go on where a device begins anew, at 0."""
-        at, cpu = float(sample["at"]), float(sample["cpu"])
-        spent = cpu if cpu < self._last else cpu - self._last
-        self.used = spent / (at - self.at) if at > self.at else nan
-        self.cpu += spent
-        self.at, self._last = at, cpu
-        self.sent = max(self.sent, float(sample.get("sent") or 0.0))
-        self.received = max(self.received, float(sample.get("received") or 0.0))
+    def take(self, sample: Mapping[str, Any]) -> None:
+        counters = {name: float(sample.get(name) or 0.0) for name in _COUNTERS}
+        anew = counters["cpu"] < self._last.get("cpu", 0.0)
+        grown = {
+            name: now - (0.0 if anew else self._last.get(name, 0.0)) for name, now in counters.items()
+        }
+        at = float(sample["at"])
+        self.used = grown["cpu"] / (at - self.at) if at > self.at else nan
+        self.totals.update(grown)
+        self.at, self._last = at, counters
         self.memory = float(sample.get("memory") or nan)
 
 
@@ -217,9 +219,9 @@ class RunCollector(Collector):
             if share is not None:
                 asks.add_metric([name], share)
         for name, device in self._devices.items():
-            spent.add_metric([name], device.cpu)
-            sent.add_metric([name], device.sent)
-            received.add_metric([name], device.received)
+            spent.add_metric([name], device.totals["cpu"])
+            sent.add_metric([name], device.totals["sent"])
+            received.add_metric([name], device.totals["received"])
             if not isnan(device.used):
                 used.add_metric([name], device.used * dilation)
             if not isnan(device.memory):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -53,10 +54,13 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert seen["testbed_updates_total", "fast"] > 0
             assert seen["testbed_cpu_asked_cores", "slow"] == pytest.approx(0.1)
             assert page.complaints() == []
+            (server,) = (c for c in psutil.Process(up.pid).children() if "dashboard" in c.cmdline())
+            assert server.nice() == 19
             up.terminate()
             until(lambda: "ended: interrupted" in page.header())
             until(lambda: not page.run("return document.getElementById('lost').hidden"))
         up.wait(30)
+        assert not server.is_running()
     assert left_as_processes() == []
 
 
@@ -86,6 +90,7 @@ def test_only_its_own_pages_may_connect(tmp_path: Path) -> None:
         assert handshake(own, own) != 403
         assert handshake(own, "http://elsewhere.example") == 403
         assert run in fetched(url)[1]
+        assert fetched(url, {"Host": "elsewhere.example"})[0] == 403
         for other in ("..", str(tmp_path), "no-such-run"):
             assert "no such run" in fetched(f"{own}/run?run={other}&theme=dark")[1]
 

@@ -59,7 +59,7 @@ class _View:
         for name, drawn in self._drawn.items():
             drawn.figure.name = name
             document.add_root(drawn.figure)
-        self._drawn["loss"].figure.x_range = self._drawn["accuracy"].figure.x_range  # zoomed together
+        self._join_times()
         document.template_variables["panels"] = board.panels
 
     def refresh(self) -> None:
@@ -71,6 +71,14 @@ class _View:
             div.text = header(feed)
         for panel in self._board.panels:
             self._drawn[panel.name].update(panel.chart)
+
+    def _join_times(self) -> None:
+        """Axes of time that are compared are zoomed together."""
+        pairs = [("accuracy", "loss")]
+        for column in range(1, len(self._board.feeds)):
+            pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
+        for first, other in pairs:
+            self._drawn[other].figure.x_range = self._drawn[first].figure.x_range
 
 
 def header(feed: Feed) -> str:

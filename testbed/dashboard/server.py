@@ -91,10 +91,12 @@ class Site:
 
 
 class _List(tornado.web.RequestHandler):
-    def initialize(self, site: Site) -> None:
-        self._site = site
+    def initialize(self, site: Site, hosts: Sequence[str]) -> None:
+        self._site, self._hosts = site, hosts
 
     def get(self) -> None:
+        if self.request.host not in self._hosts:  # another name that leads here, of somebody else's page
+            raise tornado.web.HTTPError(403)
         template = page.TEMPLATES.get_template("list.html")
         self.write(template.render(rows=self._site.rows(), folder=self._site.folder))
 
@@ -102,11 +104,11 @@ class _List(tornado.web.RequestHandler):
 def serve(listening: socket.socket, site: Site, ready: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
     settings.resources = "server"  # nothing from other hosts, whatever the environment says
-    port = listening.getsockname()[1]
+    hosts = [f"{name}:{listening.getsockname()[1]}" for name in ("127.0.0.1", "localhost")]
     bokeh = BokehTornado(
         {"/run": Application(FunctionHandler(site.open))},
-        extra_websocket_origins=[f"{host}:{port}" for host in ("127.0.0.1", "localhost")],
-        extra_patterns=[("/", _List, {"site": site})],
+        extra_websocket_origins=hosts,
+        extra_patterns=[("/", _List, {"site": site, "hosts": hosts})],
         use_index=False,
         keep_alive_milliseconds=10_000,
     )
