@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -101,7 +102,7 @@ class _List(tornado.web.RequestHandler):
         self.write(template.render(rows=self._site.rows(), folder=self._site.folder))
 
 
-def serve(listening: socket.socket, site: Site, ready: Callable[[], None] = lambda: None) -> None:
+def serve(listening: socket.socket, site: Site) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
     settings.resources = "server"  # nothing from other hosts, whatever the environment says
     hosts = [f"{name}:{listening.getsockname()[1]}" for name in ("127.0.0.1", "localhost")]
@@ -119,18 +120,19 @@ def serve(listening: socket.socket, site: Site, ready: Callable[[], None] = lamb
     server.start()
 
     def end(*_: object) -> None:
-        server.io_loop.add_callback_from_signal(lambda: _end(server, site))
+        server.io_loop.add_callback_from_signal(_end, server, site)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    server.io_loop.add_callback(ready)
     server.io_loop.start()
 
 
-def _end(server: BaseServer, site: Site) -> None:
+async def _end(server: BaseServer, site: Site) -> None:
     """Show the last of it to whoever looks, and stop."""
     site.refresh()
     for session in server.get_sessions():
         for callback in session.document.session_callbacks:
-            session.document.add_next_tick_callback(callback.callback)
-    server.io_loop.call_later(_LAST_WORDS, server.io_loop.stop)
+            shown: Any = session.with_document_locked(callback.callback)
+            await shown  # until it has been sent
+    await asyncio.sleep(_LAST_WORDS)
+    server.io_loop.stop()

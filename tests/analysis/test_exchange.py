@@ -32,8 +32,9 @@ def exchanged(
     document.add_root(source)
     document.on_change(lambda event: sent.append(type(event)))
     exchange(source, columns(new), ordered=ordered)
-    rows = [float(x) for x in source.data["x"]]
-    assert list(source.data["name"]) == columns(rows)["name"]
+    held: dict[str, Any] = dict(source.data)
+    rows = [float(x) for x in held["x"]]
+    assert list(held["name"]) == columns(rows)["name"]
     return rows, sent
 
 

@@ -113,6 +113,8 @@ def test_what_is_measured_so_far(directory: RunDirectory) -> None:
     feed.refresh()
     assert feed.run is not None
     table = feed.run.fidelity
-    cpu = table[table["figure"] == "cpu"].set_index("device")
-    assert cpu["got"].to_dict() == pytest.approx({"fast": 1 / 3, "slow": nan, "mute": nan}, nan_ok=True)
-    assert cpu["asked"].to_dict() == {"fast": 0.25, "slow": 0.1, "mute": 0.1}
+    shares = table[table["figure"] == "cpu"].set_index("device")
+    assert shares["got"].to_dict() == pytest.approx(
+        {"fast": 1 / 3, "slow": nan, "mute": nan}, nan_ok=True
+    )
+    assert shares["asked"].to_dict() == {"fast": 0.25, "slow": 0.1, "mute": 0.1}
