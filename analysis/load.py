@@ -136,6 +136,7 @@ class Follower:
             "telemetry": [records.empty(records.SAMPLES)],
             "probe": [records.empty(records.PROBES)],
         }
+        self._topology = _yaml(self._path / "topology.yaml")
         self._clock: list[events.RunStarted | events.RunEnded] = []
         self._acted: list[events.Acted] = []
         self._manifest()
@@ -161,7 +162,7 @@ class Follower:
         return Run(
             path=self._path,
             manifest=manifest,
-            topology=_yaml(self._path / "topology.yaml"),
+            topology=self._topology,
             started=next((r for r in self._clock if isinstance(r, events.RunStarted)), None),
             ended=next((r for r in self._clock[-1:] if isinstance(r, events.RunEnded)), None),
             devices=devices,

@@ -48,6 +48,13 @@ def served(
             say(f"Figures for Prometheus: {url}")
         if options.dashboard is not None:
             # Not on the devices' CPUs: there a page would take what they were promised.
-            page = dashboard.beside(directory, options.dashboard, plan.infrastructure_cpus, say)
+            page = dashboard.beside(
+                [directory],
+                options.dashboard,
+                say,
+                runs=directory.path.parent,
+                cpus=plan.infrastructure_cpus,
+                log=directory.logs / "dashboard.log",
+            )
             stack.enter_context(page)
         yield

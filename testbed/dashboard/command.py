@@ -7,9 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -44,20 +44,29 @@ def _dashboard(
     descriptor: Annotated[int | None, typer.Option("--descriptor", hidden=True)] = None,
 ) -> None:
     """Show runs in the browser, live or over, one or several side by side; Ctrl-C ends it."""
+    if descriptor is not None:
+        _serve(descriptor, [RunDirectory(Path(run)) for run in runs_to_show or []], runs)
+        return
+    named = [fleet.located(run, runs) for run in runs_to_show or []]
+    if not named and not runs.is_dir():
+        raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
+    with beside(named, port, typer.echo, runs=runs) as page:
+        raise typer.Exit(page.wait())
+
+
+def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
+    give_way()
+    from testbed.dashboard import server  # Bokeh and pandas: two seconds
+
+    server.serve(socket.socket(fileno=descriptor), server.Site(named, runs.resolve()))
+
+
+def give_way() -> None:
+    """Be the last to get a CPU, in a session of our own: the kernel may share it among sessions first
+    (autogroup), and niceness counts among the processes of one."""
     with suppress(OSError):
         os.nice(_NICE)
-    if descriptor is not None:  # beside its controller: there may be no more than the directory yet
-        named = [RunDirectory(Path(run)) for run in runs_to_show or []]
-        listening = socket.socket(fileno=descriptor)
-    else:
-        named = [fleet.located(run, runs) for run in runs_to_show or []]
-        if not named and not runs.is_dir():
-            raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
-        listening = bound(port)
-        typer.echo(f"Dashboard: {address(listening, named)}  (Ctrl-C ends it)")
-    from testbed.dashboard import server  # Bokeh and pandas: two seconds, in which the URL can be read
-
-    server.serve(listening, server.Site(named, runs.resolve()))
+        Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def bound(port: int, option: str = "--port") -> socket.socket:
@@ -83,35 +92,51 @@ def address(listening: socket.socket, runs: Sequence[RunDirectory]) -> str:
 
 
 @contextmanager
-def beside(directory: RunDirectory, port: int, cpus: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, the page of the run is served by a process that gives way to all others, on `cpus` (a
-    cpuset; empty: any). It ends with us, however we end. Raises BadInputError where `port` is taken."""
-    with bound(port) as listening:
-        say(f"Dashboard: {address(listening, [directory])}")
-        served = _start(directory, listening, cpus)
+def beside(
+    named: Sequence[RunDirectory],
+    port: int,
+    say: Callable[[str], None],
+    *,
+    runs: Path,
+    cpus: str = "",
+    log: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Inside, the page of these runs (none: of all in the folder `runs`) is served by a process that
+    gives way to all others, on `cpus` (a cpuset; empty: any). It ends with us, however we end, and
+    complains to `log`, else to our own stderr.
+
+    Raises BadInputError where `port` is taken.
+    """
+    with bound(port) as listening, ExitStack() as stack:
+        say(f"Dashboard: {address(listening, named)}")
+        errors = None if log is None else stack.enter_context(log.open("ab"))
+        page = _start(named, runs, listening, cpus, errors)
     try:
-        yield
+        yield page
     finally:
-        served.terminate()  # it shows the end of the run first
+        page.terminate()  # it shows the end of the run first
         try:
-            served.wait(_GOODBYE)
+            page.wait(_GOODBYE)
         except subprocess.TimeoutExpired:
-            served.kill()
-            served.wait()
+            page.kill()
+            page.wait()
 
 
-def _start(directory: RunDirectory, listening: socket.socket, cpus: str) -> subprocess.Popen[bytes]:
-    allowed = cpus or ",".join(map(str, sorted(os.sched_getaffinity(0))))
+def _start(
+    named: Sequence[RunDirectory],
+    runs: Path,
+    listening: socket.socket,
+    cpus: str,
+    errors: IO[bytes] | None,
+) -> subprocess.Popen[bytes]:
     descriptor = listening.fileno()
+    allowed = cpus or ",".join(map(str, sorted(os.sched_getaffinity(0))))
     tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), allowed, "--"]
-    page = [sys.executable, "-m", "testbed", "dashboard", str(directory.path)]
-    directory.logs.mkdir(parents=True, exist_ok=True)
-    with (directory.logs / "dashboard.log").open("ab") as log:
-        return subprocess.Popen(
-            [*tied, *page, "--descriptor", str(descriptor)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=(descriptor,),
-            start_new_session=True,  # Ctrl-C is the controller's: it ends us when the run is over
-        )
+    asked = [*(str(directory.path) for directory in named), "--runs", str(runs)]
+    return subprocess.Popen(
+        [*tied, sys.executable, "-m", "testbed", "dashboard", *asked, "--descriptor", str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=(descriptor,),
+        start_new_session=True,  # Ctrl-C is for us, who end it in order
+    )
