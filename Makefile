@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench predict dilation papers clean
+.PHONY: demo test check bench bench-dashboard predict dilation papers clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -22,6 +22,11 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.virtual
 	$(BIN)/python -m benchmarks.loading
 
+# What watching costs. Needs chromium with its driver, a Docker engine, and a quiet machine.
+bench-dashboard: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.dashboard page
+	$(BIN)/python -m benchmarks.dashboard watching
+
 predict: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.prediction
 
@@ -34,7 +39,7 @@ papers: $(VENV)/.installed
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
 USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli, testbed.data, \
-	analysis.summary, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
+	analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
 	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes, once) ..."

@@ -13,9 +13,11 @@ All times are in seconds of device time since the run clock started; sizes in by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +28,8 @@ import yaml
 from agents import events
 from analysis import records
 
+_PARTS = 50
+"""Reads until what they gave is put together."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -118,8 +122,12 @@ class Run:
 class Follower:
     """One run directory, read as it grows."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises what `load` raises."""
+    def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
+        """`newest`: of these kinds of record (`records.SCHEMAS`, `telemetry`, `probe`) no more rows are
+        held than that and a quarter; older ones are forgotten. Raises what `load` raises."""
+        self.rows: Counter[str] = Counter()
+        """Read so far, by kind of record; those forgotten included."""
+        self._newest = newest
         self._path = Path(path)
         self._events = records.Tail(self._path / "events.jsonl")
         self._telemetry = records.Tail(self._path / "telemetry.jsonl")
@@ -128,6 +136,7 @@ class Follower:
             "telemetry": [records.empty(records.SAMPLES)],
             "probe": [records.empty(records.PROBES)],
         }
+        self._topology = _yaml(self._path / "topology.yaml")
         self._clock: list[events.RunStarted | events.RunEnded] = []
         self._acted: list[events.Acted] = []
         self._manifest()
@@ -138,14 +147,14 @@ class Follower:
 
         Raises ValueError, naming the line, for what cannot be read.
         """
-        before = {kind: len(tables) for kind, tables in self._tables.items()}
-        self._take()
-        new = {kind: tables[before[kind] :] for kind, tables in self._tables.items()}
-        return {kind: _frame(tables) for kind, tables in new.items() if tables}
+        new: dict[str, list[pa.Table]] = {}
+        for kind, table in self._take():
+            new.setdefault(kind, []).append(table)
+        return {kind: _frame(tables) for kind, tables in new.items()}
 
     def run(self) -> Run:
         """All so far, what is new included. Raises what `load` raises."""
-        self._take()
+        deque(self._take(), maxlen=0)
         manifest = self._manifest()
         devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
@@ -153,7 +162,7 @@ class Follower:
         return Run(
             path=self._path,
             manifest=manifest,
-            topology=_yaml(self._path / "topology.yaml"),
+            topology=self._topology,
             started=next((r for r in self._clock if isinstance(r, events.RunStarted)), None),
             ended=next((r for r in self._clock[-1:] if isinstance(r, events.RunEnded)), None),
             devices=devices,
@@ -169,11 +178,13 @@ class Follower:
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
-    def _take(self) -> None:
+    def _take(self) -> Iterator[tuple[str, pa.Table]]:
+        """Read what is new, and hold it; the tables, by kind of record."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
-                self._tables[kind].append(table)
+                self._hold(kind, table)
+                yield kind, table
             for record in found.others:
                 if isinstance(record, events.Acted):
                     self._acted.append(record)
@@ -184,7 +195,18 @@ class Follower:
         for block in self._telemetry.blocks():
             for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
                 if table.num_rows:
-                    self._tables[kind].append(table)
+                    self._hold(kind, table)
+                    yield kind, table
+
+    def _hold(self, kind: str, table: pa.Table) -> None:
+        """Few tables, as putting them together costs by their number, and none longer than asked."""
+        self.rows[kind] += table.num_rows
+        tables = self._tables[kind]
+        tables.append(table)
+        rows, newest = sum(one.num_rows for one in tables), self._newest.get(kind)
+        if len(tables) > _PARTS or (newest is not None and rows > 1.25 * newest):
+            whole = pa.concat_tables(tables).unify_dictionaries()
+            self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))

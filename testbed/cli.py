@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed import detach, fleet, orders, rundir, up
+from testbed import beside, detach, fleet, orders, rundir, up
 from testbed.arguments import DEFAULT_RUNS, Run, Runs
+from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
@@ -39,6 +40,7 @@ app = typer.Typer(
 images_app = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
 app.add_typer(images_app, name="images")
 orders.add_to(app)
+dashboard.add_to(app)
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -101,10 +103,15 @@ def up_command(
         str | None, typer.Option("--resume", help="Carry on an ended run from its last checkpoint.")
     ] = None,
     runs: Runs = DEFAULT_RUNS,
+    page: beside.Page = False,
+    port: beside.Port = None,
+    metrics_port: beside.MetricsPort = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a topology, watch it to its end, and take everything down."""
-    options = up.Options(runtime, oversubscribe, data, resume is not None)
+    options = up.Options(
+        runtime, oversubscribe, data, resume is not None, beside.chosen(page, port), metrics_port
+    )
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
         chosen = chosen or fleet.resumable(runs, resume)
@@ -113,6 +120,7 @@ def up_command(
     elif resume is not None or topology is None:
         raise BadInputError("Name one topology file, or say --resume RUN (testbed runs shows them).")
     parsed, plan = up.planned(topology, options)
+    beside.check(options)
     chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
     if detached:
         _detach(chosen, topology, options)
@@ -364,7 +372,10 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
         )
     virtual = plan.runtime == "virtual"
     try:
-        with fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view:
+        with (
+            fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view,
+            beside.served(directory, plan, options, view.progress),
+        ):
             outcome = up.run(topology, plan, directory, options, view)
     finally:
         _say(f"Run directory: {shown}")
@@ -379,7 +390,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     if (ended := ending(run)) is not None:
         _say("\n" + "\n".join(ended.lines()))
     logs = "" if virtual else f"testbed logs {directory.run} · "
-    _say(f"Next: testbed runs · {logs}change the topology and run it again")
+    _say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:

@@ -161,11 +161,11 @@ class RunDirectory:
 def listing(runs: Path) -> list[dict[str, Any]]:
     """One row for each run directory in `runs`, oldest first."""
     found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [_row(RunDirectory(path.parent)) for path in sorted(found)]
+    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
     return sorted(rows, key=lambda row: row["created"] or "")
 
 
-def _row(directory: RunDirectory) -> dict[str, Any]:
+def row(directory: RunDirectory) -> dict[str, Any]:
     try:
         manifest = directory.read_manifest()
         outcome = manifest.get("outcome") or ("running" if directory.controller() else "crashed")

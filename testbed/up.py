@@ -38,6 +38,10 @@ class Options:
     data_root: Path | None = None
     resume: bool = False
     """Carry on in a run directory that has a past."""
+    dashboard: int | None = None
+    """The port of the page to show it on, 0 for a free one; None: no page."""
+    metrics: int | None = None
+    """The same of the figures for Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def until_printed(running: subprocess.Popen[str], text: str) -> None:
         if text in line:
             return
     raise AssertionError(f"{text!r} was never printed:\n{''.join(lines)}")
+
+
+def told(running: subprocess.Popen[str], pattern: str) -> str:
+    """Read its output until a line has `pattern`; what that found."""
+    assert running.stdout is not None
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if found := re.search(pattern, line):
+            return found[1]
+    raise AssertionError(f"{pattern!r} was never printed:\n{''.join(lines)}")
 
 
 def interrupt(running: subprocess.Popen[str]) -> tuple[float, str]:

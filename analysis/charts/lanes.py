@@ -37,12 +37,12 @@ _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in ST
 """Of the states' categories."""
 
 
-def lanes(runs: Sequence[Run]) -> Chart:
+def lanes(runs: Sequence[Run], most: int = MOST) -> Chart:
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []
-    long = [run.updates["arrived"] for run in runs if len(run.updates) > MOST]
-    since = max((float(arrived.iloc[-MOST]) for arrived in long), default=0.0)
+    long = [run.updates["arrived"] for run in runs if len(run.updates) > most]
+    since = max((float(arrived.iloc[-most]) for arrived in long), default=0.0)
     for name, run in distinct(runs).items():
         spans = timeline(run, since)
         spans = spans[spans["state"] != "wait"]
@@ -59,7 +59,7 @@ def lanes(runs: Sequence[Run]) -> Chart:
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
         (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER), marks(runs)),
         legend=STATE_COLORS,
-        note="empty: waits" + (f"; the newest {MOST:,} updates" if since else ""),
+        note="empty: waits" + (f"; the newest {most:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
 

@@ -21,6 +21,7 @@ from bokeh.plotting import figure
 from bokeh.transform import linear_cmap
 
 from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
 """Pixels of a usual chart, without title, axis and legend."""
@@ -48,7 +49,7 @@ class Drawn:
             if layer.mark == "diagonal":
                 continue
             if layer.name in self.sources:
-                self.sources[layer.name].data = _data(layer)
+                exchange(self.sources[layer.name], _data(layer), ordered=layer.mark in ("line", "step"))
             else:
                 self._add(layer)
         for name in self.sources.keys() - {layer.name for layer in chart.layers}:
@@ -226,10 +227,13 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _plain(column: np.ndarray[Any, Any]) -> Any:
-    """Numbers go to the browser as they lie in memory, which takes 32 bits for an integer, not 64."""
-    if column.dtype.kind in "iu":
-        return column.astype(np.float64)
-    return column.astype(str).tolist() if column.dtype.kind in "OUST" else column
+    """Numbers go to the browser as they lie in memory, which takes 32 bits for an integer, not 64.
+
+    A copy: `exchange` changes them in place.
+    """
+    if column.dtype.kind in "OUST":
+        return column.astype(str).tolist()
+    return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)
 
 
 def _tip(layer: Layer, column: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,9 @@ def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:
         (["logs", "t-1", "--tail", "0"], "--tail"),
         (["validate", "no-such.yaml"], "no-such.yaml"),
         (["plan", TOPOLOGIES], "topologies"),
+        (["dashboard", "no-such-run"], "no-such-run"),
+        (["dashboard", TOPOLOGIES], "topologies"),
+        (["dashboard"], "--runs"),
         (["no-such-command"], "no-such-command"),
     ],
 )
@@ -80,6 +84,23 @@ def test_bad_input(
     assert named in said.err
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up", QUICKSTART, "--runtime", "virtual", "--dashboard", "--port"],
+        ["up", QUICKSTART, "--runtime", "virtual", "--metrics-port"],
+        ["dashboard", "--port"],
+    ],
+)
+def test_a_port_that_is_taken(testbed: Testbed, arguments: list[str | Path], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = testbed(*arguments, port, "--runs", tmp_path)
+    assert said.code == 2
+    assert f"{arguments[-1]} {port}: Address already in use" in said.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("detached", [[], ["-d"]])

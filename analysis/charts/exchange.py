@@ -1,0 +1,75 @@
+"""New columns for a figure's data source, sent as the few rows that differ where most stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from bokeh.models.sources import ColumnDataSource
+
+_MOST = 0.25
+"""Share of the rows: of more, all are sent, which is cheaper then."""
+
+Rows = npt.NDArray[np.int64]
+
+
+def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
+    """Make the rows of `source` those of `data`: in their order, if they are `ordered`.
+
+    Where they are not, a new row takes the place of one that is gone, so that a window over the newest
+    rows moves without sending all of them.
+    """
+    held: dict[str, Any] = dict(source.data)
+    if _same(held, data):
+        return
+    old, new = _hashes(held), _hashes(data)
+    places, rows, more = (_in_order if ordered else _in_any_order)(old, new)
+    gone = len(old) + len(more) - len(new)
+    if not len(old) or gone > 0 or len(rows) + len(more) > _MOST * len(new):
+        source.data = dict(data)
+        return
+    if len(rows):
+        source.patch({name: [*zip(places.tolist(), _taken(column, rows), strict=True)]
+                      for name, column in data.items()})  # fmt: skip
+    if len(more):
+        source.stream({name: _taken(column, more) for name, column in data.items()})
+
+
+def _in_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
+    """Places that change, the rows that they change to, and the rows to append."""
+    shared = min(len(old), len(new))
+    changed = np.flatnonzero(old[:shared] != new[:shared])
+    return changed, changed, np.arange(shared, len(new))
+
+
+def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
+    places, rows = np.flatnonzero(~np.isin(old, new)), np.flatnonzero(~np.isin(new, old))
+    shared = min(len(places), len(rows))
+    return places[:shared], rows[:shared], rows[shared:]
+
+
+def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Far cheaper than hashing, and most layers mostly are."""
+    pairs = [(old.get(name), column) for name, column in new.items()]
+    return all(
+        was == now
+        if isinstance(was, list)
+        else np.array_equal(was, now, equal_nan=now.dtype.kind == "f")
+        for was, now in pairs
+        if was is not None
+    ) and len(old) == len(new)
+
+
+def _hashes(data: Mapping[str, Any]) -> Rows:
+    if not data:
+        return np.zeros(0, np.uint64)
+    # By name: the columns of a source may stand in another order.
+    table = pd.DataFrame({name: np.asarray(data[name]) for name in sorted(data)})
+    return np.asarray(pd.util.hash_pandas_object(table, index=False))
+
+
+def _taken(column: Any, rows: Rows) -> Any:
+    return np.asarray(column)[rows].tolist()

@@ -1,0 +1,102 @@
+"""The charts of a set of runs, computed once for all who look at them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from analysis.charts import CHARTS
+from analysis.charts.chart import Chart, Layer
+from analysis.charts.lanes import lanes
+from analysis.load import Run
+from testbed.dashboard.feed import Feed
+from testbed.dashboard.measured import OVER
+
+OVERLAID = ("accuracy", "loss")
+"""Of several runs in the same figure; the others have one for each run."""
+APART = ("devices", "staleness", "staleness-histogram", "contributions")
+EMULATED = ("cpu", "rates")
+"""In virtual time there is nothing to measure."""
+_SHOWN = 4_000
+"""Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
+anew twice a second."""
+_BEAT = 0.45
+"""Seconds from one look at the files to the next, or where looking is dear:"""
+_SHARE = 1 / 3
+"""of a core at most is spent on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A figure of the page, by a name that stays."""
+
+    name: str
+    column: int | None
+    """Which run's it is; None: all runs'."""
+    chart: Chart
+
+
+class Board:
+    def __init__(self, feeds: Sequence[Feed]) -> None:
+        self.feeds = tuple(feeds)
+        self.generation = -1
+        """Grows with every new `panels`."""
+        self.panels: tuple[Panel, ...] = ()
+        self._due = 0.0
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Empty until all have begun."""
+        found = tuple(feed.run for feed in self.feeds if feed.run is not None)
+        return found if len(found) == len(self.feeds) else ()
+
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Bring `panels` up to date, if it is time to (or `at_once`), and there is something new."""
+        begin, spent = time.monotonic(), time.process_time()
+        if begin < self._due and not at_once:
+            return
+        for feed in self.feeds:
+            feed.refresh()
+        generation = sum(feed.generation for feed in self.feeds)
+        if generation != self.generation and self.runs:
+            self.panels = tuple(self._panels(self.runs))
+        self.generation = generation
+        self._due = begin + max(_BEAT, (time.process_time() - spent) / _SHARE)
+
+    def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
+        for name in OVERLAID:
+            yield Panel(name, None, CHARTS[name](runs))
+        for column, (feed, run) in enumerate(zip(self.feeds, runs, strict=True)):
+            virtual = run.manifest.get("runtime") == "virtual"
+            for name in APART if virtual else (*APART, *EMULATED):
+                yield Panel(f"{name}-{column}", column, _chart(name, feed, run))
+
+
+def _chart(name: str, feed: Feed, run: Run) -> Chart:
+    """One run's. What is left out of it is said below its title."""
+    if name == "devices":
+        return _moving(lanes([run], _SHOWN) if feed.lives else lanes([run]))
+    chart = CHARTS[name]([run])
+    if name == "cpu" and feed.lives:
+        return _noted(chart, f"used in the last {OVER:.0f} s; who waits uses less than it could have")
+    if name in APART and feed.held < feed.updates:
+        return _noted(chart, f"the newest {feed.held:,} of {feed.updates:,} updates")
+    return chart
+
+
+def _moving(chart: Chart) -> Chart:
+    """With an axis of time that begins where what is drawn does: one that is told where to begin would
+    be told anew with every update, and undo what a visitor has zoomed to."""
+    since = chart.x.limits[0] or 0.0
+    layers = tuple(_from(layer, since) if layer.mark == "rules" else layer for layer in chart.layers)
+    return replace(chart, x=replace(chart.x, limits=(None, None)), layers=layers)
+
+
+def _from(layer: Layer, since: float) -> Layer:
+    kept = layer.columns["x"] >= since
+    return replace(layer, columns={name: column[kept] for name, column in layer.columns.items()})
+
+
+def _noted(chart: Chart, words: str) -> Chart:
+    return replace(chart, note="; ".join(part for part in (words, chart.note) if part))

@@ -1,0 +1,73 @@
+"""One run directory, read as it grows: once for all who look at it, and in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from analysis.load import Follower, Run
+from testbed.dashboard import measured
+from testbed.rundir import RunDirectory
+
+NEWEST = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
+"""Rows that are held of each kind of record, of all the run's: about 200 MB at most."""
+_FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
+
+
+class Feed:
+    """`run` is None until the run has a plan, and where it cannot be read (`error` tells)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run: Run | None = None
+        self.error = ""
+        self.updates = 0
+        """Applied so far, whether they are held or not."""
+        self.lives = False
+        self.generation = 0
+        """Grows whenever there is something new."""
+        self._follower: Follower | None = None
+        self._seen: tuple[tuple[int, int] | None, ...] = ()
+
+    def refresh(self) -> None:
+        """Read what is new, if anything is."""
+        seen = tuple(_stamp(self.path / name) for name in _FILES)  # before reading: nothing is missed
+        lives = RunDirectory(self.path).controller() is not None
+        if seen == self._seen and lives == self.lives:
+            return
+        self._seen, self.lives = seen, lives
+        self.generation += 1
+        try:
+            self._read()
+            self.error = ""
+        except FileNotFoundError as error:
+            self.error = "" if self.run is None else f"{error.filename} is gone"
+        except (ValueError, OSError, KeyError, TypeError, yaml.YAMLError) as error:
+            self.error = f"cannot be read: {error}"
+            self._follower = None  # from the start again, once the files have changed
+
+    @property
+    def held(self) -> int:
+        return 0 if self.run is None else len(self.run.updates)
+
+    def _read(self) -> None:
+        self._follower = self._follower or Follower(self.path, NEWEST)
+        run = self._follower.run()
+        if run.devices.empty:
+            return
+        self.updates = self._follower.rows["update"]
+        self.run = (
+            run
+            if len(run.fidelity) or run.telemetry.empty
+            else replace(run, fidelity=measured.so_far(run))
+        )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -1,0 +1,74 @@
+"""What devices get of what was asked, while a run goes: a first look at what its end will measure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.config import Link
+from analysis.load import Run
+from testbed.errors import TestbedError
+from testbed.topology import load
+
+OVER = 10.0
+"""Seconds of the host's clock that the CPU is taken over."""
+_ON_WIRE = 1514 / 1448
+"""As in `testbed.fidelity`: a probe counts TCP payload, a shaper whole Ethernet frames."""
+
+
+def so_far(run: Run) -> pd.DataFrame:
+    """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
+    uses less than it could have. Rates are those of its last probe."""
+    tables = [_table(run, "cpu", _asked_cpu(run), _used(run))]
+    links = _links(run.path / "topology.yaml") if len(run.probes) else {}
+    groups = run.devices.set_index("device")["group"].astype(object)
+    last = run.probes.groupby("device", observed=True)[["up", "down"]].last() * _ON_WIRE
+    for figure in ("up", "down"):
+        rates = {name: getattr(links.get(group), figure, None) for name, group in groups.items()}
+        asked = pd.to_numeric(pd.Series(rates, dtype=object))
+        tables.append(_table(run, figure, asked, last[figure]))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _table(run: Run, figure: str, asked: pd.Series[float], got: pd.Series[float]) -> pd.DataFrame:
+    names = run.devices["device"].astype(object)
+    wanted, had = (np.asarray(one.reindex(names), np.float64) for one in (asked, got))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = 100 * (had - wanted) / wanted
+    named = run.devices[["device", "group"]]
+    return named.assign(figure=figure, asked=wanted, got=had, error=error)
+
+
+def _asked_cpu(run: Run) -> pd.Series[float]:
+    """As planned, or as last set."""
+    asked = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
+    done = run.scenario[run.scenario["action"] == "set"]
+    for device, details in done[["device", "details"]].itertuples(index=False):
+        if (share := json.loads(details).get("cpu")) is not None and device in asked.index:
+            asked[device] = share
+    return asked
+
+
+def _used(run: Run) -> pd.Series[float]:
+    """Share of a core over the last seconds, as the devices tell time."""
+    samples = run.telemetry[["device", "monotonic", "cpu"]]
+    newest = samples["monotonic"].max()
+    grouped = samples[samples["monotonic"] >= newest - OVER].groupby("device", observed=True)
+    spent = grouped[["monotonic", "cpu"]].last() - grouped[["monotonic", "cpu"]].first()
+    used = spent["cpu"] / spent["monotonic"] * run.manifest.get("dilation", 1.0)
+    used.index = used.index.astype(object)
+    known: pd.Series[float] = used.where(np.asarray((spent["monotonic"] > 0) & (spent["cpu"] >= 0)))
+    return known
+
+
+def _links(topology: Path) -> Mapping[str, Link]:
+    """By group; none where the file is from another version."""
+    try:
+        groups = load(topology).devices
+    except TestbedError:
+        return {}
+    return {group.name: group.link.plain() for group in groups if group.link is not None}

@@ -1,0 +1,138 @@
+"""The web server: on the loopback interface, for its own pages, and only to read."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import tornado.web
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.settings import settings
+from tornado.httpserver import HTTPServer
+from tornado.ioloop import IOLoop
+
+from analysis.charts.chart import Theme
+from testbed import rundir
+from testbed.dashboard import page
+from testbed.dashboard.board import Board
+from testbed.dashboard.feed import Feed
+from testbed.rundir import RunDirectory
+
+_LAST_WORDS = 0.3
+"""Seconds for what has been sent to arrive."""
+
+
+class Site:
+    """What may be looked at: `named` runs, or where there are none, all of the folder `runs`."""
+
+    def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
+        self._named = {directory.run: directory.path for directory in named}
+        self._runs = runs
+        # As long as somebody looks at them.
+        self._feeds: weakref.WeakValueDictionary[Path, Feed] = weakref.WeakValueDictionary()
+        self._boards: weakref.WeakValueDictionary[tuple[Path, ...], Board] = (
+            weakref.WeakValueDictionary()
+        )
+
+    @property
+    def folder(self) -> Path:
+        return self._runs
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For the list of runs: live ones first, then the newest."""
+        if self._named:
+            rows = [rundir.row(RunDirectory(path)) for path in self._named.values()]
+        else:
+            rows = rundir.listing(self._runs)[::-1]
+        return sorted(rows, key=lambda row: row["outcome"] != "running")
+
+    def path(self, run: str) -> Path | None:
+        """The directory of `run`, if it may be looked at."""
+        if self._named:
+            return self._named.get(run)
+        paths = {path.parent.name: path.parent for path in self._runs.glob("*/manifest.json")}
+        return paths.get(run)
+
+    def board(self, paths: tuple[Path, ...]) -> Board:
+        if (board := self._boards.get(paths)) is None:
+            board = self._boards[paths] = Board([self._feed(path) for path in paths])
+        return board
+
+    def refresh(self) -> None:
+        """Read what is new for all who look, at once."""
+        for board in self._boards.values():
+            board.refresh(at_once=True)
+
+    def _feed(self, path: Path) -> Feed:
+        if (feed := self._feeds.get(path)) is None:
+            feed = self._feeds[path] = Feed(path)
+        return feed
+
+    def open(self, document: Document) -> None:
+        """Fill a new visitor's document, as its address asks."""
+        request = getattr(document.session_context, "request", None)
+        asked = request.arguments if request is not None else {}
+        names = list(dict.fromkeys(name.decode() for name in asked.get("run", ())))
+        paths = [path for path in map(self.path, names) if path is not None]
+        theme = asked.get("theme", [b""])[0].decode()
+        if not paths or len(paths) < len(names):
+            document.template = page.TEMPLATES.get_template("unknown.html")
+            return
+        known = cast(Theme, theme) if theme in ("light", "dark") else None
+        page.fill(document, self.board(tuple(paths)), known)
+
+
+class _List(tornado.web.RequestHandler):
+    def initialize(self, site: Site, hosts: Sequence[str]) -> None:
+        self._site, self._hosts = site, hosts
+
+    def get(self) -> None:
+        if self.request.host not in self._hosts:  # another name that leads here, of somebody else's page
+            raise tornado.web.HTTPError(403)
+        template = page.TEMPLATES.get_template("list.html")
+        self.write(template.render(rows=self._site.rows(), folder=self._site.folder))
+
+
+def serve(listening: socket.socket, site: Site) -> None:
+    """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
+    settings.resources = "server"  # nothing from other hosts, whatever the environment says
+    hosts = [f"{name}:{listening.getsockname()[1]}" for name in ("127.0.0.1", "localhost")]
+    bokeh = BokehTornado(
+        {"/run": Application(FunctionHandler(site.open))},
+        extra_websocket_origins=hosts,
+        extra_patterns=[("/", _List, {"site": site, "hosts": hosts})],
+        use_index=False,
+        keep_alive_milliseconds=10_000,
+    )
+    http = HTTPServer(bokeh)
+    listening.settimeout(0.0)
+    http.add_sockets([listening])
+    server = BaseServer(IOLoop.current(), bokeh, http)
+    server.start()
+
+    def end(*_: object) -> None:
+        server.io_loop.add_callback_from_signal(_end, server, site)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    server.io_loop.start()
+
+
+async def _end(server: BaseServer, site: Site) -> None:
+    """Show the last of it to whoever looks, and stop."""
+    site.refresh()
+    for session in server.get_sessions():
+        for callback in session.document.session_callbacks:
+            shown: Any = session.with_document_locked(callback.callback)
+            await shown  # until it has been sent
+    await asyncio.sleep(_LAST_WORDS)
+    server.io_loop.stop()

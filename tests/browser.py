@@ -1,0 +1,125 @@
+"""A headless browser that looks at the dashboard."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+T = TypeVar("T")
+_FIGURE = "Bokeh.documents[0].get_model_by_name(arguments[0])"
+_PLACE = f"""
+const figure = {_FIGURE}, view = Bokeh.index.find_one(figure);
+view.el.scrollIntoView({{block: "center"}});
+const box = view.el.getBoundingClientRect();
+const {{x_scale, y_scale}} = view.frame;
+return {{x: box.x + x_scale.compute(arguments[1]), y: box.y + y_scale.compute(arguments[2])}};
+"""
+_TOOLTIPS = """
+const found = [];
+function look(root) {
+  for (const element of root.querySelectorAll("*")) {
+    const tip = element.matches(".bk-tooltip-content") && element.checkVisibility();
+    if (tip) found.push(element.innerText);
+    if (element.shadowRoot) look(element.shadowRoot);
+  }
+}
+look(document);
+return found.join("\\n");
+"""
+_DRAWN = "!!window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
+
+
+def missing() -> str | None:
+    """What a machine lacks that cannot open one."""
+    lacking = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
+    return " and ".join(lacking) or None
+
+
+class Browser:
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str, seconds: float = 60) -> float:
+        """Seconds until all of the page was drawn."""
+        begin = time.monotonic()
+        self.driver.get(url)
+        until(self.drawn, seconds)
+        return time.monotonic() - begin
+
+    def drawn(self) -> bool:
+        """Whether all of the page is."""
+        return bool(self.run(f"return {_DRAWN}"))
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def column(self, figure: str, layer: str, column: str) -> list[Any]:
+        """What is drawn, as the browser has it."""
+        script = "find(r => r.name === arguments[1]).data_source.data[arguments[2]]"
+        found: list[Any] = self.run(
+            f"return Array.from({_FIGURE}.renderers.{script})", figure, layer, column
+        )
+        return found
+
+    def hover(self, figure: str, x: float, y: float) -> str:
+        """The words that appear where the pointer is moved to this place of the figure; or none."""
+        place = self.run(_PLACE, figure, x, y)
+        move = {"type": "mouseMoved", "x": place["x"], "y": place["y"]}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {**move, "x": 1})
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", move)
+        time.sleep(0.3)
+        words: str = self.run(_TOOLTIPS)
+        return words
+
+    def header(self) -> str:
+        text: str = self.run("return Bokeh.documents[0].get_model_by_name('header-0').text")
+        return text
+
+    def heap(self) -> float:
+        """MB of JavaScript's heap, after its garbage has been collected."""
+        self.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+        return float(self.run("return performance.memory.usedJSHeapSize")) / 1e6
+
+    def requests(self) -> list[str]:
+        """The addresses of all that the page has loaded."""
+        found: list[str] = self.run("return performance.getEntriesByType('resource').map(r => r.name)")
+        return found
+
+    def complaints(self) -> list[str]:
+        """Errors on the browser's console."""
+        told = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in told if entry["level"] == "SEVERE"]
+
+
+@contextmanager
+def opened(
+    theme: Literal["light", "dark"] = "light", size: tuple[int, int] = (1400, 1500)
+) -> Iterator[Browser]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars",
+                     "--enable-unsafe-swiftshader", f"--window-size={size[0]},{size[1]}"):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    try:
+        media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        yield Browser(driver)
+    finally:
+        driver.quit()
+
+
+def until(ready: Callable[[], T], seconds: float = 30) -> T:
+    """What `ready` returns once that is true. Raises AssertionError where it never is."""
+    deadline = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.1)
+    return found

@@ -1,0 +1,168 @@
+"""The dashboard in a real browser: of a run that goes on, and of runs that are over."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from testbed import engine
+from tests import browser
+from tests.browser import Browser, until
+from tests.conftest import unavailable
+from tests.running import cli, left_as_processes, started, told, write_small_topology
+
+pytestmark = pytest.mark.browser
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+
+
+@pytest.fixture(autouse=True)
+def _with_a_browser() -> None:
+    if lacking := browser.missing():
+        unavailable("browser", f"no {lacking}")
+
+
+@pytest.fixture(scope="module")
+def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs in virtual time, of two rules."""
+    folder = tmp_path_factory.mktemp("over")
+    timing = {"distribution": "exponential", "mean": "1s"}
+    shared: dict[str, Any] = {
+        "devices": [{"name": "pi", "count": 8, "timing": timing}],
+        "stop": {"after": "20s"},
+        "runtime": {"name": "virtual"},
+    }
+    for rule in ("fedbuff", "fedasync"):
+        topology = write_small_topology(folder, rule={"name": rule}, **shared)
+        done = cli("up", topology, "--runs", folder / "runs")
+        assert done.returncode == 0, done.stderr
+    return folder / "runs"
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    runs, runtime = tmp_path / "runs", "docker" if engine.available() else "process"
+    topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})
+    asked = ("--dashboard", "--metrics-port", "0")
+    with started("up", topology, "--runtime", runtime, "--runs", runs, *asked) as up:
+        metrics = told(up, r"Prometheus: (\S+)")
+        url = told(up, r"Dashboard: (\S+)")
+        told(up, "(the run clock starts)")
+        (path,) = runs.iterdir()
+        with browser.opened() as page:
+            page.open(url)
+            assert all(address.startswith("http://127.0.0.1:") for address in page.requests())
+            until(lambda: "live" in page.header() and len(drawn(page, "accuracy", "fedbuff")) > 1)
+            before = drawn(page, "accuracy", "fedbuff"), lanes(page)
+            until(lambda: len(drawn(page, "accuracy", "fedbuff")) > len(before[0]))
+            until(lambda: len(lanes(page)) > len(before[1]))
+            assert "sequence" in until(lambda: hovered(page))
+            assert cli("kill", str(path), "slow").returncode == 0
+            until(lambda: ("slow", "offline") in lanes(page))
+            keep(page, "live")
+            seen = counted(metrics)
+            assert seen["testbed_updates_total", "fast"] > 0
+            assert seen["testbed_cpu_asked_cores", "slow"] == pytest.approx(0.1)
+            assert page.complaints() == []
+            (server,) = (c for c in psutil.Process(up.pid).children() if "dashboard" in c.cmdline())
+            assert server.nice() == 19
+            up.terminate()
+            until(lambda: "ended: interrupted" in page.header())
+            until(lambda: not page.run("return document.getElementById('lost').hidden"))
+            assert "not known" in page.header()  # validity: what ends early is not judged
+        up.wait(30)
+        assert not server.is_running()
+    assert left_as_processes() == []
+
+
+def test_runs_that_are_over_side_by_side(over: Path) -> None:
+    names = [path.name for path in over.iterdir()]
+    with served(over) as url, browser.opened("dark") as page:
+        page.driver.get(url)
+        for box in page.driver.find_elements("css selector", "input[type=checkbox]"):
+            box.click()
+        page.driver.find_element("css selector", "button").click()
+        until(page.drawn)
+        assert "theme=dark" in page.driver.current_url
+        assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
+        for rule in ("fedbuff", "fedasync"):
+            assert len(drawn(page, "accuracy", rule)) > 2
+        assert {state for _, state in lanes(page)} == {"train"}
+        assert lanes(page, 1)
+        assert all(name in page.driver.page_source for name in names)
+        keep(page, "side-by-side-dark")
+        assert page.complaints() == []
+
+
+def test_only_its_own_pages_may_connect(over: Path) -> None:
+    with served(over) as url:
+        own = url.rstrip("/")
+        assert handshake(own, own) != 403
+        assert handshake(own, "http://elsewhere.example") == 403
+        assert all(path.name in fetched(url)[1] for path in over.iterdir())
+        assert fetched(url, {"Host": "elsewhere.example"})[0] == 403
+        for other in ("..", str(over), "no-such-run"):
+            assert "no such run" in fetched(f"{own}/run?run={other}&theme=dark")[1]
+
+
+def handshake(server: str, origin: str) -> int:
+    """The status that opening a websocket from a page of `origin` ends with."""
+    key = "AAAAAAAAAAAAAAAAAAAAAA=="
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
+    asked = {"Origin": origin, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
+    return fetched(f"{server}/run/ws", {**upgrade, **asked})[0]
+
+
+def fetched(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> tuple[int, str]:
+    """Status and body."""
+    parts = urlsplit(url)
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=20)) as connection:
+        connection.request("GET", f"{parts.path}?{parts.query}", headers=dict(headers))
+        with connection.getresponse() as answer:
+            return answer.status, answer.read().decode() if answer.status != 101 else ""
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[str]:
+    with started("dashboard", "--runs", runs) as dashboard:
+        yield told(dashboard, r"Dashboard: (\S+)")
+
+
+def drawn(page: Browser, figure: str, layer: str) -> list[float]:
+    return page.column(figure, layer, "x")
+
+
+def lanes(page: Browser, column: int = 0) -> list[tuple[str, str]]:
+    """Device and state of each interval."""
+    of = [page.column(f"devices-{column}", "devices", name) for name in ("device", "state")]
+    return list(zip(*of, strict=False))  # it may be brought up to date in between
+
+
+def hovered(page: Browser) -> str:
+    """What the page tells where the newest training of all is."""
+    begin, end, y = (page.column("devices-0", "devices", name) for name in ("begin", "end", "y"))
+    longest = max(range(min(map(len, (begin, end, y)))), key=lambda i: end[i] - begin[i])
+    return page.hover("devices-0", (begin[longest] + end[longest]) / 2, y[longest])
+
+
+def counted(url: str) -> dict[tuple[str, str], float]:
+    """Values of a Prometheus endpoint by name and client or device."""
+    families = text_string_to_metric_families(fetched(url)[1])
+    return {
+        (sample.name, sample.labels.get("client") or sample.labels.get("device", "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def keep(page: Browser, name: str) -> None:
+    """A screenshot, for people."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.driver.save_screenshot(str(SCREENSHOTS / f"{name}.png"))

@@ -1,0 +1,120 @@
+"""What the dashboard's server makes of run directories: of one that grows, of one that is broken."""
+
+from __future__ import annotations
+
+import json
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from analysis.load import Follower
+from testbed.dashboard import board as boards
+from testbed.dashboard import page
+from testbed.dashboard.board import Board
+from testbed.dashboard.feed import Feed
+from testbed.rundir import RunDirectory
+from tests.analysis.conftest import EVENTS, MANIFEST
+
+UPDATE = next(line for line in EVENTS if '"update"' in line)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """Of a run that goes on: this process is its controller."""
+    directory = RunDirectory(tmp_path)
+    directory.write_manifest(**MANIFEST)
+    directory.claim()
+    directory.topology.write_text("name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n")
+    directory.events.write_text("".join(line + "\n" for line in EVENTS[:-1]))
+    return directory
+
+
+def append(path: Path, *lines: str) -> None:
+    with path.open("a") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def note(board: Board, name: str) -> str:
+    return next(panel.chart.note for panel in board.panels if panel.name == name)
+
+
+def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    (feed,), first = board.feeds, board.generation
+    assert (feed.updates, feed.lives) == (3, True)
+    board.refresh(at_once=True)
+    assert board.generation == first
+    append(directory.events, UPDATE)
+    board.refresh(at_once=True)
+    assert board.generation > first
+    assert feed.updates == 4
+    assert "live" in page.header(feed)
+    append(directory.events, EVENTS[-1])
+    directory.write_manifest(outcome="after", validity={"valid": False, "reasons": ["too <slow>"]})
+    board.refresh(at_once=True)
+    assert "ended: after" in page.header(feed)
+    assert "not valid: too &lt;slow&gt;" in page.header(feed)
+
+
+def test_before_the_run_has_a_plan_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    board = Board([Feed(tmp_path)])
+    board.refresh(at_once=True)
+    RunDirectory(tmp_path).write_manifest(run="t-1")
+    board.refresh(at_once=True)
+    assert (board.runs, board.panels, board.feeds[0].error) == ((), (), "")
+
+
+def test_a_broken_line_is_told_until_it_is_mended(directory: RunDirectory) -> None:
+    feed = Feed(directory.path)
+    feed.refresh()
+    good = directory.events.read_text()
+    append(directory.events, "no record")
+    feed.refresh()
+    assert f"events.jsonl:{len(EVENTS)}" in feed.error
+    assert "events.jsonl" in page.header(feed)
+    directory.events.write_text(good + UPDATE + "\n")
+    feed.refresh()
+    assert (feed.error, feed.updates) == ("", 4)
+
+
+def test_memory_is_bounded(directory: RunDirectory) -> None:
+    follower = Follower(directory.path, {"update": 8})
+    for count in range(1, 60):
+        append(directory.events, UPDATE.replace('"sequence":1', f'"sequence":{count}'))
+        held = follower.run().updates
+        assert len(held) <= 10
+    assert follower.rows["update"] == 3 + 59
+    assert held["sequence"].tolist()[-8:] == list(range(52, 60))
+
+
+def test_lanes_of_a_run_that_goes_on_show_the_newest(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boards, "_SHOWN", 1)
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    assert "the newest 1 updates" in note(board, "devices-0")
+    directory.write_manifest(outcome="after")
+    board.refresh(at_once=True)
+    assert "newest" not in note(board, "devices-0")
+
+
+def test_what_is_measured_so_far(directory: RunDirectory) -> None:
+    for at, cpu in ((100.0, 1.0), (104.0, 2.0), (106.0, 3.0)):  # 2 s of CPU in 6 s
+        append(directory.telemetry, json.dumps({"device": "fast", "at": at, "cpu": cpu}))
+    append(
+        directory.events,
+        '{"event":"action","at":7.0,"device":"fast","source":"hand","lateness":0.0,'
+        '"details":{"action":"set","cpu":0.25}}',
+    )
+    feed = Feed(directory.path)
+    feed.refresh()
+    assert feed.run is not None
+    table = feed.run.fidelity
+    shares = table[table["figure"] == "cpu"].set_index("device")
+    assert shares["got"].to_dict() == pytest.approx(
+        {"fast": 1 / 3, "slow": nan, "mute": nan}, nan_ok=True
+    )
+    assert shares["asked"].to_dict() == {"fast": 0.25, "slow": 0.1, "mute": 0.1}

@@ -1,0 +1,60 @@
+"""Figures for Prometheus, read back by its own parser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from testbed.prometheus import RunCollector
+from testbed.rundir import RunDirectory
+from tests.analysis.conftest import EVENTS, MANIFEST
+
+
+def scraped(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """Values by name and labels' values."""
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_figures_of_a_run(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **MANIFEST)
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    assert scraped(registry)["testbed_version",] == 0  # nothing is there yet
+    directory.events.write_text("".join(line + "\n" for line in EVENTS))
+    samples = [(100.0, 1.0, 10), (102.0, 1.5, 20), (103.0, 0.25, 5)]  # the third: started anew
+    lines = [{"device": "fast", "at": at, "cpu": cpu, "sent": sent} for at, cpu, sent in samples]
+    directory.telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    found = scraped(registry)
+    assert found["testbed_run_info", "fedbuff", "t-1", "docker", "digits"] == 1
+    assert found["testbed_updates_total", "fast"] == 2
+    assert found["testbed_update_bytes_total", "fast"] == 5200
+    assert found["testbed_last_staleness_versions", "slow"] == 2
+    assert found["testbed_rejected_updates_total", "fast", "duplicate: sequence 2"] == 1
+    assert found["testbed_accuracy_ratio",] == 0.8
+    assert found["testbed_version",] == 3
+    assert found["testbed_running",] == 0
+    assert found["testbed_staleness_versions_sum",] == 2
+    buckets = [found["testbed_staleness_versions_bucket", bound] for bound in ("0", "1", "2", "+Inf")]
+    assert buckets == [2, 2, 3, 3]
+    assert found["testbed_cpu_asked_cores", "mute"] == 0.1
+    assert found["testbed_cpu_seconds_total", "fast"] == 1.75
+    assert found["testbed_cpu_used_cores", "fast"] == pytest.approx(0.25)
+    assert found["testbed_sent_bytes_total", "fast"] == 25
+    assert scraped(registry)["testbed_updates_total", "fast"] == 2  # asking twice counts nothing twice
+
+
+def test_the_controller_imports_neither_bokeh_nor_pandas_nor_prometheus() -> None:
+    code = (
+        "import sys, testbed.cli, testbed.controller; "
+        "print({'bokeh', 'pandas', 'prometheus_client'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
