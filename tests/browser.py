@@ -116,7 +116,7 @@ def opened(
         driver.quit()
 
 
-def until(ready: Callable[[], T], seconds: float = 30) -> T:
+def until(ready: Callable[[], T], seconds: float = 60) -> T:
     """What `ready` returns once that is true. Raises AssertionError where it never is."""
     deadline = time.monotonic() + seconds
     while not (found := ready()):

@@ -72,7 +72,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert seen["testbed_cpu_asked_cores", "slow"] == pytest.approx(0.1)
             assert page.complaints() == []
             (server,) = (c for c in psutil.Process(up.pid).children() if "dashboard" in c.cmdline())
-            assert server.nice() == 19
+            assert server.nice() >= 10
             up.terminate()
             until(lambda: "ended: interrupted" in page.header())
             until(lambda: not page.run("return document.getElementById('lost').hidden"))
