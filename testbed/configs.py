@@ -276,7 +276,7 @@ def _device(
         link=device.host_link,
         netem=spec.netem,
         probed=device.host_way,
-        shared=device.name if device.access is None else device.access.name,
+        shared=device.shared,
         present=present,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,

@@ -79,6 +79,11 @@ class PlannedDevice:
         return self.link is None and self.access is None
 
     @property
+    def shared(self) -> str:
+        """Name of the part of that way that it shares with other devices; else its own."""
+        return self.name if self.access is None else self.access.name
+
+    @property
     def period(self) -> int:
         """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
         takes no more than 1 s."""

@@ -64,6 +64,14 @@ def test_only_links_have_a_shaper() -> None:
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
 
 
+def test_links_of_processes_are_a_relays() -> None:
+    shared = "devices: [{name: pi, cpu: 0.2, access: {name: wifi, up: 1mbit}}]"
+    for devices in (LINKED, shared):
+        found = plan(asking("auto", devices), "process", HAVING).shaper
+        assert found is not None
+        assert found.name == "relay"
+
+
 def test_this_kernel_is_tried() -> None:
     found = lack_of_netem()
     assert found is None or "netem" in found
