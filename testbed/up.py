@@ -175,6 +175,8 @@ def _runtime(spec: RunSpec, view: View) -> Iterator[Runtime]:
     try:
         built = images.ensure(client, view.progress)
         spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
-        yield DockerRuntime(client, built, spec)
+        runtime = DockerRuntime(client, built, spec)
+        spec.directory.write_manifest(congestion_control=runtime.congestion_control)
+        yield runtime
     finally:
         client.close()

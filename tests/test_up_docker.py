@@ -15,6 +15,7 @@ import docker
 import pytest
 
 from agents import events
+from testbed import kernel
 from tests.running import (
     Finished,
     cli,
@@ -126,6 +127,8 @@ def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: 
             assert host["CapDrop"] == ["ALL"]
             assert not host["Privileged"]
             assert host["PidsLimit"] > 0
+            _, told = container.exec_run("cat /proc/sys/net/ipv4/tcp_congestion_control")
+            assert told.decode().strip() == kernel.congestion_control()
             for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
         device = by_part["one"]
