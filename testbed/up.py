@@ -16,8 +16,9 @@ from testbed.configs import RunSpec
 from testbed.controller import Controller, View
 from testbed.data import Prepared
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, measure, read_samples, trainings
+from testbed.fidelity import Clock, measure, trainings
 from testbed.figures import Fidelity
+from testbed.follow import Samples
 from testbed.plan import Plan, plan, this_host
 from testbed.resolution import needs_calibration, on_host, resolved
 from testbed.rundir import RunDirectory
@@ -155,7 +156,7 @@ def _measured(spec: RunSpec, controller: Controller, records: Sequence[events.Re
     dilation = spec.plan.dilation
     return measure(
         asking.asked(spec, records),
-        (asking.in_device_time(sample, dilation) for sample in read_samples(spec.directory.telemetry)),
+        (asking.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
         Clock((controller.epoch or 0.0) / dilation, begin=begin),
         trainings(records),
     )
