@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -127,7 +128,7 @@ def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: 
             assert host["CapDrop"] == ["ALL"]
             assert not host["Privileged"]
             assert host["PidsLimit"] > 0
-            _, told = container.exec_run("cat /proc/sys/net/ipv4/tcp_congestion_control")
+            told: Any = container.exec_run("cat /proc/sys/net/ipv4/tcp_congestion_control").output
             assert told.decode().strip() == kernel.congestion_control()
             for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}

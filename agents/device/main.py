@@ -84,7 +84,8 @@ class Init:
     def _probe(self, asked: Link) -> None:
         """Measure the link, beside the client's start-up, and tell."""
         try:
-            found = probe.measure(asked, self._config.data_address, self._config.shared)
+            cfg = self._config
+            found = probe.measure(asked, cfg.data_address, cfg.shared, cfg.patience)
         except OSError as error:  # fail closed: nobody knows what this link is
             sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
             self._unknown = True

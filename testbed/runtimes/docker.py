@@ -236,7 +236,7 @@ class DockerRuntime:
             AGGREGATOR,
             self._images.agent,
             [
-                *(["python3", "-m", "agents.speedtest"] if self._spec.routed else []),
+                *(["python3", "-m", "agents.turns"] if self._spec.routed else []),
                 *("python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
             ],
             networks=[(self._behind(networks), AGGREGATOR)],

@@ -26,7 +26,7 @@ def test_the_rate_is_what_came_after_the_first() -> None:
 
 
 def test_a_train_each_way() -> None:
-    """At least as fast as it was sent: a tenth faster than asked."""
+    """As fast as it was sent: a tenth faster than asked, and 0.15 s of it may come at once."""
     packettrain.listen("127.0.0.1")
     for measure in (packettrain.upload, packettrain.download):
-        assert 5_000_000 < measure("127.0.0.1", 5_000_000, 1.0) < 6_000_000
+        assert 5_000_000 < measure("127.0.0.1", 5_000_000, 1.0) < 5_500_000 / 0.85 + 100_000

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from agents.config import Access, Link
+from testbed.relay import transfer
 from testbed.relay.main import OwnLink, cells
 from testbed.relay.server import Lane, Relay
 
@@ -206,3 +207,37 @@ def test_a_device_without_network_takes_nothing_of_its_cell(relay: Relay, throug
     assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
     relay.tell(lambda now: own.obey({"connected": True}, now))
     assert len(received(away[1])) == 500_000
+
+
+def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
+    assert transfer.size(2_000_000) == 250_000
+    assert transfer.size(64_000) == 12_000
+    assert transfer.size(1_000_000_000) == 4_000_000
+
+
+def test_transfers_tell_the_rate_each_way() -> None:
+    """Through the loopback interface, which is faster than any link."""
+    server = transfer.listen(HOST)
+    for move in (transfer.upload, transfer.download):
+        assert move(HOST, server.server_address[1], 100_000_000) > 100_000_000
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("move", [transfer.upload, transfer.download])
+def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
+    move: Callable[[str, int, int], float],
+) -> None:
+    with socket.create_server((HOST, 0)) as gone:
+
+        def give_up() -> None:
+            with gone.accept()[0] as sock:
+                if sock.recv(1 << 16).startswith(b"down"):
+                    sock.sendall(bytes(10))
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=give_up, daemon=True).start()
+        with pytest.raises(ConnectionError):
+            move(HOST, gone.getsockname()[1], 64_000)

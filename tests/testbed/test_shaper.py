@@ -115,6 +115,9 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
     assert device["netem"] is netem
     assert device["link"]["rtt"] == 0.08
+    client = json.loads(spec.directory.config("pi").read_text(encoding="utf-8"))
+    # A fleet may take longer to start than any constant: the router is the last.
+    assert client["patience"] == device["patience"] == spec.topology.start.timeout == 300
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 
