@@ -93,6 +93,8 @@ class ClientConfig:
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
+    patience: float = 30.0
+    """Seconds until the broker must answer: the way to it is opened last of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class DeviceConfig:
     present: bool = True
     """Whether the client starts with the run; else when it is told to."""
     telemetry_every: float = 1.0
+    patience: float = 30.0
+    """Seconds until the router must answer, which is started last of all."""
     netem: bool = False
     """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 
@@ -193,7 +197,7 @@ class RouterConfig:
     broker: Broker
     """On the control network."""
     targets: Mapping[str, int]
-    """Host names on the server's side, the broker's first, and the TCP port of each."""
+    """Host names on the server's side, the broker's first, and the port of each, of TCP and UDP."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]

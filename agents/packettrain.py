@@ -23,6 +23,7 @@ PORT = 1884
 FRAME = 1514
 """Bytes of each packet on the wire, Ethernet header included."""
 _PAYLOAD = bytes(FRAME - 14 - 20 - 8)
+_GO = b"go"
 _SECONDS = 1.0
 _LEAST, _MOST = 12, 2_700
 """Packets."""
@@ -32,6 +33,8 @@ _AHEAD = 0.15
 """Seconds of the train that may wait for the link, so that a sender on a busy host keeps it full."""
 _SILENCE = 1.0
 """Seconds without a packet after which a train is over that has lost some; or some packets' time."""
+_BEGIN = 10.0
+"""Seconds until a train must have begun."""
 _TRIES = 10
 _SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
@@ -121,7 +124,7 @@ def _answer(sock: socket.socket, request: bytes) -> None:
     if way == "down":
         _send_train(sock, int(rate))
     elif way == "up":
-        sock.send(b"go")
+        sock.send(_GO)
         found = _receive_train(sock, int(rate), Arrivals())
         told = {name: getattr(found, name) for name in ("first", "last", "count", "missed")}
         for _ in range(3):  # one of them will not be lost
@@ -136,7 +139,8 @@ def _ask(sock: socket.socket, request: bytes, patience: float) -> Arrivals:
         sock.send(request)
         with suppress(TimeoutError):
             found = Arrivals()
-            found.add(*_arrival(sock))
+            _, at, missed = _arrival(sock)
+            found.add(at, missed)
             return found
     raise TimeoutError(f"no answer in {_TRIES * patience:.0f} s")
 
@@ -152,11 +156,15 @@ def _send_train(sock: socket.socket, rate: int) -> None:
 
 
 def _receive_train(sock: socket.socket, rate: int, found: Arrivals) -> Arrivals:
-    """Until it is over; `found` has what has come already."""
+    """Until it is over; `found` has what has come already. Who asks again has not heard the answer."""
     with suppress(TimeoutError):
         while found.count + found.missed < length(rate):
-            sock.settimeout(_silence(rate) if found.count else 2 * _SECONDS)
-            found.add(*_arrival(sock))
+            sock.settimeout(_silence(rate) if found.count else _BEGIN)
+            size, at, missed = _arrival(sock)
+            if size == len(_PAYLOAD):
+                found.add(at, missed)
+            else:
+                sock.send(_GO)
     return found
 
 
@@ -164,17 +172,18 @@ def _silence(rate: int) -> float:
     return max(_SILENCE, 20 * 8 * FRAME / rate)
 
 
-def _arrival(sock: socket.socket) -> tuple[int, int]:
-    """When the next packet came, in ns, and how many the kernel had to drop at this socket till then."""
+def _arrival(sock: socket.socket) -> tuple[int, int, int]:
+    """Bytes of the next packet, when it came, in ns, and how many the kernel had to drop at this socket
+    till then."""
     at, missed = time.clock_gettime_ns(time.CLOCK_REALTIME), 0
-    _, told, _, _ = sock.recvmsg(2048, 128)
+    data, told, _, _ = sock.recvmsg(2048, 128)
     for level, what, value in told:
         if (level, what) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
             seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
             at = seconds * 1_000_000_000 + rest
         elif (level, what) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
             missed = int.from_bytes(value[:4], "little")
-    return at, missed
+    return len(data), at, missed
 
 
 def _socket() -> socket.socket:

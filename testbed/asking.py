@@ -27,6 +27,9 @@ def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
             found[record.device].act(record)
         elif isinstance(record, events.ClientStatus):
             found[record.client].say(record)
+        elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
+            for device in found.values():
+                device.begin_again(record.at)
     return [device.result() for device in found.values()]
 
 
@@ -89,6 +92,13 @@ class _Device:
                 self._let_go("paused", record.at)
             case "crash" | "leave":
                 self._hold("down", record.at - record.lateness)
+
+    def begin_again(self, at: float) -> None:
+        """It is as it was planned, whatever was changed before."""
+        self._ask_cpu(self.planned.cpu or 0.0, at)
+        if self._link:
+            self._ask_link(self.planned.link or Link(), at)
+        self._let_go("paused", at)
 
     def say(self, record: events.ClientStatus) -> None:
         if record.state == "offline":

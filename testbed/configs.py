@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agents import speedtest
+from agents import turns
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
@@ -212,7 +212,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     config = RouterConfig(
         run=spec.directory.run,
         broker=account.at(*places.control),
-        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: speedtest.PORT},
+        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: turns.PORT},
         addresses=addresses,
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
@@ -262,6 +262,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         speed=device.speed,
         dilation=device.dilation,
         memory=places.memory(spec.directory, device.name) if spec.remembers else None,
+        patience=spec.topology.start.timeout,
     )
 
 
@@ -276,8 +277,9 @@ def _device(
         link=device.host_link,
         netem=spec.netem,
         probed=device.host_way,
-        shared=device.name if device.access is None else device.access.name,
+        shared=device.shared,
         present=present,
+        patience=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,
     )

@@ -165,8 +165,9 @@ class Controller:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
             late = time.monotonic() >= deadline
+            quiet = self._unmeasured <= self._gone.keys()  # who is absent measures now, too
             if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
-                if late or ready == living:
+                if late or (ready == living and quiet):
                     return
             elif len(living) < needed or AGGREGATOR in self._gone:
                 self._fail_early()
@@ -242,9 +243,11 @@ class Controller:
         name = self._topics.name_in(event.topic)
         text = event.payload.decode(errors="replace")
         if event.topic == self._topics.telemetry(name):
-            write_telemetry(text + "\n")
-            if name in self._unmeasured and '"probe"' in text:
+            if '"probe"' in text:
+                if name not in self._unmeasured:
+                    return  # retained, and told again after a reconnect
                 self._unmeasured.discard(name)
+            write_telemetry(text + "\n")
             return
         self._status[name] = text
         if text == "ready" and name in self._devices:

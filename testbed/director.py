@@ -65,7 +65,9 @@ def ordered(order: Mapping[str, Any]) -> tuple[str, Action]:
     return device, _PLAIN[what]
 
 
-_SWITCHES: dict[type[Action], str] = {
+_OF: dict[type[Action], str] = {
+    SetCpu: "cpu",
+    SetLink: "link",
     Crash: "up",
     Restart: "up",
     Leave: "up",
@@ -75,21 +77,25 @@ _SWITCHES: dict[type[Action], str] = {
     Disconnect: "connected",
     Reconnect: "connected",
 }
+"""What of a device an action changes."""
 
 
 def what_holds(steps: Sequence[Step]) -> list[Step]:
-    """What makes devices that are as at the start of a run what `steps`, in order, have made of them."""
+    """What makes devices that are as at the start of a run what `steps`, in order, have made of them: at
+    most one step for each device and what is changed of it."""
     joined = {step.device for step in steps if isinstance(step.action, Join)}
-    last = {(s.device, _SWITCHES[type(s.action)]): s for s in steps if type(s.action) in _SWITCHES}
+    last: dict[tuple[str, str], Step] = {}
+    for step in steps:
+        key = step.device, _OF[type(step.action)]
+        before, action = last.pop(key, None), step.action
+        if isinstance(action, SetLink) and before is not None and isinstance(before.action, SetLink):
+            action = SetLink({**before.action.changes, **action.changes})
+        last[key] = Step(step.at, step.device, action)
     as_at_the_start = (Restart, Resume, Reconnect)
     return [
         step
-        for step in steps
-        if type(step.action) not in _SWITCHES
-        or (
-            last[step.device, _SWITCHES[type(step.action)]] is step
-            and (not isinstance(step.action, as_at_the_start) or step.device in joined)
-        )
+        for step in last.values()
+        if not isinstance(step.action, as_at_the_start) or step.device in joined
     ]
 
 

@@ -48,7 +48,17 @@ def examine() -> list[Finding]:
         mend = engine.mend(error.__cause__ or error)
         found = [Finding("Docker engine", "missing", detail, mend)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
-    found += [gpu(info), processors(), sleep(), memory(), disk(info), broker(), python(), torch()]
+    found += [
+        tcp(kernel.congestion_control()),
+        gpu(info),
+        processors(),
+        sleep(),
+        memory(),
+        disk(info),
+        broker(),
+        python(),
+        torch(),
+    ]
     return found
 
 
@@ -118,6 +128,21 @@ def traffic_control(feature: kernel.Feature) -> Finding:
         "sudo apt-get install linux-image-generic (Ubuntu), linux-image-amd64 (Debian); "
         "sudo dnf install kernel-modules-extra (Fedora, RHEL)",
     )
+
+
+def tcp(found: str | None) -> Finding:
+    """What `found` (kernel.congestion_control) makes of the containers' TCP."""
+    name = "TCP"
+    if found is None:
+        return Finding(name, "ok", "containers have the congestion control of their host")
+    if found == "cubic":
+        return Finding(name, "ok", "containers have CUBIC, as devices with Linux have")
+    names = "$(sysctl -n net.ipv4.tcp_allowed_congestion_control)"
+    mend = (
+        f'sudo modprobe tcp_cubic; sudo sysctl net.ipv4.tcp_allowed_congestion_control="{names} cubic"'
+    )
+    detail = "the kernel allows no CUBIC outside the host's own network: containers have Reno"
+    return Finding(name, "warn", detail, mend)
 
 
 def gpu(info: Mapping[str, Any]) -> Finding:

@@ -21,13 +21,11 @@ Times are device time in seconds, shares those of one host core, rates bit/s.
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -80,7 +78,7 @@ def measure(
 
     A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
     `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. One of before
-    the run is of the link as first asked. What is no number is passed over.
+    `clock.begin` is of the link as first asked. What is no number is passed over.
     """
     usage: dict[str, list[_Usage]] = {}
     probes: dict[str, list[_Probe]] = {}
@@ -89,7 +87,8 @@ def measure(
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            probes.setdefault(name, []).append(_Probe(when, probe))
+            before = when < clock.begin  # of the link as first asked, also where a run is resumed
+            probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             usage.setdefault(name, []).append(_Usage(when, cpu, *counters))
@@ -107,19 +106,6 @@ def trainings(records: Iterable[events.Record]) -> dict[str, list[Interval]]:
     for update in (record for record in records if isinstance(record, events.UpdateApplied)):
         found.setdefault(update.client, []).append((update.train_start, update.train_end))
     return found
-
-
-def read_samples(path: Path) -> list[dict[str, Any]]:
-    """The lines of `telemetry.jsonl`; what is torn or tells no time is left out."""
-    samples = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            sample = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(sample, dict) and isinstance(sample.get("at"), int | float):
-            samples.append(sample)
-    return samples
 
 
 class _Usage(NamedTuple):

@@ -60,12 +60,13 @@ class Follower:
 
 
 class Samples:
-    """Reads the last part of a growing `telemetry.jsonl`, and what is added to it."""
+    """Reads a growing `telemetry.jsonl`."""
 
-    def __init__(self, path: Path, last: int) -> None:
-        """From the last `last` bytes on."""
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """From the last `last` bytes on; None: from the start."""
         self._lines = _Lines(path)
-        self._lines.skip_to_last(last)
+        if last is not None:
+            self._lines.skip_to_last(last)
 
     def read(self) -> list[dict[str, Any]]:
         """The new samples of devices; what devices send is theirs, so what is not one is passed over."""

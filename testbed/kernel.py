@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 TRY_MEND = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' as root"
 
@@ -37,6 +38,23 @@ FEATURES = (
     Feature("act_mirred", f"{_INGRESS} action mirred egress redirect dev lo", "downlink rates"),
     NETEM,
 )
+
+CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+def congestion_control(allowed: Path = _ALLOWED) -> str | None:
+    """What the TCP of containers can be told to go by, of what the kernel allows outside the host's own
+    network namespace: CUBIC, the default of Linux, else Reno, which every kernel allows and which comes
+    closest. None where there is nothing to choose from, as this is not Linux.
+
+    Else they would inherit the host's own: where that is BBR, the loss of a link would hardly be felt.
+    """
+    try:
+        names = allowed.read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    return next((name for name in ("cubic", "reno") if name in names), None)
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:

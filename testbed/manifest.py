@@ -67,8 +67,8 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
     """What made the links, and why that."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    linked = not all(device.direct for device in plan.devices)
-    return {"shaper": {"virtual": "model", "process": "relay"}.get(plan.runtime) if linked else None}
+    linked = plan.runtime == "virtual" and not all(device.direct for device in plan.devices)
+    return {"shaper": "model" if linked else None}
 
 
 def _clock(plan: Plan) -> dict[str, float]:

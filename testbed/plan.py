@@ -24,6 +24,8 @@ _SHARED_CAPACITY = 0.5
 """Cores for the devices where they share the only one with broker and aggregator."""
 _SLICE = 5_000
 """µs of work at a time, at the least: each begins with cold caches, which take some of it."""
+_LEAST_RATE = 8
+"""bit/s: the kernel counts in bytes per second."""
 _ROUNDING = 1e-9
 """Of a dilation to two decimals."""
 
@@ -77,6 +79,11 @@ class PlannedDevice:
     def direct(self) -> bool:
         """Whether nothing slows its way to the server."""
         return self.link is None and self.access is None
+
+    @property
+    def shared(self) -> str:
+        """Name of the part of that way that it shares with other devices; else its own."""
+        return self.name if self.access is None else self.access.name
 
     @property
     def period(self) -> int:
@@ -248,7 +255,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     scaled = dict(changes)
     for name in ("up", "down"):
         if scaled.get(name) is not None:
-            scaled[name] = round(scaled[name] / dilation)
+            scaled[name] = max(_LEAST_RATE, round(scaled[name] / dilation))
     for name in ("rtt", "jitter"):
         if scaled.get(name) is not None:
             scaled[name] *= dilation

@@ -32,8 +32,6 @@ def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
-        if group.access is not None and runtime == "process":
-            yield _not_emulated(topology, (*where, "access"), runtime)
 
 
 def _lossy(topology: Topology) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
-"""What makes delay, jitter and loss of a run's links: the kernel's netem where it is, else a router.
+"""What makes a run's links.
 
 `netem` is the child of each tbf in the device's own network namespace; `tbf+delay` is that tbf and a
-delay line in the router between devices and broker. Rates are tbf's in both.
+delay line in the router between devices and broker. Rates are tbf's in both. Processes, which share
+their host's network, have a `relay` (testbed.relay).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from testbed.yamlfile import Problem
 @dataclass(frozen=True, slots=True)
 class Shaper:
     name: str
-    """`netem` or `tbf+delay`."""
+    """`netem`, `tbf+delay` or `relay`."""
     why: str
 
     @property
@@ -31,8 +32,10 @@ def choose(topology: Topology, runtime: str, lack: str | None) -> tuple[Shaper |
     """
     linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)
-    if runtime != "docker" or not linked:
+    if runtime == "virtual" or not linked:
         return None, []
+    if runtime == "process":
+        return Shaper("relay", "processes have no network of their own"), []
     asked = topology.runtime.shaper
     if asked == "netem" and lack is not None:
         told = f"found netem, but {lack}: take auto or tbf+delay, or see testbed doctor for the mend"

@@ -16,8 +16,9 @@ from testbed.configs import RunSpec
 from testbed.controller import Controller, View
 from testbed.data import Prepared
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, measure, read_samples, trainings
+from testbed.fidelity import Clock, measure, trainings
 from testbed.figures import Fidelity
+from testbed.follow import Samples
 from testbed.plan import Plan, plan, this_host
 from testbed.resolution import needs_calibration, on_host, resolved
 from testbed.rundir import RunDirectory
@@ -162,7 +163,7 @@ def _measured(spec: RunSpec, controller: Controller, records: Sequence[events.Re
     dilation = spec.plan.dilation
     return measure(
         asking.asked(spec, records),
-        (asking.in_device_time(sample, dilation) for sample in read_samples(spec.directory.telemetry)),
+        (asking.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
         Clock((controller.epoch or 0.0) / dilation, begin=begin),
         trainings(records),
     )
@@ -182,6 +183,8 @@ def _runtime(spec: RunSpec, view: View) -> Iterator[Runtime]:
     try:
         built = images.ensure(client, view.progress)
         spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
-        yield DockerRuntime(client, built, spec)
+        runtime = DockerRuntime(client, built, spec)
+        spec.directory.write_manifest(congestion_control=runtime.congestion_control)
+        yield runtime
     finally:
         client.close()

@@ -10,11 +10,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 
 from agents import events
+from testbed import kernel
 from tests.running import (
     Finished,
     cli,
@@ -126,6 +128,8 @@ def test_containers_have_least_privilege(engine: docker.DockerClient, tmp_path: 
             assert host["CapDrop"] == ["ALL"]
             assert not host["Privileged"]
             assert host["PidsLimit"] > 0
+            told: Any = container.exec_run("cat /proc/sys/net/ipv4/tcp_congestion_control").output
+            assert told.decode().strip() == kernel.congestion_control()
             for bindings in (container.attrs["NetworkSettings"]["Ports"] or {}).values():
                 assert {b["HostIp"] for b in bindings or []} <= {"127.0.0.1"}
         device = by_part["one"]

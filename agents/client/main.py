@@ -52,7 +52,7 @@ class Client:
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         will = (self._status, b"offline")
         self._connection = Connection(cfg.broker, subscriptions, self._sink, will=will)
-        self._connection.open()
+        self._connection.open(cfg.patience)
         self._say(b"joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)

@@ -55,6 +55,8 @@ class Init:
         """The client was told to end, and may be told to start again."""
         self._paused = False
         self._stopped = False
+        self._unknown = False
+        """The link could not be measured."""
         self._orders: queue.SimpleQueue[Event] = queue.SimpleQueue()
         names = topics.Topics(cfg.run)
         self._telemetry = names.telemetry(cfg.device)
@@ -64,7 +66,8 @@ class Init:
 
     def run(self) -> int:
         """Serve until the client ends by itself, or SIGTERM says stop; the client's exit code, 128 + n
-        where signal n ended it. Raises LinkError, ConnectionFailedError."""
+        where signal n ended it; 1 where nobody knows what the link is. Raises LinkError,
+        ConnectionFailedError."""
         if self._config.link is not None:
             self._shape(self._config.link)
         if self._config.present:
@@ -73,19 +76,23 @@ class Init:
         if self._config.probed is not None:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
         try:
-            return self._serve()
+            code = self._serve()
+            return 1 if self._unknown else code
         finally:
             self._connection.close()
 
     def _probe(self, asked: Link) -> None:
         """Measure the link, beside the client's start-up, and tell."""
         try:
-            found = probe.measure(asked, self._config.data_address, self._config.shared)
+            cfg = self._config
+            found = probe.measure(asked, cfg.data_address, cfg.shared, cfg.patience)
         except OSError as error:  # fail closed: nobody knows what this link is
             sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
+            self._unknown = True
             os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            self._tell({"at": time.monotonic(), "probe": found})
+        else:  # the barrier waits for it, and may not even have subscribed yet
+            told = {"device": self._config.device, "at": time.monotonic(), "probe": found}
+            self._connection.publish(self._telemetry, json.dumps(told), retain=True)
 
     def _tell(self, sample: Mapping[str, Any]) -> None:
         told = {"device": self._config.device, **sample}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from agents import packettrain, speedtest
+from agents import packettrain, turns
 from agents.config import Link
 from agents.device import echo
 
@@ -23,32 +23,46 @@ _LATE = 1.0
 """Seconds after which an answer is lost, beside what the link delays it."""
 _TRAINS, _GOOD = 4, 0.98
 """Trains at most, until one is as good: a busy host makes them slower, and nothing makes them faster."""
-_PATIENCE = 30.0
-"""Seconds until the router must answer."""
 
 
-def measure(asked: Link, host: str, shared: str) -> dict[str, float]:
+def measure(asked: Link, host: str, shared: str, patience: float) -> dict[str, float]:
     """Through `asked`, to the router `host`: `rtt` in seconds, `jitter` (their standard deviation) and
     `loss` (share), all of round trips; `up` and `down` in bit/s on the wire where rates are asked.
-    `shared` names the link, for all that measure it in turn. Raises OSError.
-
-    The round trip is the typical one under jitter, else the shortest: what is above that is the wait of
-    a busy host, not the link's.
+    `shared` names the link, for all that measure it in turn; `patience` is how many seconds until the
+    router answers. Raises OSError.
     """
-    _await(host)
-    with speedtest.turn(host, shared):
-        trips = _round_trips(asked, host)
+    _await(host, patience)
+    late = _LATE + asked.rtt + 2 * asked.jitter
+    with turns.turn(host, shared):
+        count, every = pace(asked, echo.SIZE + 14)
+        trips = echo.round_trips(socket.gethostbyname(host), count, every, late)
         answered = [trip for trip in trips if trip is not None]
-        found = {"loss": 1 - len(answered) / len(trips)}
-        if answered:
-            found["rtt"] = statistics.median(answered) if asked.jitter else min(answered)
-            found["jitter"] = statistics.pstdev(answered)
-        late = _LATE + asked.rtt + 2 * asked.jitter
+        found = {"loss": 1 - len(answered) / len(trips), **told(asked, answered)}
         if asked.up is not None:
             found["up"] = _fastest(packettrain.upload, host, asked.up, late)
         if asked.down is not None:
             found["down"] = _fastest(packettrain.download, host, asked.down, late)
     return found
+
+
+def pace(asked: Link, size: int) -> tuple[int, float]:
+    """How many round trips of `size` bytes on the wire to make through `asked`, and how many seconds
+    apart: so that none waits for another, for the link, or, as order is kept, for its jitter."""
+    slowest = min(rate for rate in (asked.up, asked.down, 10**12) if rate is not None)
+    every = max(_CLOSEST, 8 * size / slowest / _SHARE, 2 * asked.jitter)
+    return min(_MOST, max(5, int(_SECONDS / every))), every
+
+
+def told(asked: Link, trips: Sequence[float]) -> dict[str, float]:
+    """`rtt` and `jitter`, in seconds, of round trips through `asked`; nothing where there are none.
+
+    The round trip is the typical one under jitter, else the shortest: what is above that is the wait of
+    a busy host, not the link's.
+    """
+    if not trips:
+        return {}
+    rtt = statistics.median(trips) if asked.jitter else min(trips)
+    return {"rtt": rtt, "jitter": statistics.pstdev(trips)}
 
 
 def _fastest(
@@ -62,21 +76,11 @@ def _fastest(
     return best
 
 
-def _round_trips(asked: Link, host: str) -> list[float | None]:
-    """So far apart that none waits for another: for the link, or, as order is kept, for its jitter."""
-    slowest = min(rate for rate in (asked.up, asked.down, 10**12) if rate is not None)
-    own_time = 8 * (echo.SIZE + 14) / slowest
-    every = max(_CLOSEST, own_time / _SHARE, 2 * asked.jitter)
-    count = min(_MOST, max(5, int(_SECONDS / every)))
-    address = socket.gethostbyname(host)
-    return echo.round_trips(address, count, every, _LATE + asked.rtt + 2 * asked.jitter)
-
-
-def _await(host: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
+def _await(host: str, patience: float) -> None:
+    deadline = time.monotonic() + patience
     while True:
         try:
-            socket.create_connection((host, speedtest.PORT), 1.0).close()
+            socket.create_connection((host, turns.PORT), 1.0).close()
         except OSError:
             if time.monotonic() > deadline:
                 raise

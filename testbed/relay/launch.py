@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import socket
 import time
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from agents import config
 from agents.config import Broker, Link
 from agents.topics import ROUTER
 from testbed.configs import RunSpec
+from testbed.plan import PlannedDevice
 from testbed.relay import probe
 from testbed.relay.main import RelayConfig
 
-_BROKER, _TRANSFERS, _ECHO = range(3)
+_BROKER, _, _ECHO = range(3)
 """The targets, and a device's doors, in their order."""
 _PATIENCE = 30.0
 """Seconds until the relay must serve, and more than any round trip."""
@@ -51,18 +53,19 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
     `broker` is the relay's login. A link that cannot be measured is told in the relay's log. Raises
     OSError where no relay answers.
     """
-    links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
+    devices = spec.plan.devices
     host = broker.host
     with (
         probe.answering(host) as answering,
-        _opened(host, [d.name for d in spec.plan.devices]) as opened,
+        _opened(host, [d.name for d in devices]) as opened,
     ):
         cfg = RelayConfig(
             run=spec.directory.run,
             broker=broker,
             targets=(broker.port, *answering),
             doors={name: tuple(door.fileno() for door in pair) for name, pair in opened.items()},
-            links={name: asdict(link) for name, link in links.items()},
+            links={d.name: d.host_link for d in devices if d.host_link is not None},
+            access={d.name: d.host_access for d in devices if d.host_access is not None},
             seed=spec.topology.seed,
         )
         config.dump(cfg, spec.directory.config(ROUTER))
@@ -73,7 +76,7 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
                 door.close()
         # It serves as soon as a byte comes back.
         probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _PATIENCE)
-        found = _measured(host, ports, links)
+        found = _measured(host, ports, [d for d in devices if not d.direct])
     samples = []
     with (spec.directory.logs / f"{ROUTER}.log").open("a", encoding="utf-8") as log:
         for device, figures in found.items():
@@ -100,18 +103,26 @@ def _port(sock: socket.socket) -> int:
 
 
 def _measured(
-    host: str, ports: Mapping[str, Sequence[int]], links: Mapping[str, Link]
+    host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, dict[str, float] | OSError]:
-    """What each of `links` gives, all at once; or why it cannot be told."""
+    """What the way of each of `devices` gives, or why it cannot be told: all at once, but those that
+    share a part of it in turn."""
+    turns: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
+    for device in devices:
+        turns[device.shared].append(device)
 
-    def one(device: str) -> dict[str, float] | OSError:
+    def one(device: PlannedDevice) -> dict[str, float] | OSError:
+        _, transfers, echoes = ports[device.name]
         try:
-            return probe.measure(links[device], host, ports[device][_TRANSFERS], ports[device][_ECHO])
+            return probe.measure(device.host_way or Link(), host, transfers, echoes)
         except OSError as error:
             return error
 
-    pool = ThreadPoolExecutor(max(1, len(links)))
+    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, dict[str, float] | OSError]:
+        return {member.name: one(member) for member in members}
+
+    pool = ThreadPoolExecutor(max(1, len(turns)))
     try:
-        return dict(zip(links, pool.map(one, links), strict=True))
+        return dict(ChainMap(*pool.map(in_turn, turns.values())))
     finally:
         pool.shutdown(wait=False)  # where we are interrupted they end with the relay

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from agents import config
-from agents.config import Broker, Link
+from agents.config import Access, Broker, Link
 from agents.realtime import realtime
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
-from testbed.relay.pipe import Way
+from testbed.relay.pipe import Pipe, Way
 from testbed.relay.server import Lane, Relay
 
 
@@ -31,8 +31,10 @@ class RelayConfig:
     """Ports of the broker's host that the devices reach through their links."""
     doors: Mapping[str, tuple[int, ...]]
     """Of each device, for each target the file descriptor of a listening socket, which we inherit."""
-    links: Mapping[str, Mapping[str, Any]]
-    """Fields of `Link`, of each device."""
+    links: Mapping[str, Link]
+    """Of each device that has one of its own."""
+    access: Mapping[str, Access]
+    """What devices share; only those that do."""
     seed: int
 
 
@@ -45,15 +47,15 @@ def ways(link: Link) -> tuple[Way, Way]:
 
 
 @dataclass(slots=True)
-class Access:
-    """A device's access link."""
+class OwnLink:
+    """The part of its way to the broker that a device has for itself."""
 
     link: Link
     up: Lane
     down: Lane
 
     @classmethod
-    def of(cls, link: Link, seed: int, device: str) -> Access:
+    def of(cls, link: Link, seed: int, device: str) -> OwnLink:
         up, down = (
             Lane(way, random.Random(f"{seed} {device} {name}").random)  # noqa: S311
             for way, name in zip(ways(link), ("up", "down"), strict=True)
@@ -72,20 +74,39 @@ class Access:
         return self.up, self.down
 
 
+def cells(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
+    """What each device has to pass, up and down, that others of the same access pass too."""
+    made: dict[tuple[str, str], Lane] = {}
+
+    def lanes(shared: Access, way: str, rate: int | None) -> list[Lane]:
+        if rate is None:
+            return []
+        return [made.setdefault((shared.name, way), Pipe(Way(rate), random.random))]
+
+    return {
+        device: (lanes(shared, "up", shared.up), lanes(shared, "down", shared.down))
+        for device, shared in access.items()
+    }
+
+
 def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
-    accesses = {name: Access.of(Link(**cfg.links.get(name, {})), cfg.seed, name) for name in cfg.doors}
-    for name, access in accesses.items():
+    shared = cells(cfg.access)
+    own = {name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name) for name in cfg.doors}
+    for name, link in own.items():
+        # The cell first, both ways: what it has no room for is not even read.
+        up, down = shared.get(name, ([], []))
+        routes = [*up, link.up], [*down, link.down]
         for door, port in zip(cfg.doors[name], cfg.targets, strict=True):
-            relay.listen(socket.socket(fileno=door), (cfg.broker.host, port), access.up, access.down)
+            relay.listen(socket.socket(fileno=door), (cfg.broker.host, port), *routes)
 
     def obey(event: Event) -> None:
         """In paho's thread."""
         if isinstance(event, Received):
             order = json.loads(event.payload)
-            access = accesses[order["device"]]
-            relay.tell(lambda now: access.obey(order, now))
+            link = own[order["device"]]
+            relay.tell(lambda now: link.obey(order, now))
 
     connection = Connection(cfg.broker, [Topics(cfg.run).control(ROUTER)], obey)
     try:

@@ -90,7 +90,9 @@ class Pipe(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether the sender has to wait."""
+        """Whether the sender has to wait: for room, or for an outage to end."""
+        if not self._open:
+            return True
         rate = self._way.rate
         queue_full = rate is not None and self._queued >= max(_FEWEST, rate / 8 * _QUEUE)
         return queue_full or self._held >= _WINDOW

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import socket
 import socketserver
-import statistics
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from agents import speedtest
 from agents.config import Link
-from testbed.relay.pipe import on_wire
+from agents.device.probe import pace, told
+from testbed.relay import transfer
+from testbed.relay.pipe import SEGMENT, on_wire
 
-_MOST = 500
-"""Round trips."""
-_SECONDS = 2.0
-"""For them."""
-_CLOSEST = 0.002
-"""Seconds between them, at least."""
-_SHARE = 0.25
-"""Of the link that they may take, so that none waits for another."""
 _TRANSFERS = 2
 """Of which the faster one counts: a busy host makes them slower, and nothing makes them faster."""
-_ON_WIRE = on_wire(1448) / 1448
+_ON_WIRE = on_wire(SEGMENT) / SEGMENT
 """What is measured is payload."""
 _PATIENCE = 30.0
 """Seconds, beside the link's delay, until a byte must be back."""
@@ -34,21 +26,13 @@ def measure(asked: Link, host: str, transfers: int, echoes: int) -> dict[str, fl
     """Through `asked`, by the ports that lead to both kinds of `answering`: `rtt` in seconds, `jitter`
     (standard deviation of round trips); `up` and `down` in bit/s on the wire where rates are asked.
     Raises OSError.
-
-    The round trip is the typical one under jitter, else the shortest: what is above that is the wait of
-    a busy host, not the link's.
     """
-    trips = _round_trips(asked, host, echoes)
-    rtt = statistics.median(trips) if asked.jitter else min(trips)
-    found = {"rtt": rtt, "jitter": statistics.pstdev(trips)}
-    if asked.up is not None:
-        found["up"] = _ON_WIRE * max(
-            speedtest.upload(host, asked.up, transfers) for _ in range(_TRANSFERS)
-        )
-    if asked.down is not None:
-        found["down"] = _ON_WIRE * max(
-            speedtest.download(host, asked.down, transfers) for _ in range(_TRANSFERS)
-        )
+    count, every = pace(asked, on_wire(1))
+    found = told(asked, round_trips(host, echoes, count, every, _PATIENCE + asked.rtt))
+    for name, rate in (("up", asked.up), ("down", asked.down)):
+        if rate is not None:
+            move = transfer.upload if name == "up" else transfer.download
+            found[name] = _ON_WIRE * max(move(host, transfers, rate) for _ in range(_TRANSFERS))
     return found
 
 
@@ -80,7 +64,7 @@ def round_trips(host: str, port: int, count: int, every: float, patience: float)
 @contextmanager
 def answering(host: str) -> Iterator[tuple[int, int]]:
     """The ports of the other end: of transfers, and of the echo."""
-    servers = (speedtest.listen(host, 0), _Echo((host, 0), _EchoHandler))
+    servers = (transfer.listen(host), _Echo((host, 0), _EchoHandler))
     threading.Thread(target=servers[1].serve_forever, daemon=True).start()
     try:
         transfers, echoes = (int(server.server_address[1]) for server in servers)
@@ -102,11 +86,3 @@ class _EchoHandler(socketserver.BaseRequestHandler):
             self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while data := self.request.recv(64):
                 self.request.sendall(data)
-
-
-def _round_trips(asked: Link, host: str, port: int) -> list[float]:
-    """So far apart that none waits for another: for the link, or, as order is kept, for its jitter."""
-    slowest = min(rate for rate in (asked.up, asked.down, 10**12) if rate is not None)
-    every = max(_CLOSEST, 8 * on_wire(1) / slowest / _SHARE, 2 * asked.jitter)
-    count = min(_MOST, max(5, int(_SECONDS / every)))
-    return round_trips(host, port, count, every, _PATIENCE + asked.rtt)

@@ -1,4 +1,4 @@
-"""The relay's sockets: each device's connections, through the two pipes of its link.
+"""The relay's sockets: each device's connections, each way through the pipes of its route.
 
 One thread, loopback only. The relay reads no further ahead than a pipe has room, so that memory is
 bounded and the sender feels the rate.
@@ -11,9 +11,10 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from testbed.relay.pipe import Pipe
 
@@ -25,14 +26,14 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _Handler = Callable[[int, float], None]
 Lane = Pipe["tuple[Flow, bytes]"]
-"""One direction of a device's link; all of its connections share it. No bytes: the stream's end."""
+"""One direction of a link; all connections behind it share it. No bytes: the stream's end."""
 
 
 class Flow:
-    """One direction of a connection: from `source` through `lane` to `sink`."""
+    """One direction of a connection: from `source` through `route`, lane by lane, to `sink`."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, lane: Lane) -> None:
-        self.source, self.sink, self.lane = source, sink, lane
+    def __init__(self, source: socket.socket, sink: socket.socket, route: Sequence[Lane]) -> None:
+        self.source, self.sink, self.route = source, sink, route
         self.backlog = bytearray()
         """Due, and not yet taken by the sink."""
         self.ended = False
@@ -44,17 +45,23 @@ class Flow:
     @property
     def wants(self) -> bool:
         """Whether there is room for more of the source."""
-        return not (self.ended or self.lane.full or len(self.backlog) > _BEHIND)
+        if self.ended or len(self.backlog) > _BEHIND:
+            return False
+        return not any(lane.full for lane in self.route)
 
     def read(self, now: float) -> None:
         try:
-            data = self.source.recv(self.lane.piece)
+            data = self.source.recv(min(lane.piece for lane in self.route))
         except BlockingIOError:
             return
         except OSError:  # reset: to the other side, an end
             data = b""
         self.ended = not data
-        self.lane.put((self, data), len(data), now)
+        self.route[0].put((self, data), len(data), now)
+
+    def after(self, lane: Lane) -> Lane | None:
+        """The next of the route; None: the sink."""
+        return next((b for a, b in pairwise(self.route) if a is lane), None)
 
     def deliver(self, data: bytes) -> None:
         self._last = not data
@@ -100,14 +107,21 @@ class Relay:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._busy: set[Lane] = set()
-        self._connections: dict[Lane, list[_Connection]] = {}
+        self._connections: dict[Lane, dict[_Connection, None]] = {}
+        """Of each lane, that first which was served the longest ago."""
         self._orders: queue.SimpleQueue[Callable[[float], Iterable[Lane]]] = queue.SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._woken.settimeout(0)
         self._selector.register(self._woken, _READ, self._obey)
 
-    def listen(self, listener: socket.socket, target: tuple[str, int], up: Lane, down: Lane) -> None:
-        """Have whoever connects to `listener` talk to `target`."""
+    def listen(
+        self,
+        listener: socket.socket,
+        target: tuple[str, int],
+        up: Sequence[Lane],
+        down: Sequence[Lane],
+    ) -> None:
+        """Have whoever connects to `listener` talk to `target`, each way through lane after lane."""
         listener.settimeout(0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._selector.register(listener, _READ, partial(self._accept, listener, target, up, down))
@@ -137,8 +151,12 @@ class Relay:
 
     def _deliver(self) -> None:
         for lane in list(self._busy):
-            for flow, data in lane.take(time.monotonic()):
-                flow.deliver(data)
+            for flow, data in lane.take(now := time.monotonic()):
+                if (after := flow.after(lane)) is None:
+                    flow.deliver(data)
+                else:
+                    after.put((flow, data), len(data), now)
+                    self._busy.add(after)
             if lane.next_due() is None:
                 self._busy.discard(lane)
             self._refresh(lane)
@@ -152,8 +170,8 @@ class Relay:
         self,
         listener: socket.socket,
         target: tuple[str, int],
-        up: Lane,
-        down: Lane,
+        up: Sequence[Lane],
+        down: Sequence[Lane],
         _events: int,
         _now: float,
     ) -> None:
@@ -170,18 +188,25 @@ class Relay:
             sock.settimeout(0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = _Connection((Flow(device, server, up), Flow(server, device, down)))
-        for lane in (up, down):
-            self._connections.setdefault(lane, []).append(connection)
-        self._refresh(up)
+        for lane in (*up, *down):
+            self._connections.setdefault(lane, {})[connection] = None
+        self._refresh(up[0])
 
     def _ready(self, connection: _Connection, sock: socket.socket, events: int, now: float) -> None:
         for flow in connection.flows:
             if events & _READ and flow.source is sock and flow.wants:
                 flow.read(now)
-                self._busy.add(flow.lane)
+                self._busy.add(flow.route[0])
+                self._to_the_end(connection, flow)
+                self._refresh(flow.route[0])
             if events & _WRITE and flow.sink is sock:
                 flow.write()
-        self._refresh(connection.flows[0].lane)
+                self._refresh(flow.route[0])
+
+    def _to_the_end(self, connection: _Connection, flow: Flow) -> None:
+        """Of those that a lane of `flow` serves: what room it has next is another's."""
+        for lane in flow.route:
+            self._connections[lane][connection] = self._connections[lane].pop(connection)
 
     def _refresh(self, lane: Lane) -> None:
         """Wait at the sockets of `lane`'s connections for what they now have room or bytes for."""
@@ -204,7 +229,8 @@ class Relay:
 
     def _close(self, connection: _Connection) -> None:
         for flow in connection.flows:
-            self._connections[flow.lane].remove(connection)
+            for lane in flow.route:
+                del self._connections[lane][connection]
             self._wait_at(flow.source, 0, _nothing)
             flow.source.close()
 

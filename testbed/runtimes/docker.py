@@ -31,7 +31,7 @@ from docker.types import LogConfig, Mount
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
-from testbed import configs
+from testbed import configs, kernel
 from testbed.broker import BROKER
 from testbed.configs import IMPAIRMENTS
 from testbed.director import Order
@@ -80,6 +80,8 @@ class DockerRuntime:
         self._containers: dict[str, str] = {}
         self._codes: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(_PARALLEL)
+        self.congestion_control = kernel.congestion_control()
+        """Of all containers' TCP; None: the host's."""
 
     def start(self) -> Broker:
         accounts = brokers.accounts(self._directory.run, self._devices)
@@ -234,7 +236,7 @@ class DockerRuntime:
             AGGREGATOR,
             self._images.agent,
             [
-                *(["python3", "-m", "agents.speedtest"] if self._spec.routed else []),
+                *(["python3", "-m", "agents.turns"] if self._spec.routed else []),
                 *("python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
             ],
             networks=[(self._behind(networks), AGGREGATOR)],
@@ -314,6 +316,7 @@ class DockerRuntime:
         user: int,
         ports: dict[int | str, tuple[str, None]] | None = None,
         environment: dict[str, str] | None = None,
+        sysctls: Mapping[str, str] | None = None,
         **host: Any,
     ) -> str:
         """Create and start a container with least privilege; its id.
@@ -333,6 +336,7 @@ class DockerRuntime:
             log_config=LogConfig(type="json-file", config={"max-size": "8m", "max-file": "1"}),
             mounts=mounts,
             port_bindings=ports,
+            sysctls={**self._tcp(), **(sysctls or {})},
             **host,
         )
         (first, *aliases), *others = networks
@@ -353,6 +357,10 @@ class DockerRuntime:
         api.start(container)
         self._containers[part] = container
         return container
+
+    def _tcp(self) -> dict[str, str]:
+        name = self.congestion_control
+        return {} if name is None else {kernel.CONGESTION_CONTROL: name}
 
     def _let_write(self, folder: Path) -> None:
         """Let the client, an ordinary user in its container, write into `folder`."""

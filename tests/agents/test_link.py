@@ -325,6 +325,11 @@ def test_what_the_kernel_refuses_is_said(network: Network) -> None:
     )
 
 
+def test_a_rate_that_is_no_whole_number_of_bytes_is_made(network: Network) -> None:
+    """As those are that a stretched clock divides."""
+    network.apply(Link(up=333_333, down=884_956))
+
+
 def test_a_rate_that_is_not_as_asked_is_an_error(network: Network) -> None:
     network.python(
         "from agents.config import Link\n"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from contextlib import closing
+
 import pytest
 
 from agents import packettrain
@@ -25,8 +29,25 @@ def test_the_rate_is_what_came_after_the_first() -> None:
     assert found.rate == pytest.approx(1_211_200)
 
 
-def test_a_train_each_way() -> None:
-    """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
+@pytest.fixture(scope="module")
+def host() -> str:
     packettrain.listen("127.0.0.1")
+    return "127.0.0.1"
+
+
+def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_train(host: str) -> None:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as sock:
+        sock.settimeout(5.0)
+        sock.connect((host, packettrain.PORT))
+        for _ in range(2):
+            sock.send(b"up 64000")
+            assert sock.recv(2048) == b"go"
+        for _ in range(packettrain.length(64_000)):
+            sock.send(bytes(1472))  # 1514 on the wire
+        assert json.loads(sock.recv(2048))["count"] == 12
+
+
+def test_a_train_each_way(host: str) -> None:
+    """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
     for measure in (packettrain.upload, packettrain.download):
-        assert measure("127.0.0.1", 5_000_000, 1.0) > 4_000_000
+        assert measure(host, 5_000_000, 1.0) > 4_000_000

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agents import speedtest
+from agents import turns
 from agents.config import Access
 from agents.device.delayline import Impairment
 from agents.router import forwarding
@@ -42,12 +42,6 @@ def test_each_way_has_half_of_the_round_trip() -> None:
     assert impairment({}) == Impairment()
 
 
-def test_a_measure_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
-    assert speedtest.size(2_000_000) == 250_000
-    assert speedtest.size(64_000) == 12_000
-    assert speedtest.size(1_000_000_000) == 4_000_000
-
-
 def test_devices_of_one_access_share_a_cell_each_way() -> None:
     wifi, quick = Access("wifi", up=2_000_000, down=5_000_000), Access("quick", down=9_000_000)
     queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
@@ -65,24 +59,20 @@ def test_devices_of_one_access_share_a_cell_each_way() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> str:
-    speedtest.listen("127.0.0.1")
-    return "127.0.0.1"
-
-
-def test_both_directions_are_measured(server: str) -> None:
-    """Through the loopback interface, which is faster than any link."""
-    assert speedtest.upload(server, 100_000_000) > 100_000_000
-    assert speedtest.download(server, 100_000_000) > 100_000_000
+    host = "127.0.0.1"
+    listening = turns.Server((host, turns.PORT))
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    return host
 
 
 def test_devices_that_share_a_link_measure_in_turn(server: str) -> None:
     began: list[float] = []
 
     def other() -> None:
-        with speedtest.turn(server, "cell"):
+        with turns.turn(server, "cell"):
             began.append(time.monotonic())
 
-    with speedtest.turn(server, "cell"), speedtest.turn(server, "other"):
+    with turns.turn(server, "cell"), turns.turn(server, "other"):
         waiting = threading.Thread(target=other)
         waiting.start()
         time.sleep(0.3)

@@ -75,6 +75,26 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
     assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
 
+def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) -> None:
+    """What a user had set by hand is not set again."""
+    topology = parse(TOPOLOGY)
+    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    a, _ = asking.asked(
+        spec,
+        [
+            events.RunStarted(0.0, 1e9, ("a",), ("b",)),
+            _acted(5.0, "a", action="set", cpu=0.5),
+            _acted(6.0, "a", action="set", link={"up": 2_000_000}),
+            _acted(7.0, "a", action="pause"),
+            events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
+        ],
+    )
+    assert a.cpu[-1] == AskedCpu(0.2, 0.025, 10.0)
+    assert a.link[-1] == AskedLink(up=1e6, delay=0.04, at=10.0)
+    assert a.away == ((7.0, 10.0),)
+
+
 @dataclass
 class Stage:
     done: list[tuple[str, Action]] = field(default_factory=list)
@@ -112,6 +132,8 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
         Step(8.0, "late", Restart()),
         Step(9.0, "c", Disconnect()),
         Step(9.5, "c", Reconnect()),
+        *(Step(at, "traced", SetLink({"up": 1000 * at})) for at in range(10)),
+        Step(9.6, "traced", SetLink({"rtt": 0.5})),
         Step(20.0, "b", Resume()),
     ]
     stage, told = Stage(), list[Order]()
@@ -119,10 +141,10 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
     director.start(time.monotonic() - 10.0, begin=10.0)
     director.play()
     assert stage.done == [
-        ("a", SetCpu(0.5)),
         ("a", SetCpu(0.1)),
         ("b", Pause()),
         ("late", Restart()),
+        ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
     assert director.next_due > time.monotonic() + 9
 

@@ -7,17 +7,24 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents import events
+from agents.config import Broker, Link
+from agents.topics import Topics
+from agents.transport import Received
 from testbed import fleet
 from testbed.controller import Controller
+from testbed.director import Order
 from testbed.errors import RunFailedError
+from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
+from testbed.timeline import Action
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
@@ -88,3 +95,47 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
     for directory in (None, tmp_path):
         fleet.take_down(fleet.LiveRun(f"no-{tmp_path.name}", "process", 1, directory))
     assert (tmp_path / "work").is_dir()
+
+
+class Idle:
+    """A runtime whose parts say nothing by themselves."""
+
+    def start(self) -> Broker:
+        return Broker("localhost", 0, "", "")
+
+    def limit(self, device: str) -> None: ...
+    def stop(self) -> None: ...
+
+    def act(self, device: str, action: Action) -> list[Order]:
+        return []
+
+    def ended(self) -> dict[str, int]:
+        return {}
+
+    def telemetry(self) -> list[dict[str, Any]]:
+        return []
+
+
+def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tmp_path: Path) -> None:
+    """A probe would take of what others share with its device. Told twice, it is written once."""
+    run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")
+    linked = [replace(device, link=Link(rtt=0.1)) for device in run.plan.devices]
+    run = replace(run, plan=replace(run.plan, runtime="docker", devices=tuple(linked)))
+    assert run.absent == frozenset({"d-2"})
+    assert run.probed == frozenset({"d-1", "d-2"})
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+
+    def say(topic: str, text: str) -> None:
+        controller._inbox.put(Received(topic, text.encode(), 0.0))
+
+    for part in ("aggregator", "d-1"):
+        say(names.status(part), "ready")
+    for _ in range(2):
+        say(names.telemetry("d-1"), '{"device": "d-1", "at": 1.0, "probe": {}}')
+    later = '{"device": "d-2", "at": 2.0, "probe": {}}'
+    timer = threading.Timer(1.0, say, (names.telemetry("d-2"), later))
+    begin = time.monotonic()
+    timer.start()
+    controller._hold_barrier()
+    assert time.monotonic() - begin >= 1.0
+    assert [line["device"] for line in Samples(run.directory.telemetry).read()] == ["d-1", "d-2"]

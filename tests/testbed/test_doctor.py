@@ -76,6 +76,21 @@ def test_a_feature_that_no_kernel_has_is_not_found() -> None:
     assert finding.mend is not None
 
 
+@pytest.mark.parametrize(
+    ("allowed", "chosen", "status"),
+    [("reno bbr cubic\n", "cubic", "ok"), ("reno bbr\n", "reno", "warn"), (None, None, "ok")],
+)
+def test_containers_have_cubic_where_the_kernel_allows_it(
+    allowed: str | None, chosen: str | None, status: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "allowed"
+    if allowed is not None:
+        file.write_text(allowed)
+    assert kernel.congestion_control(file) == chosen
+    finding = doctor.tcp(chosen)
+    assert (finding.status, finding.mend is None) == (status, status == "ok")
+
+
 @pytest.mark.docker
 def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
     findings = {finding.name: finding for finding in doctor.examine()}

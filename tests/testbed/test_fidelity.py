@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents import events
-from testbed.fidelity import Clock, measure, read_samples, trainings
+from testbed.fidelity import Clock, measure, trainings
 from testbed.figures import (
     Asked,
     AskedCpu,
@@ -20,6 +20,7 @@ from testbed.figures import (
     Figure,
     Interval,
 )
+from testbed.follow import Samples
 
 EPOCH = 1000.0
 Sample = dict[str, Any]
@@ -192,15 +193,6 @@ def test_what_is_no_sample_is_passed_over() -> None:
     assert (silent.measured, silent.used, silent.probes) == (0.0, None, 0)
 
 
-def test_what_is_torn_or_tells_no_time_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "telemetry.jsonl"
-    path.write_text(
-        '{"device": "pi", "at": 1}\n{"device": "pi", "a\n[1]\n'
-        '{"device": "pi"}\n{"device": "pi", "at": 2}\n{"de'
-    )
-    assert read_samples(path) == [{"device": "pi", "at": 1}, {"device": "pi", "at": 2}]
-
-
 def test_trainings_are_those_of_the_updates() -> None:
     def update(client: str, start: float) -> events.UpdateApplied:
         times = (start - 2, start - 1, start, start + 3, start + 4, start + 5, start + 5)
@@ -259,6 +251,13 @@ def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
     assert late.probes == 1
 
 
+def test_a_resumed_run_is_probed_with_the_link_as_first_asked() -> None:
+    """Its clock goes on at 60 s; of what was set at 10 s the containers hear when it does."""
+    links = (LINK, replace(LINK, up=1_000_000, at=10.0))
+    got = pi([probe(57.0, up=5e6)], link=links, clock=Clock(EPOCH, begin=60.0))
+    assert got.figures["up"] == Figure(5e6, 5e6)
+
+
 def test_a_change_of_a_link_that_did_not_happen_shows() -> None:
     links = (LINK, AskedLink(up=1e6, delay=0.0295, at=10.0))
     probes = [probe(at, up=5e6, rtt=0.0605) for at in (1.0, 3.0, 5.0, 10.2, 12.0)]
@@ -284,7 +283,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     path.write_text(RECORDED)
     asked = Asked("far", "far", (AskedCpu(0.2, 0.0125),))
-    got = measure([asked], read_samples(path), Clock(14347.0), {}).devices[0]
+    got = measure([asked], Samples(path).read(), Clock(14347.0), {}).devices[0]
     assert got.measured == pytest.approx(4.9625)
     assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
     assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)

@@ -140,7 +140,9 @@ def test_in_an_outage_bytes_wait_and_the_bucket_saves_up_no_more_than_it_holds()
     one.put("c", SEGMENT, 2.0)
     assert one.next_due() is None
     assert one.take(50.0) == []
+    assert one.full  # who sends now has to wait
     one.mend(60.0)
+    assert not one.full
     assert emptied(one) == [("a", 60.0), ("b", 60.1), ("c", 60.1 + ONE)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from agents.config import Duration, Link
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import Host, describe, plan, this_host
+from testbed.plan import Host, describe, dilated, plan, this_host
 
 GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -213,6 +213,10 @@ def test_time_is_stretched_until_the_devices_fit(asked: str, found: float | None
     assert device.host_link is not None
     assert device.host_link.up == round(1e6 / found)
     assert device.host_link.rtt == pytest.approx(0.08 * found)
+
+
+def test_an_outage_of_a_trace_is_never_stretched_to_no_rate_at_all() -> None:
+    assert dilated({"up": 1_000, "down": None, "rtt": 0.5}, 500) == {"up": 8, "down": None, "rtt": 250.0}
 
 
 def test_virtual_time_needs_no_stretching() -> None:

@@ -7,17 +7,22 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 import pytest
 
-from agents.config import Link
-from testbed.relay.main import Access
-from testbed.relay.server import Relay
+from agents.config import Access, Link
+from testbed.relay import transfer
+from testbed.relay.main import OwnLink, cells
+from testbed.relay.server import Lane, Relay
 
 HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
+"""The ends of a new connection: the device's and the broker's."""
+Through = Callable[..., Connect]
+CELL = 4_000_000
+"""bit/s."""
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +33,14 @@ def relay() -> Relay:
 
 
 @pytest.fixture
-def through(relay: Relay) -> Iterator[Callable[[Access], Connect]]:
-    """A function of a link that gives one that makes connections through it: both of their ends."""
+def through(relay: Relay) -> Iterator[Through]:
+    """A function of a link, and of what is shared, that gives one that makes connections through it."""
     with ExitStack() as stack:
 
-        def through(access: Access) -> Connect:
+        def through(own: OwnLink, up: Sequence[Lane] = (), down: Sequence[Lane] = ()) -> Connect:
             door = socket.create_server((HOST, 0))
             target = stack.enter_context(socket.create_server((HOST, 0)))
-            relay.listen(door, target.getsockname(), access.up, access.down)
+            relay.listen(door, target.getsockname(), [*up, own.up], [*down, own.down])
             address = door.getsockname()
 
             def connect() -> tuple[socket.socket, socket.socket]:
@@ -49,8 +54,8 @@ def through(relay: Relay) -> Iterator[Callable[[Access], Connect]]:
         yield through
 
 
-def of(link: Link) -> Access:
-    return Access.of(link, 1, "pi")
+def of(link: Link) -> OwnLink:
+    return OwnLink.of(link, 1, "pi")
 
 
 def received(sock: socket.socket) -> bytes:
@@ -63,7 +68,7 @@ def sent(sock: socket.socket, data: bytes) -> None:
     sock.shutdown(socket.SHUT_WR)
 
 
-def test_streams_arrive_whole_and_their_ends_after_them(through: Callable[[Access], Connect]) -> None:
+def test_streams_arrive_whole_and_their_ends_after_them(through: Through) -> None:
     connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
@@ -77,7 +82,7 @@ def test_streams_arrive_whole_and_their_ends_after_them(through: Callable[[Acces
         assert received(device) == b"thanks"
 
 
-def test_a_sender_feels_a_receiver_that_does_not_read(through: Callable[[Access], Connect]) -> None:
+def test_a_sender_feels_a_receiver_that_does_not_read(through: Through) -> None:
     device, broker = through(of(Link()))()
     device.settimeout(0.5)
     passed = 0
@@ -90,7 +95,7 @@ def test_a_sender_feels_a_receiver_that_does_not_read(through: Callable[[Access]
 
 
 @pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
-def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Callable[[Access], Connect]) -> None:
+def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through) -> None:
     device, broker = through(of(link))()
     device.sendall(b"last words")
     assert broker.recv(4) == b"last"
@@ -104,14 +109,12 @@ def test_where_nobody_answers_the_device_is_told(relay: Relay) -> None:
         target = gone.getsockname()
     door = socket.create_server((HOST, 0))
     access = of(Link())
-    relay.listen(door, target, access.up, access.down)
+    relay.listen(door, target, [access.up], [access.down])
     with socket.create_connection(door.getsockname(), 10) as device:
         assert device.recv(1) == b""
 
 
-def test_in_an_outage_nothing_passes_and_the_connection_stays(
-    relay: Relay, through: Callable[[Access], Connect]
-) -> None:
+def test_in_an_outage_nothing_passes_and_the_connection_stays(relay: Relay, through: Through) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
     relay.tell(lambda now: access.obey({"connected": False}, now))
@@ -126,7 +129,7 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
     assert device.recv(8) == b"down"
 
 
-def test_a_change_is_of_what_it_names(relay: Relay, through: Callable[[Access], Connect]) -> None:
+def test_a_change_is_of_what_it_names(relay: Relay, through: Through) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.tell(lambda now: access.obey({"link": {"rtt": 0.02}}, now))
@@ -138,3 +141,103 @@ def test_a_change_is_of_what_it_names(relay: Relay, through: Callable[[Access], 
     assert len(received(broker)) == 20_000
     # 14 packets, of which the bucket holds one: 0.158 s, and 0.01 s under way.
     assert time.monotonic() - begin == pytest.approx(0.168, abs=0.05)
+
+
+def test_of_an_access_only_what_is_limited_is_shared() -> None:
+    found = cells({"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)})
+    assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
+    assert found["a"][0][0] is found["b"][0][0]
+    assert found["b"][0][0] is not found["c"][0][0]
+
+
+@pytest.mark.parametrize("upwards", [True, False])
+def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
+    upwards: bool, through: Through
+) -> None:
+    shared = cells(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
+    pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
+    begin = time.monotonic()
+    ended = []
+
+    def receive(sock: socket.socket) -> None:
+        assert len(received(sock)) == 200_000
+        ended.append(time.monotonic() - begin)
+
+    def each(pair: tuple[socket.socket, socket.socket]) -> Iterator[threading.Thread]:
+        source, sink = pair if upwards else pair[::-1]
+        yield threading.Thread(target=receive, args=(sink,))
+        yield threading.Thread(target=sent, args=(source, bytes(200_000)))
+
+    threads = [thread for pair in pairs for thread in each(pair)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    # 139 packets each, of which the bucket holds one: 416 in 1.26 s, and 0.01 s under way.
+    assert max(ended) == pytest.approx(1.27, abs=0.05)
+    # The first has 0.2 s of the rate before the others come; one after the other it would be a third.
+    assert min(ended) > 0.5 * max(ended)
+
+
+def test_a_slow_device_does_not_hold_up_its_cell(through: Through) -> None:
+    shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
+    slow, fast = (
+        through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
+    )
+    threading.Thread(target=sent, args=(slow[0], bytes(1_000_000)), daemon=True).start()
+    time.sleep(0.5)  # its queue is full
+    begin = time.monotonic()
+    sent(fast[0], bytes(100_000))
+    assert len(received(fast[1])) == 100_000
+    # 0.209 s, and what the slow one had before or takes meanwhile: 2.5 % of the rate.
+    assert time.monotonic() - begin == pytest.approx(0.21, abs=0.05)
+
+
+def test_a_device_without_network_takes_nothing_of_its_cell(relay: Relay, through: Through) -> None:
+    shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
+    own = of(Link())
+    away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
+    relay.tell(lambda now: own.obey({"connected": False}, now))
+    time.sleep(0.05)
+    threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()
+    time.sleep(0.05)
+    begin = time.monotonic()
+    sent(there[0], bytes(100_000))
+    assert len(received(there[1])) == 100_000
+    assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
+    relay.tell(lambda now: own.obey({"connected": True}, now))
+    assert len(received(away[1])) == 500_000
+
+
+def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
+    assert transfer.size(2_000_000) == 250_000
+    assert transfer.size(64_000) == 12_000
+    assert transfer.size(1_000_000_000) == 4_000_000
+
+
+def test_transfers_tell_the_rate_each_way() -> None:
+    """Through the loopback interface, which is faster than any link."""
+    server = transfer.listen(HOST)
+    for move in (transfer.upload, transfer.download):
+        assert move(HOST, server.server_address[1], 100_000_000) > 100_000_000
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("move", [transfer.upload, transfer.download])
+def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
+    move: Callable[[str, int, int], float],
+) -> None:
+    with socket.create_server((HOST, 0)) as gone:
+
+        def give_up() -> None:
+            with gone.accept()[0] as sock:
+                if sock.recv(1 << 16).startswith(b"down"):
+                    sock.sendall(bytes(10))
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+
+        threading.Thread(target=give_up, daemon=True).start()
+        with pytest.raises(ConnectionError):
+            move(HOST, gone.getsockname()[1], 64_000)

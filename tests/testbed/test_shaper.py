@@ -64,6 +64,14 @@ def test_only_links_have_a_shaper() -> None:
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
 
 
+def test_links_of_processes_are_a_relays() -> None:
+    shared = "devices: [{name: pi, cpu: 0.2, access: {name: wifi, up: 1mbit}}]"
+    for devices in (LINKED, shared):
+        found = plan(asking("auto", devices), "process", HAVING).shaper
+        assert found is not None
+        assert found.name == "relay"
+
+
 def test_this_kernel_is_tried() -> None:
     found = lack_of_netem()
     assert found is None or "netem" in found
@@ -107,6 +115,9 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
     assert device["netem"] is netem
     assert device["link"]["rtt"] == 0.08
+    client = json.loads(spec.directory.config("pi").read_text(encoding="utf-8"))
+    # A fleet may take longer to start than any constant: the router is the last.
+    assert client["patience"] == device["patience"] == spec.topology.start.timeout == 300
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 

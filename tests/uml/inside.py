@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agents import packettrain, speedtest
+from agents import packettrain, turns
 from agents.config import Link
 from agents.device import link, probe
+from testbed.relay import transfer
 from tests.uml.table import (
     DELAYS,
     FAST,
@@ -58,6 +59,8 @@ ip link set eth0 up
 ip -n broker address add 10.213.0.1/24 dev eth0
 ip -n broker link set eth0 up
 """
+TRANSFERS = 1885
+"""TCP port."""
 LONGEST = 120.0
 """Seconds that all of it may take."""
 POWER_OFF = 0x4321FEDC
@@ -87,8 +90,9 @@ def main() -> None:
         subprocess.run(line.split(), check=True)
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
-        speedtest.listen(BROKER)
+        threading.Thread(target=turns.Server((BROKER, turns.PORT)).serve_forever, daemon=True).start()
         packettrain.listen(BROKER)
+        transfer.listen(BROKER, TRANSFERS)
     shaped = Shaped()
     for measure in (rates, model, whole, delays, jitter, losses, change):
         begin = time.monotonic()
@@ -110,15 +114,15 @@ class Shaped:
 def rates(shaped: Shaped) -> None:
     for up, down in RATES:
         shaped.set(Link(up, down))
-        tell("rate", f"up {up}", fastest(speedtest.upload, up))
-        tell("rate", f"down {down}", fastest(speedtest.download, down))
+        tell("rate", f"up {up}", fastest(transfer.upload, up))
+        tell("rate", f"down {down}", fastest(transfer.download, down))
 
 
-def fastest(transfer: Callable[[str, int], float], rate: int) -> float:
+def fastest(move: Callable[[str, int, int], float], rate: int) -> float:
     """bit/s of at most three transfers: a busy host makes them slower, and nothing makes them faster."""
     best = 0.0
     for _ in range(3):
-        best = max(best, transfer(BROKER, rate))
+        best = max(best, move(BROKER, TRANSFERS, rate))
         if best > 0.93 * rate:
             break
     return best
@@ -145,7 +149,7 @@ def model(shaped: Shaped) -> None:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    for name, got in probe.measure(WHOLE, BROKER, "device").items():
+    for name, got in probe.measure(WHOLE, BROKER, "device", 30.0).items():
         tell("whole", name, got)
 
 
