@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 
 import numpy as np
@@ -27,8 +27,36 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     """`savefig` takes it to PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
-    figure = Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+    figure = _figure(height, ink)
     axes = figure.add_subplot()
+    _fill(axes, chart, ink)
+    _legend(figure, axes, chart, ink)
+    return figure
+
+
+def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
+    """Charts of the same x axis in one figure, one below the other, and the legends of all below them."""
+    ink = INKS[theme]
+    heights = [chart.height for chart in charts]
+    figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
+    grid = figure.subplots(len(charts), sharex=True, squeeze=False, height_ratios=heights)
+    for axes, chart in zip(grid[:, 0], charts, strict=True):
+        _fill(axes, chart, ink)
+        axes.label_outer()
+        if not chart.y.label and chart.y.ticks is None:
+            axes.yaxis.set_visible(False)
+    for axes in grid[:-1, 0]:
+        axes.set_xlabel("")
+        axes.tick_params(axis="x", length=0)
+    _legend(figure, grid[0, 0], charts[0], ink)
+    return figure
+
+
+def _figure(height: float, ink: Ink) -> Figure:
+    return Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+
+
+def _fill(axes: Axes, chart: Chart, ink: Ink) -> None:
     _dress(axes, chart, ink)
     for layer in chart.layers:
         if layer.mark != "diagonal":
@@ -37,6 +65,9 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     for layer in chart.layers:
         if layer.mark == "diagonal":  # from edge to edge, so these must be known
             _diagonal(axes, layer, ink)
+
+
+def _legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
     handles, labels = axes.get_legend_handles_labels()
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
@@ -49,7 +80,6 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
         for handle in legend.legend_handles:
             if isinstance(handle, PathCollection):
                 handle.set(sizes=[18], alpha=1)
-    return figure
 
 
 def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
@@ -126,6 +156,7 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     low, high = y - height / 2, y + height / 2
     corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
+    colors[:, 3] = layer.columns.get("shade", 1.0)
     shapes = PolyCollection(
         list(corners), facecolors=colors, edgecolors="none", antialiased=len(begin) < _FINE
     )
