@@ -1,4 +1,4 @@
-"""Runs beside each other as the papers' tables have them: what a target cost, and what came of it. Pure."""
+"""Runs beside each other as in the papers' tables: what a target cost, what came of it. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ def common_target(runs: Sequence[Run]) -> float | None:
     """The highest of `TARGETS` that every run reached, or where there is none, that any run did; None
     where no run has an accuracy."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
-    for least in (min(best, default=nan), max(best, default=nan)):
-        if found := [target for target in TARGETS if target <= least]:
-            return found[-1]
-    return None
+    common = [target for target in TARGETS if all(target <= one for one in best)]
+    some = [target for target in TARGETS if any(target <= one for one in best)]
+    return max(common or some, default=None)
 
 
 def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
@@ -74,6 +73,11 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
 
 def _final(runs: Sequence[Run], of: Callable[[summary.Headline], float]) -> Interval:
     return metrics.t_interval([of(summary.headline(run)) for run in runs])
+
+
+def percent(share: float) -> str:
+    """`90%`, `97.5%`."""
+    return f"{100 * share:.4g}%"
 
 
 def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

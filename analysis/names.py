@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from analysis.load import Run
 
-
 _NAMES = (
     ("label",),
     ("label", "seed"),

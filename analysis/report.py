@@ -45,9 +45,11 @@ class _Table:
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
-    """The page. `target`: the accuracy (share) whose cost is compared, else the highest that all reached."""
+    """The page. `target`: accuracy (share) whose cost is compared, else the highest that all reached."""
     target = target or comparison.common_target(runs)
     charts = [screen.draw(chart).figure for chart in _charts(runs)]
+    for drawn in charts:  # the page's own colour shows through, light or dark
+        drawn.update(background_fill_color=None, border_fill_color=None)
     script, divs = components(charts) if charts else ("", ())
     headings, rows = comparison.texts(comparison.compare(runs, target))
     several = len(runs) > 1
@@ -61,7 +63,7 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
         script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
         charts=[Markup(div) for div in divs],  # noqa: S704
         comparison=_Table("", headings, rows) if several else None,
-        target=None if target is None else f"{target:.1%}",
+        target=None if target is None else comparison.percent(target),
         seeds=any(len(same) > 1 for same in alike(runs).values()),
         runs=[_told(name, run) for name, run in distinct(runs).items()],
         inks={theme: asdict(ink) for theme, ink in INKS.items()},
@@ -95,8 +97,8 @@ def _headline(run: Run) -> str:
         quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     runtime = run.manifest.get("runtime", "?")
     return (
-        f"{line.rule} on {run.manifest.get('task', '?')}, {len(run.devices)} devices ({runtime}): {quality}; "
-        f"{line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} s of device time, "
+        f"{line.rule} on {run.manifest.get('task', '?')}, {len(run.devices)} devices ({runtime}): {quality}"
+        f"; {line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} s of device time, "
         f"{'not ended' if line.ended is None else f'ended by {line.ended}'}"
     )
 
@@ -107,7 +109,10 @@ def _devices(run: Run) -> _Table:
         table = summary.groups(table)
     shares = ("share", "busy", "idle")
     rows = [
-        [str(name), *(_text(row[column], 100.0 if column in shares else 1.0) for column in table.columns)]
+        [
+            str(name),
+            *(_text(row[column], 100.0 if column in shares else 1.0) for column in table.columns),
+        ]
         for name, row in table.iterrows()
     ]
     named = [f"{column} (%)" if column in shares else str(column) for column in table.columns]

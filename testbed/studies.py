@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed import fleet, tables, up
+from testbed import fleet, rundir, tables, up
 from testbed.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
 from testbed.console import out
 from testbed.errors import BadInputError, RunFailedError
@@ -22,8 +22,11 @@ from testbed.errors import BadInputError, RunFailedError
 if TYPE_CHECKING:
     from analysis import load
 
-RunsToCompare = Annotated[
-    list[str], typer.Argument(help="Run ids, run directories, or folders of them such as a sweep's.")
+RunsGiven = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="Run ids, run directories, or folders of them such as a sweep's."
+    ),
 ]
 Target = Annotated[
     str | None,
@@ -78,7 +81,7 @@ def sweep(
 
 
 def compare(
-    runs_given: Annotated[list[str], typer.Argument(metavar="RUN...", help="As `testbed report`'s.")],
+    given: RunsGiven,
     target: Target = None,
     figure: FigureFile = None,
     as_json: AsJson = False,  # noqa: FBT002
@@ -87,18 +90,13 @@ def compare(
     """Print what a target accuracy cost each run, seeds taken together, and draw the figure."""
     share = _share(target)
     _writable_figure(figure)
-    found = _found(runs_given, runs)
+    found = _found(given, runs)
     _compare(found, share, as_json=as_json)
     _draw(found, figure, quiet=as_json)
 
 
 def report(
-    runs_given: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN...", help="Run ids, run directories, or folders of them such as a sweep's."
-        ),
-    ],
+    given: RunsGiven,
     to: Annotated[Path, typer.Option("--to", help="The file to write.")] = Path("report.html"),
     target: Target = None,
     runs: Runs = DEFAULT_RUNS,
@@ -107,7 +105,7 @@ def report(
     from analysis import report as writer
 
     share = _share(target)
-    found = _found(runs_given, runs)
+    found = _found(given, runs)
     to.write_text(writer.html(found, share), encoding="utf-8")
     _say(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
@@ -130,13 +128,22 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     found: dict[Path, load.Run] = {}
     for name in names:
         folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
-        paths = [path.parent for path in folder.glob("*/manifest.json")] if folder else []
-        for path in paths or [fleet.located(name, runs).path]:
+        paths = [fleet.located(name, runs).path] if folder is None else _ended(folder)
+        for path in paths:
             found.setdefault(path.resolve(), _load(path))
     ordered = list(found.values())
     if len(names) == 1:  # else it is the user's
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
     return ordered
+
+
+def _ended(folder: Path) -> list[Path]:
+    """The run directories in `folder` whose run has come to its end. Raises BadInputError."""
+    manifests = [rundir.RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    ended = [one.path for one in manifests if one.read_manifest().get("outcome") in fleet.COMPLETE]
+    if not ended:
+        raise BadInputError(f"{folder}: none of its {len(manifests)} runs has come to its end")
+    return ended
 
 
 def _is_folder_of_runs(path: Path) -> bool:
@@ -167,9 +174,7 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     for row in cells:
         table.add_row(*row)
     if target is not None:
-        _say(f"\nTo a test accuracy of {target:.4g}; ± is the 95% interval over seeds.".replace(
-            f"{target:.4g}", f"{target:.4%}".rstrip("0%").rstrip(".") + "%"
-        ))
+        _say(f"\nTo a test accuracy of {comparison.percent(target)}; ± is the 95% interval over seeds.")
     out.print(table)
 
 
@@ -186,12 +191,9 @@ def _share(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        share = units.share(text)
-    except ValueError as error:
-        raise BadInputError(f"--target {text}: {error}") from error
-    if not 0 < share <= 1:
-        raise BadInputError(f"--target {text}: expected a share above 0% and up to 100%")
-    return share
+        return units.share(text if text.endswith("%") else float(text))
+    except ValueError:
+        raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
 
 
 def _writable_figure(path: Path | None) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from testbed import complaints, topology, up, yamlfile
 from testbed.fields import Model, PositiveShare
@@ -47,8 +47,8 @@ class SweepFile(Model):
     """The file as it is written."""
 
     topology: str
-    variants: dict[str, dict[str, Any]] = {}
-    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_some)]] = {}
+    variants: dict[str, dict[str, Any]] = Field(default={})
+    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_some)]] = Field(default={})
     target: PositiveShare | None = None
 
 
@@ -102,8 +102,8 @@ def load(path: Path, options: up.Options) -> Sweep:
     try:
         told = SweepFile.model_validate(document.data)
     except ValidationError as error:
-        problems = complaints.problems(error, document, SweepFile)
-        raise document.source.error([*document.problems, *problems]) from None
+        found = complaints.problems(error, document, SweepFile)
+        raise document.source.error([*document.problems, *found]) from None
     base = _base(path, told, document)
     count = max(1, len(told.variants)) * math.prod(map(len, told.grid.values()))
     problems = [*document.problems, *_unclear(told, document.source)]
@@ -157,9 +157,7 @@ def parse_path(path: str) -> Where | None:
     return tuple(where)
 
 
-def _cells(
-    told: SweepFile, base: Document, source: Source, options: up.Options
-) -> tuple[Cell, ...]:
+def _cells(told: SweepFile, base: Document, source: Source, options: up.Options) -> tuple[Cell, ...]:
     cells: list[Cell] = []
     problems: list[Problem] = []
     for label, changes in _combinations(told):
@@ -176,7 +174,10 @@ def _cells(
 def _combinations(told: SweepFile) -> Iterator[tuple[str, tuple[Change, ...]]]:
     """Label and changes of each cell."""
     grid = [
-        [_change(path, value, ("grid", path, i), _words(path, value, i)) for i, value in enumerate(values)]
+        [
+            _change(path, value, ("grid", path, i), _words(path, value, i))
+            for i, value in enumerate(values)
+        ]
         for path, values in told.grid.items()
     ]
     for name, paths in (told.variants or {"": {}}).items():
@@ -254,6 +255,4 @@ def _told_apart(cells: list[Cell]) -> Iterator[Cell]:
             same.append(seedless)
         label = cell.label or cell.topology.rule.name
         number = same.index(seedless) + 1
-        yield Cell(
-            f"{label} #{number}" if number > 1 else label, cell.changes, cell.topology, cell.plan
-        )
+        yield Cell(f"{label} #{number}" if number > 1 else label, cell.changes, cell.topology, cell.plan)

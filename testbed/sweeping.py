@@ -1,7 +1,7 @@
 """Runs the cells of a sweep that are not done yet, and keeps account of them in the sweep's folder.
 
-`index.json` there has, by each cell's fingerprint, its run and how that ended. Runs in virtual time go side
-by side, a process each; containers and local processes want the host's cores for themselves.
+`index.json` there has, by each cell's fingerprint, its run and how that ended. Runs in virtual time go
+side by side, a process each; containers and local processes want the host's cores for themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs cells of a sweep, one after the other: in the sweep's process, or as one of several workers.
 
 A worker (`python -m testbed.sweepworker`) reads an order per line from standard input, JSON with
-`directory` (a run directory with its topology in it) and `data` (folder of datasets, or null), runs it in
-virtual time, and answers with a line: what `execute` returns. It ends with its input.
+`directory` (a run directory with its topology in it) and `data` (folder of datasets, or null), runs it
+in virtual time, and answers with a line: what `execute` returns. It ends with its input.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def execute(
     options: up.Options,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run it: `outcome`, `seconds` of wall time, and `accuracy` and `loss` of the last evaluation; or the
+    """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation; or the
     outcome `failed`, and the `error`."""
     watcher = _Watcher(say)
     begin = time.monotonic()

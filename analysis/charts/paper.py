@@ -17,6 +17,8 @@ from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the height of a usual chart."""
+_STRIP = 0.6
+"""Times a usual chart's height: below it a chart in a stack goes without a y axis."""
 _FINE = 2_000
 """Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
 _NOTE = 110
@@ -35,7 +37,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 
 
 def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
-    """Charts of the same x axis in one figure, one below the other, and the legends of all below them."""
+    """Charts of the same x axis in one figure, one below the other; the legend is the first one's."""
     ink = INKS[theme]
     heights = [chart.height for chart in charts]
     figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
@@ -43,11 +45,13 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
     for axes, chart in zip(grid[:, 0], charts, strict=True):
         _fill(axes, chart, ink)
         axes.label_outer()
-        if not chart.y.label and chart.y.ticks is None:
+        if chart.height < _STRIP:
             axes.yaxis.set_visible(False)
+            axes.set_title(chart.title, loc="left", fontsize=8, color=ink.text, pad=2)
     for axes in grid[:-1, 0]:
-        axes.set_xlabel("")
         axes.tick_params(axis="x", length=0)
+    figure.set_layout_engine("constrained", h_pad=0.015)
+    grid[0, 0].set_title(charts[0].title, loc="left", fontsize=10, color=ink.text)
     _legend(figure, grid[0, 0], charts[0], ink)
     return figure
 
@@ -157,9 +161,11 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
     colors[:, 3] = layer.columns.get("shade", 1.0)
-    shapes = PolyCollection(
-        list(corners), facecolors=colors, edgecolors="none", antialiased=len(begin) < _FINE
-    )
+    few = len(begin) < _FINE
+    shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
+        list(corners), facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
+        antialiased=few,
+    )  # fmt: skip
     shapes.set_rasterized(len(begin) > _FINE)
     axes.add_collection(shapes)
     axes.autoscale_view()

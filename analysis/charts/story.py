@@ -1,4 +1,4 @@
-"""Runs of one fleet beside each other: accuracy against device time, and beneath what the devices did."""
+"""Runs of one fleet beside each other: accuracy against device time, beneath it what devices did."""
 
 from __future__ import annotations
 
