@@ -39,8 +39,8 @@ def common_target(runs: Sequence[Run]) -> float | None:
     """The highest of `TARGETS` that every run reached, or where there is none, that any run did; None
     where no run has an accuracy."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
-    common = [target for target in TARGETS if all(target <= one for one in best)]
     some = [target for target in TARGETS if any(target <= one for one in best)]
+    common = [target for target in some if all(target <= one for one in best)]
     return max(common or some, default=None)
 
 

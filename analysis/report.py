@@ -95,12 +95,11 @@ def _headline(run: Run) -> str:
     quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
     if isnan(line.accuracy):
         quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
-    runtime = run.manifest.get("runtime", "?")
-    return (
-        f"{line.rule} on {run.manifest.get('task', '?')}, {len(run.devices)} devices ({runtime}): {quality}"
-        f"; {line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} s of device time, "
-        f"{'not ended' if line.ended is None else f'ended by {line.ended}'}"
-    )
+    task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
+    facts = f"{line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} device s"
+    ended = "not ended" if line.ended is None else f"ended by {line.ended}"
+    fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
+    return f"{fleet}: {quality}; {facts}, {ended}"
 
 
 def _devices(run: Run) -> _Table:

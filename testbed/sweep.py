@@ -111,9 +111,8 @@ def load(path: Path, options: up.Options) -> Sweep:
         problems.append(
             document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MOST_CELLS:,}")
         )
-    if problems:
         raise document.source.error(problems)
-    return Sweep(path.stem, told.target, _cells(told, base, document.source, options))
+    return Sweep(path.stem, told.target, _cells(told, base, document, problems, options))
 
 
 def _base(path: Path, told: SweepFile, document: Document) -> Document:
@@ -157,17 +156,25 @@ def parse_path(path: str) -> Where | None:
     return tuple(where)
 
 
-def _cells(told: SweepFile, base: Document, source: Source, options: up.Options) -> tuple[Cell, ...]:
+def _cells(
+    told: SweepFile,
+    base: Document,
+    document: Document,
+    unclear: Iterable[Problem],
+    options: up.Options,
+) -> tuple[Cell, ...]:
+    """Raises FaultyFileError of what is `unclear` already, and of all that is wrong with any cell."""
     cells: list[Cell] = []
-    problems: list[Problem] = []
+    problems = list(unclear)
     for label, changes in _combinations(told):
+        changed, misplaced = _changed(base, changes, document.source)
+        problems += misplaced
         try:
-            document = _changed(base, changes, source)
-            cells.append(Cell(label, changes, *up.planned_here(topology.checked(document), options)))
+            cells.append(Cell(label, changes, *up.planned_here(topology.checked(changed), options)))
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
     if problems:
-        raise source.error(problems)
+        raise document.source.error(problems)
     return tuple(_told_apart(cells))
 
 
@@ -203,20 +210,23 @@ def _words(path: str, value: Any, index: int) -> str:
     return f"{key} {str(value)[:_LONG]}"
 
 
-def _changed(base: Document, changes: Iterable[Change], source: Source) -> Document:
-    """`base` with `changes`, larger parts first. The place of what is not changed is that of the
-    sweep's `topology`. Raises FaultyFileError."""
+def _changed(
+    base: Document, changes: Iterable[Change], source: Source
+) -> tuple[Document, list[Problem]]:
+    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made. The
+    place of what is not changed is that of the sweep's `topology`."""
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
     keys: dict[Where, Place] = {}
-    problems = []
-    for change in sorted(changes, key=lambda change: len(change.where)):
+    problems: list[Problem] = []
+    for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
         place = source.place(change.at)
         try:
             data = _with(data, change.where, change.value)
         except LookupError as error:
             at = change.at if change.at[0] == "variants" else change.at[:-1]
             problems.append(source.problem(at, str(error.args[0]), at_key=True))
+            continue
         for length in range(1, len(change.where)):
             values.setdefault(change.where[:length], place)
         depth = len(change.at)
@@ -224,9 +234,7 @@ def _changed(base: Document, changes: Iterable[Change], source: Source) -> Docum
             inside = {at: p for at, p in found.items() if at[:depth] == change.at}
             known |= {(*change.where, *at[depth:]): p for at, p in inside.items()}
         keys[change.where] = source.keys.get(change.at) or source.keys.get(change.at[:-1]) or place
-    if problems:
-        raise source.error(problems)
-    return Document(data, Source(base.source.name, (), values, keys), ())
+    return Document(data, Source(base.source.name, (), values, keys), ()), problems
 
 
 def _with(data: Any, where: Where, value: Any) -> Any:

@@ -22,6 +22,7 @@ from testbed.rundir import RunDirectory
 from testbed.signals import uninterrupted
 from testbed.sweep import Cell, Sweep
 from testbed.sweepworker import execute
+from testbed.topology import Topology
 from testbed.workers import Workers
 
 Say = Callable[[str], None]
@@ -67,7 +68,7 @@ class Index:
         if entry is None:
             return
         directory = self.folder / Path(str(entry["run"])).name
-        if (directory / "topology.yaml").is_file():  # else it is none of ours
+        if (directory / "manifest.json").is_file():  # else it is none of ours
             shutil.rmtree(directory, ignore_errors=True)
         self._save()
 
@@ -97,11 +98,11 @@ def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) ->
             say(f"{done} of {len(cells)} runs are there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.runtime == "virtual"]
         report = _Report(index, len(todo), say)
-        if virtual:
-            _simulate(virtual, sweep, options, min(jobs, len(virtual)), report)
+        _simulate(virtual, sweep, options, min(jobs, len(virtual)), report)
         for cell in todo:
             if cell.plan.runtime != "virtual":
-                _emulate(cell, options, report)
+                report.say(f"{cell.name} begins")
+                _here(cell, options, report, lambda message: report.say(f"      {message}"))
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
 
@@ -121,7 +122,6 @@ class _Report:
         run = rundir.new_run_id(cell.topology.name)
         self.index.begin(cell, run)
         directory = RunDirectory.create(self.index.folder, run)
-        directory.topology.write_text(cell.topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=run, label=cell.label, changes=_plain(cell))
         return directory
 
@@ -145,14 +145,13 @@ def _words(told: dict[str, Any]) -> str:
     return f"{quality} ({told['seconds']:.1f} s)"
 
 
-def _emulate(cell: Cell, options: up.Options, report: _Report) -> None:
-    """Run `cell` in this process, on devices that are real."""
+def _here(
+    cell: Cell, options: up.Options, report: _Report, say: Say, step_time: float | None = None
+) -> None:
+    """Run `cell` in this process."""
     directory = report.begin(cell)
-    report.say(f"{cell.name}: {directory.run} begins")
     try:
-        told = execute(
-            cell.topology, cell.plan, directory, options, lambda message: report.say(f"      {message}")
-        )
+        told = execute(_timed(cell, step_time), cell.plan, directory, options, say)
     except BaseException:
         with uninterrupted():
             report.index.drop(cell)
@@ -163,7 +162,7 @@ def _emulate(cell: Cell, options: up.Options, report: _Report) -> None:
 def _simulate(
     cells: Sequence[Cell], sweep: Sweep, options: up.Options, jobs: int, report: _Report
 ) -> None:
-    """Run `cells` in virtual time, side by side.
+    """Run `cells` in virtual time, side by side where `jobs` are more than one.
 
     Of those whose step has to be measured, the first of a task does so, and the others take its figure:
     measured anew for each, it would differ, and the runs would not compare.
@@ -174,9 +173,13 @@ def _simulate(
             first.setdefault(_work(cell), cell)
     later = [cell for cell in cells if _measures(cell) and first[_work(cell)] is not cell]
     with Workers(jobs, options.data_root) as workers:
-        _side_by_side(workers, [cell for cell in cells if cell not in later], report, {})
-        measured = {work: _step_time(report.index.run_of(cell)) for work, cell in first.items()}
-        _side_by_side(workers, later, report, measured)
+        measured: dict[str, float | None] = {}
+        for part in ([cell for cell in cells if cell not in later], later):
+            if jobs > 1:
+                _side_by_side(workers, part, report, measured)
+            for cell in part if jobs == 1 else ():
+                _here(cell, options, report, lambda _: None, measured.get(_work(cell)))
+            measured = {work: _step_time(report.index.run_of(cell)) for work, cell in first.items()}
 
 
 def _side_by_side(
@@ -188,9 +191,8 @@ def _side_by_side(
         for cell in cells:
             directory = report.begin(cell)
             going[directory.path] = cell
-            if (step_time := measured.get(_work(cell))) is not None:
-                timed = _timed(cell, step_time).topology.to_yaml()
-                directory.topology.write_text(timed, encoding="utf-8")
+            timed = _timed(cell, measured.get(_work(cell)))
+            directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
             yield directory.path
 
     try:
@@ -220,9 +222,12 @@ def _step_time(directory: RunDirectory | None) -> float | None:
     return None if directory is None else topology.load(directory.topology).runtime.step_time
 
 
-def _timed(cell: Cell, step_time: float) -> Cell:
+def _timed(cell: Cell, step_time: float | None) -> Topology:
+    """The topology of `cell`, with the measured `step_time` where there is one."""
+    if step_time is None:
+        return cell.topology
     runtime = cell.topology.runtime.model_copy(update={"step_time": step_time})
-    return replace(cell, topology=cell.topology.model_copy(update={"runtime": runtime}))
+    return cell.topology.model_copy(update={"runtime": runtime})
 
 
 @contextmanager

@@ -72,8 +72,7 @@ class Workers:
             self._idle.append(worker)
             answer: dict[str, Any] = json.loads(line)
             return answer
-        worker.close()
-        words = subprocesses.last_lines(worker.log)
+        words = worker.close()
         return {"outcome": "failed", "error": f"its process died ({worker.process.returncode})\n{words}"}
 
 
@@ -107,8 +106,11 @@ class _Worker:
         except BrokenPipeError:
             return  # it has died, and the end of its answers says so
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """End it; its last words."""
         subprocesses.end(self.process)
-        for stream in (self.process.stdin, self.process.stdout):
+        words = subprocesses.last_lines(self.log)
+        for stream in (self.process.stdin, self.process.stdout, self.log):
             if stream is not None:
                 stream.close()
+        return words
