@@ -12,6 +12,14 @@ from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
 
+def _good_at(seconds: float) -> list[str]:
+    """The records, but that 85 % came then, not after 5 s."""
+    evaluation = '"at":{},"version":2,"loss"'
+    lines = [line.replace(evaluation.format(5.0), evaluation.format(seconds)) for line in EVENTS]
+    assert lines != EVENTS
+    return lines
+
+
 @pytest.fixture
 def by_hand(directory: Path) -> Run:
     return load(directory)
@@ -20,10 +28,7 @@ def by_hand(directory: Path) -> Run:
 @pytest.fixture
 def sooner(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Another seed of the same: 85 % came after 3 s, not 5."""
-    lines = [
-        line.replace('"at":5.0,"version":2,"loss"', '"at":3.0,"version":2,"loss"') for line in EVENTS
-    ]
-    assert lines != EVENTS
+    lines = _good_at(3.0)
     topology = "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\nseed: 1\n"
     return load(write_run(tmp_path_factory.mktemp("sooner"), lines, topology, MANIFEST))
 
@@ -48,9 +53,7 @@ def test_seeds_share_a_row(by_hand: Run, sooner: Run) -> None:
 
 
 def test_speed_up_is_against_the_first(by_hand: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
-    lines = [
-        line.replace('"at":5.0,"version":2,"loss"', '"at":2.5,"version":2,"loss"') for line in EVENTS
-    ]
+    lines = _good_at(2.5)
     topology = "name: by-hand\nrule: {name: fedasync}\n"
     other = load(write_run(tmp_path_factory.mktemp("other"), lines, topology, MANIFEST))
     assert [row.speed_up for row in comparison.compare([by_hand, other], 0.8)] == [1.0, 2.0]

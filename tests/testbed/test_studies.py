@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testbed import cli, sweeping
@@ -79,7 +80,7 @@ def test_a_run_that_was_cut_short_is_run_again(testbed: Testbed) -> None:
     index = Path("runs/study/index.json")
     (before,) = runs_in(index.parent)
     index.write_text(index.read_text().replace('"outcome": "after"', '"outcome": null'))
-    code, out, _ = testbed("sweep", "study.yaml")
+    code, _, _ = testbed("sweep", "study.yaml")
     assert (code, len(runs_in(index.parent))) == (0, 1)
     assert before not in runs_in(index.parent)
 
@@ -105,18 +106,20 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None
     (tmp_path / "study.yaml").write_text(
         "topology: base.yaml\nvariants: {short: {}, long: {stop: {updates: 100000000}}}"
     )
-    with started(
-        "sweep", tmp_path / "study.yaml", "--jobs", "1", "--runs", tmp_path / "runs"
-    ) as running:
+    runs = tmp_path / "runs"
+    with started("sweep", tmp_path / "study.yaml", "--jobs", "2", "--runs", runs) as running:
         until_printed(running, "short, seed 0")
-        folder = tmp_path / "runs" / "study"
+        folder = runs / "study"
         deadline = time.monotonic() + 60
         while not any((path / "events.jsonl").exists() for path in folder.glob("*") if _is_long(path)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        workers = psutil.Process(running.pid).children()
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
     assert len(runs_in(folder)) == 1
     (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()
     assert entry["cell"] == "short, seed 0"
