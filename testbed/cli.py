@@ -7,19 +7,26 @@ printed as it is: never read as markup, and never broken into lines where it doe
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed import beside, detach, fleet, orders, rundir, up
-from testbed.arguments import DEFAULT_RUNS, Run, Runs
+from testbed import beside, detach, fleet, orders, rundir, studies, up
+from testbed.arguments import (
+    DEFAULT_RUNS,
+    AsJson,
+    DataRoot,
+    Oversubscribe,
+    Run,
+    Runs,
+    RuntimeName,
+)
+from testbed.console import err, out
 from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
@@ -41,38 +48,10 @@ images_app = typer.Typer(no_args_is_help=True, help="The images that devices and
 app.add_typer(images_app, name="images")
 orders.add_to(app)
 dashboard.add_to(app)
+studies.add_to(app)
 
-
-def _console(*, stderr: bool = False) -> Console:
-    """A console whose tables get all the width that they want where nobody's screen sets a limit."""
-    console = Console(stderr=stderr, highlight=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 1000
-    return console
-
-
-out = _console()
-err = _console(stderr=True)
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-RuntimeName = Annotated[
-    str | None,
-    typer.Option("--runtime", help="docker, process, virtual or auto; overrides the topology's."),
-]
-Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Run even where the devices ask for more than there is.")
-]
-DataRoot = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        envvar="TESTBED_DATA",
-        exists=True,
-        file_okay=False,
-        help="Folder with datasets as parquet files, else they come from the hub.",
-    ),
-]
 
 
 def main() -> None:

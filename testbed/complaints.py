@@ -15,6 +15,7 @@ from testbed.yamlfile import Document, Problem, Where
 
 _EXPECTED = {
     "bool_type": "true or false",
+    "dict_type": "keys and values",
     "finite_number": "a finite number",
     "float_type": "a number",
     "int_from_float": "a whole number",
@@ -45,6 +46,7 @@ _EXAMPLES = {
     "start": "start: {timeout: 5min, quorum: 90%}",
     "stop": "stop: {after: 60s}",
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
+    "topology": "topology: topologies/quickstart.yaml",
 }
 """For keys that are missing, and for those that have a value where they should have keys."""
 

@@ -2,6 +2,7 @@
 
     TestbedError            shown as a message without traceback; gives the CLI its exit code
     ├── BadInputError       2: what the user wrote cannot be done: the message names place and mend
+    │   └── yamlfile.FaultyFileError   in a file: all that is wrong with it, each with its place
     ├── HostError           1: this machine lacks something: the message names the mending command
     └── RunFailedError      1: a run began and did not end well
 

@@ -22,7 +22,7 @@ from testbed.runtimes import process
 if TYPE_CHECKING:
     from docker import DockerClient
 
-_COMPLETE = ("after", "updates", "target_accuracy")
+COMPLETE = ("after", "updates", "target_accuracy")
 _GOODBYE = 8.0
 """Seconds that a controller has to end its run."""
 
@@ -73,7 +73,7 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     if directory is None:
         raise BadInputError(f"no run {run} in {runs}; `testbed runs` shows what there is")
     outcome = directory.read_manifest().get("outcome")
-    if outcome in _COMPLETE:
+    if outcome in COMPLETE:
         raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
     if directory.controller() or directory.run in {live.run for live in find()}:
         raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")

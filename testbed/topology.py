@@ -194,12 +194,12 @@ class Topology(Model):
 
 def load(path: Path) -> Topology:
     """Read a topology file. Raises BadInputError that lists all that is wrong with it, and where."""
-    return _topology(yamlfile.read(path))
+    return checked(yamlfile.read(path))
 
 
 def parse(text: str, name: str = "<text>") -> Topology:
     """`load` of a text that no file holds; `name` is what errors call it."""
-    return _topology(yamlfile.parse(text, name))
+    return checked(yamlfile.parse(text, name))
 
 
 def json_schema() -> dict[str, Any]:
@@ -208,7 +208,8 @@ def json_schema() -> dict[str, Any]:
     return dialect | Topology.model_json_schema()
 
 
-def _topology(document: Document) -> Topology:
+def checked(document: Document) -> Topology:
+    """`load` of what has been read. Raises FaultyFileError."""
     problems = [*document.problems, *_name_problems(document)]
     try:
         topology = Topology.model_validate(document.data)

@@ -39,6 +39,14 @@ class Problem:
     message: str
 
 
+class FaultyFileError(BadInputError):
+    """All that is wrong with a file."""
+
+    def __init__(self, message: str, problems: Iterable[Problem]) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where values were read. Any two compare equal: its source is no part of what a value is."""
@@ -60,11 +68,12 @@ class Source:
         name = dotted(where)
         return Problem(place or self.place(where), f"{name}: {message}" if name else message)
 
-    def error(self, problems: Iterable[Problem]) -> BadInputError:
+    def error(self, problems: Iterable[Problem]) -> FaultyFileError:
         """All `problems` in the order of the file, each with its line, and how many they are."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = "1 error" if len(found) == 1 else f"{len(found)} errors"
-        return BadInputError("\n".join([*map(self._show, found), f"{self.name}: {count}"]))
+        message = "\n".join([*map(self._show, found), f"{self.name}: {count}"])
+        return FaultyFileError(message, found)
 
     def _show(self, problem: Problem) -> str:
         line, column = problem.place.line, problem.place.column

@@ -15,7 +15,8 @@ Mark = Literal["line", "step", "points", "bars", "spans", "rules", "diagonal"]
 
 `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
 `bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
-`spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles.
+`spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles; perhaps
+`shade`, how much of the colour, from 0 to 1.
 `rules`: `x`, `label`: vertical lines, each with a few words.
 `diagonal`: none: where y = x.
 """

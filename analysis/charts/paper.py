@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 
 import numpy as np
@@ -17,6 +17,8 @@ from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the height of a usual chart."""
+_STRIP = 0.6
+"""Times a usual chart's height: below it a chart in a stack goes without a y axis."""
 _FINE = 2_000
 """Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
 _NOTE = 110
@@ -27,8 +29,38 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     """`savefig` takes it to PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
-    figure = Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+    figure = _figure(height, ink)
     axes = figure.add_subplot()
+    _fill(axes, chart, ink)
+    _legend(figure, axes, chart, ink)
+    return figure
+
+
+def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
+    """Charts of the same x axis in one figure, one below the other; the legend is the first one's."""
+    ink = INKS[theme]
+    heights = [chart.height for chart in charts]
+    figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
+    grid = figure.subplots(len(charts), sharex=True, squeeze=False, height_ratios=heights)
+    for axes, chart in zip(grid[:, 0], charts, strict=True):
+        _fill(axes, chart, ink)
+        axes.label_outer()
+        if chart.height < _STRIP:
+            axes.yaxis.set_visible(False)
+            axes.set_title(chart.title, loc="left", fontsize=8, color=ink.text, pad=2)
+    for axes in grid[:-1, 0]:
+        axes.tick_params(axis="x", length=0)
+    figure.set_layout_engine("constrained", h_pad=0.015)
+    grid[0, 0].set_title(charts[0].title, loc="left", fontsize=10, color=ink.text)
+    _legend(figure, grid[0, 0], charts[0], ink)
+    return figure
+
+
+def _figure(height: float, ink: Ink) -> Figure:
+    return Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+
+
+def _fill(axes: Axes, chart: Chart, ink: Ink) -> None:
     _dress(axes, chart, ink)
     for layer in chart.layers:
         if layer.mark != "diagonal":
@@ -37,6 +69,9 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     for layer in chart.layers:
         if layer.mark == "diagonal":  # from edge to edge, so these must be known
             _diagonal(axes, layer, ink)
+
+
+def _legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
     handles, labels = axes.get_legend_handles_labels()
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
@@ -49,7 +84,6 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
         for handle in legend.legend_handles:
             if isinstance(handle, PathCollection):
                 handle.set(sizes=[18], alpha=1)
-    return figure
 
 
 def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
@@ -126,9 +160,12 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     low, high = y - height / 2, y + height / 2
     corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
-    shapes = PolyCollection(
-        list(corners), facecolors=colors, edgecolors="none", antialiased=len(begin) < _FINE
-    )
+    colors[:, 3] = layer.columns.get("shade", 1.0)
+    few = len(begin) < _FINE
+    shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
+        list(corners), facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
+        antialiased=few,
+    )  # fmt: skip
     shapes.set_rasterized(len(begin) > _FINE)
     axes.add_collection(shapes)
     axes.autoscale_view()

@@ -106,6 +106,7 @@ class Drawn:
                     right="end",
                     height="height",
                     fill_color=cmap,
+                    fill_alpha="shade" if "shade" in layer.columns else 1.0,
                     line_color=None,
                     **common,
                 )

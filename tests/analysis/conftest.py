@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ def _device(group: str, profile: str, **numbers: float) -> dict[str, object]:
     return {"group": group, "profile": profile, **numbers}
 
 
-MANIFEST = {
+MANIFEST: dict[str, Any] = {
     "format": 1,
     "created": 2.0,
     "monotonic_zero": 1.7e9 - 100,  # the run clock started when the host's showed 100 s
@@ -47,11 +49,16 @@ MANIFEST = {
 }
 
 
+def write_run(folder: Path, lines: Sequence[str], topology: str, manifest: Mapping[str, Any]) -> Path:
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "topology.yaml").write_text(topology)
+    (folder / "events.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
-    (tmp_path / "topology.yaml").write_text("name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n")
-    (tmp_path / "events.jsonl").write_text("".join(line + "\n" for line in EVENTS))
+    write_run(tmp_path, EVENTS, "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n", MANIFEST)
     sample = {"device": "fast", "at": 107.5, "cpu": 1.25, "memory": 300_000_000}
     (tmp_path / "telemetry.jsonl").write_text(json.dumps(sample) + '\n{"device": "fa')
     return tmp_path

@@ -1,0 +1,110 @@
+"""Runs beside each other as in the papers' tables: what a target cost, what came of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+from analysis import metrics, summary
+from analysis.load import Run
+from analysis.metrics import Interval
+from analysis.names import alike
+
+TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
+"""Accuracies that `common_target` chooses from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Runs that differ in nothing but their seed. Means and their 95% intervals (Student's t)."""
+
+    name: str
+    runs: int
+    reached: int
+    """Of them, those that reached the target. Where it is not all, what the target cost is NaN."""
+    time: Interval
+    """To the target: seconds of device time; `rounds`: global models; `updates`; `bytes`: of updates."""
+    rounds: Interval
+    updates: Interval
+    bytes: Interval
+    accuracy: Interval
+    """Of the last evaluation, as is `loss`."""
+    loss: Interval
+    speed_up: float
+    """Mean time to the target of the first row ÷ that of this one; NaN where either is."""
+
+
+def common_target(runs: Sequence[Run]) -> float | None:
+    """The highest of `TARGETS` that every run reached, or where there is none, that any run did; None
+    where no run has an accuracy."""
+    best = [float(run.evaluations["accuracy"].max()) for run in runs]
+    some = [target for target in TARGETS if any(target <= one for one in best)]
+    common = [target for target in some if all(target <= one for one in best)]
+    return max(common or some, default=None)
+
+
+def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
+    """A row for each set of runs that are alike but for their seed, in the order given.
+
+    Without a `target` (a share) what one cost is NaN.
+    """
+    rows: list[Row] = []
+    for name, same in alike(runs).items():
+        cost = [metrics.reached(run, nan if target is None else target) for run in same]
+        time = metrics.t_interval([one.time for one in cost])
+        first = rows[0].time.mean if rows else time.mean
+        rows.append(
+            Row(
+                name=name,
+                runs=len(same),
+                reached=sum(not isnan(one.time) for one in cost),
+                time=time,
+                rounds=metrics.t_interval([one.rounds for one in cost]),
+                updates=metrics.t_interval([one.updates for one in cost]),
+                bytes=metrics.t_interval([one.bytes for one in cost]),
+                accuracy=_final(same, lambda line: line.accuracy),
+                loss=_final(same, lambda line: line.loss),
+                speed_up=first / time.mean if time.mean else nan,
+            )
+        )
+    return rows
+
+
+def _final(runs: Sequence[Run], of: Callable[[summary.Headline], float]) -> Interval:
+    return metrics.t_interval([of(summary.headline(run)) for run in runs])
+
+
+def percent(share: float) -> str:
+    """`90%`, `97.5%`."""
+    return f"{100 * share:.4g}%"
+
+
+def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells for people: `mean ± half of the interval`; `–` is what there is not."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "": lambda row: row.name,
+        "runs": lambda row: str(row.runs),
+        "time s": lambda row: _spread(row.time, 1.0, 1),
+        "rounds": lambda row: _spread(row.rounds, 1.0, 0),
+        "updates": lambda row: _spread(row.updates, 1.0, 0),
+        "MB up": lambda row: _spread(row.bytes, 1e-6, 2),
+        "speed-up": lambda row: "–" if isnan(row.speed_up) else f"{row.speed_up:.2f}×",
+        "final accuracy %": lambda row: _spread(row.accuracy, 100.0, 1),
+        "final loss": lambda row: _spread(row.loss, 1.0, 3),
+    }
+    if all(isnan(row.accuracy.mean) for row in rows):
+        costs = ("time s", "rounds", "updates", "MB up", "speed-up", "final accuracy %")
+        columns = {name: cell for name, cell in columns.items() if name not in costs}
+    elif any(row.reached < row.runs for row in rows):
+        columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
+    return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
+
+
+def _spread(interval: Interval, scale: float, digits: int) -> str:
+    if isnan(interval.mean):
+        return "–"
+    mean = f"{interval.mean * scale:,.{digits}f}"
+    if isnan(interval.low):
+        return mean
+    return f"{mean} ± {(interval.high - interval.mean) * scale:,.{digits}f}"

@@ -1,0 +1,149 @@
+"""Runs as one HTML page that holds all it needs: charts, tables, topology, manifest, validity, fidelity.
+
+What comes from files is text to it, never markup.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from bokeh.embed import components
+from bokeh.resources import Resources
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from analysis import comparison, summary
+from analysis.charts import CHARTS, screen
+from analysis.charts.chart import INKS, Chart
+from analysis.load import Run
+from analysis.names import alike, distinct
+
+_CHARTS = ("accuracy", "loss", "time-to-accuracy", "devices", "staleness-histogram", "staleness",
+           "contributions", "cpu", "rates")  # fmt: skip
+_LANES = ("devices", "staleness", "staleness-histogram", "contributions")
+"""Charts of much data, or of a lane or a bar for each run; of `_MOST` runs at the most."""
+_MOST = 8
+_ROWS = 60
+"""Of a table; where there are more devices, their groups are shown."""
+_FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
+            "rtt": ("rtt (ms)", 1e3), "jitter": ("jitter (ms)", 1e3),
+            "loss": ("loss (%)", 100.0)}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def html(runs: Sequence[Run], target: float | None = None) -> str:
+    """The page. `target`: accuracy (share) whose cost is compared, else the highest that all reached."""
+    target = target or comparison.common_target(runs)
+    charts = [screen.draw(chart).figure for chart in _charts(runs)]
+    for drawn in charts:  # the page's own colour shows through, light or dark
+        drawn.update(background_fill_color=None, border_fill_color=None)
+    script, divs = components(charts) if charts else ("", ())
+    headings, rows = comparison.texts(comparison.compare(runs, target))
+    several = len(runs) > 1
+    page = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    ).get_template("report.html")
+    return page.render(
+        title=f"{len(runs)} runs" if several else runs[0].name,
+        subtitle=", ".join(alike(runs)) if several else _headline(runs[0]),
+        resources=Markup(Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render()),  # noqa: S704
+        script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
+        charts=[Markup(div) for div in divs],  # noqa: S704
+        comparison=_Table("", headings, rows) if several else None,
+        target=None if target is None else comparison.percent(target),
+        seeds=any(len(same) > 1 for same in alike(runs).values()),
+        runs=[_told(name, run) for name, run in distinct(runs).items()],
+        inks={theme: asdict(ink) for theme, ink in INKS.items()},
+    )
+
+
+def _charts(runs: Sequence[Run]) -> list[Chart]:
+    """Those that have something to show."""
+    first = [same[0] for same in alike(runs).values()][:_MOST]
+    made = (CHARTS[name](first if name in _LANES else runs) for name in _CHARTS)
+    return [chart for chart in made if not chart.empty]
+
+
+def _told(name: str, run: Run) -> dict[str, Any]:
+    validity = run.manifest.get("validity")
+    return {
+        "name": run.name if name == run.name else f"{name}: {run.name}",
+        "headline": _headline(run),
+        "reasons": None if validity is None else validity.get("reasons", ()),
+        "error": run.manifest.get("error"),
+        "tables": [table for table in (_devices(run), _fidelity(run), _scenario(run)) if table.rows],
+        "topology": yaml.safe_dump(dict(run.topology), sort_keys=False, allow_unicode=True, width=100),
+        "manifest": json.dumps(dict(run.manifest), indent=2, ensure_ascii=False),
+    }
+
+
+def _headline(run: Run) -> str:
+    line = summary.headline(run)
+    quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
+    if isnan(line.accuracy):
+        quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
+    task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
+    facts = f"{line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} device s"
+    ended = "not ended" if line.ended is None else f"ended by {line.ended}"
+    fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
+    return f"{fleet}: {quality}; {facts}, {ended}"
+
+
+def _devices(run: Run) -> _Table:
+    table = summary.devices(run)
+    if len(table) > _ROWS:
+        table = summary.groups(table)
+    shares = ("share", "busy", "idle")
+    rows = [
+        [
+            str(name),
+            *(_text(row[column], 100.0 if column in shares else 1.0) for column in table.columns),
+        ]
+        for name, row in table.iterrows()
+    ]
+    named = [f"{column} (%)" if column in shares else str(column) for column in table.columns]
+    return _Table("Devices", [str(table.index.name), *named], rows)
+
+
+def _fidelity(run: Run) -> _Table:
+    """A row per figure of a device that something was asked of."""
+    asked = run.fidelity[run.fidelity["asked"].notna()]
+    if len(asked) > 4 * _ROWS:
+        worst = asked["error"].abs().fillna(0.0)
+        asked = asked.loc[worst.groupby([asked["group"], asked["figure"]], observed=True).idxmax()]
+    rows = []
+    for device, figure, ask, got, error in asked[
+        ["device", "figure", "asked", "got", "error"]
+    ].itertuples(index=False):
+        words, scale = _FIGURES.get(figure, (figure, 1.0))
+        rows.append([str(device), words, _text(ask, scale), _text(got, scale), _text(error, 1.0)])
+    return _Table("Asked and got", ["device", "figure", "asked", "got", "error (%)"], rows)
+
+
+def _scenario(run: Run) -> _Table:
+    told: Iterable[Any] = run.scenario[["device", "at", "details"]].head(_ROWS).itertuples(index=False)
+    rows = [[str(device), _text(at, 1.0), details] for device, at, details in told]
+    more = len(run.scenario) - len(rows)
+    title = "What happened to devices" + (f" (and {more:,} more)" if more > 0 else "")
+    return _Table(title, ["device", "at (s)", "what"], rows)
+
+
+def _text(value: Any, scale: float) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or pd.isna(value):
+        return "–"
+    return f"{value * scale:,.4g}" if isinstance(value, float) else f"{value:,}"

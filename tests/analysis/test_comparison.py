@@ -1,0 +1,89 @@
+"""The table of a comparison, by hand: what a target cost, speed-up, intervals over seeds."""
+
+from __future__ import annotations
+
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from analysis import comparison
+from analysis.load import Run, load
+from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+
+
+def _good_at(seconds: float) -> list[str]:
+    """The records, but that 85 % came then, not after 5 s."""
+    evaluation = '"at":{},"version":2,"loss"'
+    lines = [line.replace(evaluation.format(5.0), evaluation.format(seconds)) for line in EVENTS]
+    assert lines != EVENTS
+    return lines
+
+
+@pytest.fixture
+def by_hand(directory: Path) -> Run:
+    return load(directory)
+
+
+@pytest.fixture
+def sooner(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Another seed of the same: 85 % came after 3 s, not 5."""
+    lines = _good_at(3.0)
+    topology = "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\nseed: 1\n"
+    return load(write_run(tmp_path_factory.mktemp("sooner"), lines, topology, MANIFEST))
+
+
+def test_one_run(by_hand: Run) -> None:
+    (row,) = comparison.compare([by_hand], 0.8)
+    # 85 % at 5 s, with version 2, in which are two updates of 2600 bytes
+    assert (row.time.mean, row.rounds.mean, row.updates.mean, row.bytes.mean) == (5.0, 2.0, 2.0, 5200.0)
+    assert (row.accuracy.mean, row.loss.mean) == (0.8, 1.1)  # of the last evaluation
+    assert (row.name, row.runs, row.reached, row.speed_up) == ("fedbuff", 1, 1, 1.0)
+    assert isnan(row.time.low)
+
+
+def test_seeds_share_a_row(by_hand: Run, sooner: Run) -> None:
+    (row,) = comparison.compare([by_hand, sooner], 0.8)
+    # mean of 5 and 3, and t(0.975, 1) × 1.414 ÷ √2 = 12.706
+    assert row.time.mean == 4.0
+    assert row.time.high - row.time.mean == pytest.approx(12.7062, abs=1e-4)
+    headings, ((name, runs, time, *_),) = comparison.texts([row])
+    assert headings[:3] == ["", "runs", "time s"]
+    assert (name, runs, time) == ("fedbuff", "2", "4.0 ± 12.7")
+
+
+def test_speed_up_is_against_the_first(by_hand: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+    lines = _good_at(2.5)
+    topology = "name: by-hand\nrule: {name: fedasync}\n"
+    other = load(write_run(tmp_path_factory.mktemp("other"), lines, topology, MANIFEST))
+    assert [row.speed_up for row in comparison.compare([by_hand, other], 0.8)] == [1.0, 2.0]
+    assert [row.speed_up for row in comparison.compare([other, by_hand], 0.8)] == [1.0, 0.5]
+
+
+def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
+    (row,) = comparison.compare([by_hand], 0.9)
+    assert isnan(row.time.mean)
+    assert isnan(row.speed_up)
+    headings, (cells,) = comparison.texts([row])
+    assert cells[headings.index("time s")] == "–"
+    assert cells[headings.index("reached")] == "0 of 1"
+
+
+def test_the_target_is_the_highest_that_all_reached(by_hand: Run, sooner: Run) -> None:
+    assert comparison.common_target([by_hand, sooner]) == 0.85
+    assert comparison.common_target([]) is None
+
+
+def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:
+    lines = [line.replace('"accuracy":0.', '"accuracy":NaN,"was":0.') for line in EVENTS]
+    run = load(write_run(tmp_path, lines, "name: q\nrule: {name: fedavg}\n", MANIFEST))
+    assert comparison.common_target([run]) is None
+    assert comparison.texts(comparison.compare([run], None)) == (
+        ["", "runs", "final loss"],
+        [["fedavg", "1", "1.100"]],
+    )
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.8, "80%"), (0.975, "97.5%"), (1.0, "100%")])
+def test_percent(share: float, text: str) -> None:
+    assert comparison.percent(share) == text

@@ -1,0 +1,105 @@
+"""The report: one page that holds all it needs, and takes nothing from a file for markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from analysis import report
+from analysis.charts import paper, story
+from analysis.load import load
+from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+
+_EVIL = "<script>alert('gotcha')</script>"
+
+
+class _Tags(HTMLParser):
+    """Tags with their attributes, and the text outside of scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts = 0
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if not self.found or self.found[-1][0] not in ("script", "style"):
+            self.text += data
+
+
+def _evil_run(folder: Path) -> Path:
+    """A run whose every word is somebody's who means no good."""
+    fast, *others = MANIFEST["devices"].items()
+    devices = {_EVIL: fast[1] | {"group": _EVIL, "profile": _EVIL}, **dict(others)}
+    manifest = MANIFEST | {
+        "devices": devices,
+        "label": _EVIL,
+        "task": _EVIL,
+        "error": _EVIL,
+        "validity": {"valid": False, "reasons": [_EVIL]},
+    }
+    lines = [line.replace('"fast"', json.dumps(_EVIL)) for line in EVENTS]
+    topology = f"name: {json.dumps(_EVIL)}\nrule: {{name: {json.dumps(_EVIL)}}}\n"
+    return write_run(folder, lines, topology, manifest)
+
+
+def test_it_holds_all_it_needs(directory: Path) -> None:
+    page = report.html([load(directory)])
+    tags = _Tags(page)
+    for tag, attributes in tags.found:
+        assert "src" not in attributes, tag
+        assert tag not in ("link", "iframe", "img")
+    assert len(page) < 3_000_000
+    for words in ("Topology", "buffer_size: 1", "Manifest", '"monotonic_zero"', "0.5 cpu, 512 MiB"):
+        assert words in tags.text
+    assert "Comparison" not in tags.text
+
+
+def test_several_runs_are_compared(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = write_run(
+        tmp_path_factory.mktemp("other"), EVENTS, "name: by-hand\nrule: {name: fedavg}\n", MANIFEST
+    )
+    tags = _Tags(report.html([load(directory), load(other)]))
+    assert "Comparison" in tags.text
+    assert "To a test accuracy of 85%." in tags.text
+    assert "speed-up" in tags.text
+
+
+def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
+    page = report.html([load(_evil_run(tmp_path))])
+    assert _EVIL not in page
+    tags = _Tags(page)
+    assert tags.text.count(_EVIL) >= 6  # headline, reason, error, table, topology, manifest
+    assert re.search(r"</script>alert", page) is None
+
+
+def test_validity_is_told(tmp_path: Path) -> None:
+    manifest = MANIFEST | {"validity": {"valid": True, "reasons": []}}
+    run = write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", manifest)
+    assert "Valid: the host kept up" in _Tags(report.html([load(run)])).text
+
+
+def test_the_story_has_a_strip_for_each_run_on_one_axis(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = write_run(
+        tmp_path_factory.mktemp("other"), EVENTS, "name: by-hand\nrule: {name: fedavg}\n", MANIFEST
+    )
+    curves, *strips = story.story([load(directory), load(other)])
+    assert [strip.title for strip in strips] == ["fedbuff", "fedavg"]
+    assert {chart.x.limits for chart in (curves, *strips)} == {(0.0, 10.0)}
+    (lanes,) = strips[0].layers
+    trained = lanes.columns["state"] == "train"
+    assert lanes.columns["end"][trained].tolist() == [1.5, 4.0, 7.0]
+    assert set(lanes.columns["shade"][trained]) == {1.0}
+    figure = paper.stack([curves, *strips])
+    assert len(figure.axes) == 3
+    assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 10.0)}

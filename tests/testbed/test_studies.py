@@ -1,0 +1,217 @@
+"""`testbed sweep`, `compare`, `report` and `export` as a user types them, on runs in virtual time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from testbed import cli, sweeping
+from tests.running import started, until_printed
+
+BASE = """
+name: base
+task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
+rule: {name: fedavg}
+devices: [{name: pi, count: 3, timing: 1s}]
+evaluate: {every: 1s}
+stop: {after: 3s}
+runtime: {name: virtual}
+"""
+Testbed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def testbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Testbed:
+    """`testbed ARGUMENTS` in a folder of its own: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+
+    def testbed(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["testbed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        return code if isinstance(code, int) else 0, *capsys.readouterr()
+
+    return testbed
+
+
+def write_sweep(seeds: str, **more: str) -> None:
+    extra = "".join(f"\n{key}: {value}" for key, value in more.items())
+    Path("study.yaml").write_text(f"topology: base.yaml\ngrid: {{seed: {seeds}}}{extra}")
+
+
+def runs_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_dir()}
+
+
+def test_a_sweep_runs_what_is_not_done(testbed: Testbed) -> None:
+    folder = Path("runs/study")
+    write_sweep("[1, 2]")
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert code == 0
+    assert "2 of 2  fedavg, seed" in out
+    # three rounds of w ← w + 0.4 × (2 − w): 0, 0.8, 1.28, 1.568; mean of ½(w − c)² over 0, 1 and 5
+    assert "2.427 ± 0.000" in out
+    first = runs_in(folder)
+    write_sweep("[1, 2, 3]")
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert "2 of 3 runs are there already" in out
+    assert "1 of 1  fedavg, seed 3" in out
+    assert len(first) == 2
+    assert first < runs_in(folder)
+    entries = json.loads((folder / "index.json").read_text())["cells"].values()
+    assert {entry["run"] for entry in entries} == runs_in(folder)
+
+
+def test_a_run_that_was_cut_short_is_run_again(testbed: Testbed) -> None:
+    """As when the power failed: the index says that it goes on, and it does not."""
+    write_sweep("[1]")
+    testbed("sweep", "study.yaml")
+    index = Path("runs/study/index.json")
+    (before,) = runs_in(index.parent)
+    index.write_text(index.read_text().replace('"outcome": "after"', '"outcome": null'))
+    code, _, _ = testbed("sweep", "study.yaml")
+    assert (code, len(runs_in(index.parent))) == (0, 1)
+    assert before not in runs_in(index.parent)
+
+
+def test_a_cell_that_fails_is_told_of_and_the_others_go_on(testbed: Testbed) -> None:
+    Path("empty/ylecun/mnist").mkdir(parents=True)
+    for split in ("train", "test"):
+        Path(f"empty/ylecun/mnist/{split}-0.parquet").write_text("no parquet")
+    Path("study.yaml").write_text(
+        "topology: base.yaml\nvariants: {bad: {task: {name: mnist-logreg, local: {steps: 1}}}, good: {}}"
+    )
+    code, out, err = testbed("sweep", "study.yaml", "--data", "empty")
+    assert code == 1
+    assert "bad, seed 0: failed:" in out
+    assert "good, seed 0: loss" in out
+    assert "1 runs failed" in err
+    _, out, _ = testbed("sweep", "study.yaml", "--data", "empty")
+    assert "1 of 2 runs are there already" in out
+
+
+def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "study.yaml").write_text(
+        "topology: base.yaml\nvariants: {short: {}, long: {stop: {updates: 100000000}}}"
+    )
+    runs = tmp_path / "runs"
+    with started("sweep", tmp_path / "study.yaml", "--jobs", "2", "--runs", runs) as running:
+        until_printed(running, "short, seed 0")
+        folder = runs / "study"
+        deadline = time.monotonic() + 60
+        while not any((path / "events.jsonl").exists() for path in folder.glob("*") if _is_long(path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        workers = psutil.Process(running.pid).children()
+        running.send_signal(signal.SIGINT)
+        output, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, output
+    assert len(workers) == 2
+    assert not any(worker.is_running() for worker in workers)
+    assert len(runs_in(folder)) == 1
+    (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()
+    assert entry["cell"] == "short, seed 0"
+
+
+def _is_long(path: Path) -> bool:
+    topology = path / "topology.yaml"
+    return topology.exists() and "100000000" in topology.read_text()
+
+
+def test_runs_in_local_processes_go_one_by_one(testbed: Testbed) -> None:
+    Path("base.yaml").write_text(
+        BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
+    )
+    write_sweep("[1]")
+    code, out, err = testbed("sweep", "study.yaml")
+    assert code == 0, out + err
+    assert "1 of 1  fedavg, seed 1: loss" in out
+
+
+def test_a_measured_step_is_the_same_in_all_cells(testbed: Testbed) -> None:
+    Path("base.yaml").write_text(
+        "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\nrule: {name: fedavg}\n"
+        "devices: [{name: pi, count: 2, cpu: 0.5}]\nstop: {updates: 4}\nruntime: {name: virtual}\n"
+    )
+    write_sweep("[1, 2]")
+    code, _, _ = testbed("sweep", "study.yaml")
+    lines = {
+        line
+        for path in Path("runs/study").glob("*/topology.yaml")
+        for line in path.read_text().splitlines()
+        if "step_time" in line
+    }
+    assert code == 0
+    assert len(lines) == 1
+    assert "null" not in lines.pop()
+
+
+def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
+    write_sweep("[1]")
+    with sweeping._alone(Path("runs/study")):
+        code, _, err = testbed("sweep", "study.yaml")
+    assert code == 2
+    assert "another sweep runs in runs/study" in err
+
+
+def test_compare_report_and_export(testbed: Testbed) -> None:
+    write_sweep("[1, 2]")
+    testbed("sweep", "study.yaml")
+    code, out, _ = testbed("compare", "study", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["target"] is None
+    (row,) = told["rows"]
+    assert row["loss"]["mean"] == pytest.approx(2.4266, abs=1e-3)
+    assert row["time"]["mean"] is None
+    code, out, _ = testbed("compare", "runs/study", "--figure", "story.png")
+    assert code == 0
+    assert Path("story.png").read_bytes().startswith(b"\x89PNG")
+    run = min(runs_in(Path("runs/study")))
+    code, out, _ = testbed("report", f"runs/study/{run}", "--to", "page.html")
+    assert code == 0
+    assert run in Path("page.html").read_text()
+    code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
+    assert code == 0
+    assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sweep", "no-such.yaml"], "no-such.yaml"),
+        (["sweep", "base.yaml"], "unknown key"),
+        (["sweep", "study.yaml", "--figure", "story.gif"], ".png, .pdf or .svg"),
+        (["sweep", "study.yaml", "--figure", "no-such/story.png"], "there is no folder no-such"),
+        (["sweep", "study.yaml", "--jobs", "0"], "--jobs"),
+        (["sweep", "study.yaml", "--runs", "base.yaml"], "--runs"),
+        (["compare"], "RUN"),
+        (["compare", "no-such-run"], "no-such-run"),
+        (["compare", "broken", "--target", "much"], "--target much"),
+        (["compare", "runs/broken"], "cannot be read as a run"),
+        (["report", "no-such-run"], "no-such-run"),
+        (["export", "no-such-run"], "no-such-run"),
+        (["export", "runs/broken", "--format", "xml"], "--format"),
+    ],
+)
+def test_bad_input(testbed: Testbed, arguments: list[str], told: str) -> None:
+    write_sweep("[1]")
+    Path("runs/broken").mkdir(parents=True)
+    Path("runs/broken/manifest.json").write_text('{"format": 1}')
+    Path("runs/broken/events.jsonl").write_text("no record\n")
+    code, out, err = testbed(*arguments)
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in out + err

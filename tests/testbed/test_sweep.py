@@ -1,0 +1,157 @@
+"""A sweep file: its cells, and all that may be wrong with them, each with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed import sweep, up
+from testbed.errors import BadInputError
+
+BASE = """
+name: base
+task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
+rule: {name: fedavg}
+devices: [{name: pi, count: 3, timing: 1s}]
+stop: {after: 5s}
+runtime: {name: virtual}
+"""
+
+
+def read(folder: Path, text: str) -> sweep.Sweep:
+    (folder / "base.yaml").write_text(BASE)
+    file = folder / "study.yaml"
+    file.write_text(text)
+    return sweep.load(file, up.Options())
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("seed", ("seed",)),
+        ("devices[0].cpu", ("devices", 0, "cpu")),
+        ("scenario[12]", ("scenario", 12)),
+        ("task.local.lr", ("task", "local", "lr")),
+        ("", None),
+        ("rule.", None),
+        ("devices[-1]", None),
+        ("devices[0", None),
+    ],
+)
+def test_paths(path: str, where: tuple[str | int, ...] | None) -> None:
+    assert sweep.parse_path(path) == where
+
+
+def test_a_cell_for_each_variant_and_combination(tmp_path: Path) -> None:
+    study = read(
+        tmp_path,
+        """
+topology: base.yaml
+variants:
+  plain: {}
+  buffered: {rule: {name: fedbuff, buffer_size: 2}}
+grid:
+  rule.server_lr: [1, 0.5]
+  "devices[0].timing": [2s]
+  seed: [3, 4]
+target: 80%
+""",
+    )
+    assert study.name == "study"
+    assert study.target == 0.8
+    assert [cell.name for cell in study.cells] == [
+        f"{variant}, server_lr {lr}, timing 2s, seed {seed}"
+        for variant in ("plain", "buffered")
+        for lr in (1, 0.5)
+        for seed in (3, 4)
+    ]
+    last = study.cells[-1].topology
+    assert last.rule.params == {"buffer_size": 2, "server_lr": 0.5} | {
+        key: value for key, value in last.rule.params.items() if key not in ("buffer_size", "server_lr")
+    }
+    assert [(cell.topology.seed, cell.plan.runtime) for cell in study.cells[:2]] == [
+        (3, "virtual"),
+        (4, "virtual"),
+    ]
+    assert len({cell.fingerprint for cell in study.cells}) == 8
+
+
+def test_values_name_cells_and_what_is_alike_in_name_is_numbered(tmp_path: Path) -> None:
+    study = read(
+        tmp_path,
+        """
+topology: base.yaml
+grid:
+  rule: [{name: fedavg}, {name: fedbuff, buffer_size: 2}]
+  stop: [{after: 1s}, {after: 2s}]
+""",
+    )
+    assert [cell.label for cell in study.cells] == [
+        "fedavg, stop #1",
+        "fedavg, stop #2",
+        "fedbuff buffer_size 2, stop #1",
+        "fedbuff buffer_size 2, stop #2",
+    ]
+    seeds = read(tmp_path, "topology: base.yaml\ngrid: {seed: [1, 2]}")
+    assert [cell.label for cell in seeds.cells] == ["fedavg", "fedavg"]
+
+
+def test_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as raised:
+        read(
+            tmp_path,
+            """topology: base.yaml
+variants:
+  a: {rule: {name: fedbuf}}
+  b: {rule.buffer_size: 3, seed.x: 2}
+grid:
+  devices[1].timing: [1s]
+  task.local.lrr: [0.1]
+  stop.after: [3s, 2x]
+  "seed..": [1]
+  seed: [1, 1]
+""",
+        )
+    file = tmp_path / "study.yaml"
+    heads = [line for line in str(raised.value).splitlines() if line.startswith(str(file))]
+    places = [head.removeprefix(f"{file}:").split(": ")[:2] for head in heads]
+    assert places == [
+        ["3:20", "rule.name"],
+        ["4:7", "rule.buffer_size"],
+        ["4:28", "variants.b.seed.x"],
+        ["6:3", "grid.devices[1].timing"],
+        ["7:3", "task.local.lrr"],
+        ["8:20", "stop.after"],
+        ["9:3", "grid.seed.."],
+        ["10:13", "grid.seed[1]"],
+        [" 8 errors"],
+    ]
+    assert "did you mean fedbuff?" in heads[0]
+    assert "did you mean lr?" in heads[4]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("grid: {seed: [1]}", "topology is missing"),
+        ("topology: nowhere.yaml", "there is no file"),
+        ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
+        ("topology: base.yaml\ngrid: {seed: []}", "expected at least one value"),
+        ("topology: base.yaml\ngird: {seed: [1]}", "did you mean grid?"),
+        ("topology: base.yaml\nvariants: {a: 3}", "expected keys and values"),
+        ("topology: base.yaml\nvariants: {a: {seed: 1}}\ngrid: {seed: [2]}", "keep one of them"),
+        ("topology: base.yaml\ntarget: 90", "target: found 90"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(BadInputError, match=r"study\.yaml") as raised:
+        read(tmp_path, text)
+    assert told in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    numbers = list(range(200))
+    with pytest.raises(BadInputError, match="makes 40,000 runs"):
+        read(tmp_path, f"topology: base.yaml\ngrid: {{seed: {numbers}, rule.server_lr: {numbers}}}")
