@@ -6,17 +6,15 @@ printed as it is: never read as markup, and never broken into lines where it doe
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from testbed import beside, detach, fleet, orders, rundir, studies, up
+from testbed import beside, detach, fleet, orders, reference, rundir, studies, up
 from testbed.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -26,7 +24,7 @@ from testbed.arguments import (
     Runs,
     RuntimeName,
 )
-from testbed.console import err, out
+from testbed.console import err, out, say, show
 from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
@@ -34,7 +32,6 @@ from testbed.signals import interrupting
 
 if TYPE_CHECKING:
     from agents import events
-    from testbed.catalogue import Entry
     from testbed.plan import Plan
     from testbed.topology import Topology
 
@@ -44,11 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="An edge-device emulation testbed with containers for asynchronous federated learning.",
 )
-images_app = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
-app.add_typer(images_app, name="images")
-orders.add_to(app)
-dashboard.add_to(app)
-studies.add_to(app)
 
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
@@ -117,11 +109,11 @@ def down(
         raise BadInputError("Name one run (testbed ps shows them), or say --all.")
     live = [found for found in fleet.find() if everything or found.run == run]
     if not live:
-        _say("Nothing is running." if everything else f"{run}: nothing is running.")
+        say("Nothing is running." if everything else f"{run}: nothing is running.")
         return
     for each in live:
         fleet.take_down(each)
-        _say(f"{each.run}: down")
+        say(f"{each.run}: down")
 
 
 @app.command()
@@ -144,7 +136,7 @@ def ps(as_json: AsJson = False) -> None:
         }
         for live in fleet.find()
     ]
-    _show(rows, as_json, "Nothing is running. Next: testbed up TOPOLOGY")
+    show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
 @app.command("runs")
@@ -153,7 +145,7 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     rows = rundir.listing(runs)
     if not as_json:  # the run id carries the date already
         rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
-    _show(rows, as_json, f"No run in {runs}. Next: testbed up TOPOLOGY")
+    show(rows, f"No run in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
 @app.command()
@@ -170,7 +162,7 @@ def logs(
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
-        _say(text or "(silent)")
+        say(text or "(silent)")
 
 
 @app.command()
@@ -180,7 +172,7 @@ def validate(topology: TopologyFile) -> None:
     from testbed.topology import load
 
     parsed = resolved(load(topology))
-    _say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
+    say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
 
 
 @app.command("plan")
@@ -194,80 +186,18 @@ def plan_command(
     from testbed.plan import describe
 
     _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
-    _show(describe(plan), as_json, "")
+    show(describe(plan), "", as_json=as_json)
     if not as_json and plan.runtime == "virtual":
-        _say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
+        say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
     elif not as_json:
         asked = sum(device.share for device in plan.devices)
-        _say(
+        say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"A second takes {plan.dilation:g} s here. " if plan.dilation != 1 else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of a topology, for editors."""
-    from testbed.topology import json_schema
-
-    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
-
-
-RuleOrTask = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
-]
-
-
-@app.command("rules")
-def rules_command(name: RuleOrTask = None, as_json: AsJson = False) -> None:
-    """Show the aggregation rules, or explain one: paper, equation, parameters."""
-    from testbed import catalogue
-
-    _show_catalogue(catalogue.rules(), "rule", name, as_json)
-
-
-@app.command("tasks")
-def tasks_command(name: RuleOrTask = None, as_json: AsJson = False) -> None:
-    """Show the learning tasks, or explain one: dataset, parameters."""
-    from testbed import catalogue
-
-    _show_catalogue(catalogue.tasks(), "task", name, as_json)
-
-
-@app.command("profiles")
-def profiles_command(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show device profiles and link classes, or explain one: figures and where they are from."""
-    from testbed import profiles
-
-    known = profiles.load(Path())
-    shown = known if name is None else known.only(name)
-    if as_json:
-        _show(profiles.rows(shown), as_json=True, empty="")
-    else:
-        _say(profiles.listing(shown) if name is None else profiles.explained(shown))
-
-
-@app.command()
-def calibrate(
-    force: Annotated[bool, typer.Option("--force", help="Measure anew what is known.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure this host's cores, so that a device's profile becomes a CPU share."""
-    from testbed import calibration
-
-    found = calibration.calibrate(anew=force)
-    if as_json:
-        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
-    else:
-        _say(found.summary())
 
 
 @app.command()
@@ -283,43 +213,11 @@ class _Progress:
     """Implements `testbed.controller.View`: how launching and ending go on, and nothing else."""
 
     def progress(self, message: str) -> None:
-        _say(message)
+        say(message)
 
     def record(self, record: events.Record) -> None: ...
 
     def refresh(self, now: float) -> None: ...
-
-
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Examine what this host can do, with the command that mends what it cannot."""
-    from testbed.doctor import examine
-
-    findings = examine()
-    if as_json:
-        _show([vars_of(finding) for finding in findings], as_json=True, empty="")
-        return
-    colours = {"ok": "green", "warn": "yellow", "missing": "red"}
-    table = _table(["", "what", "found", "mend"])
-    for finding in findings:
-        mark = Text(finding.status, style=colours[finding.status])
-        table.add_row(mark, finding.name, finding.detail, finding.mend or "")
-    out.print(table)
-
-
-@images_app.command()
-def build(
-    force: Annotated[bool, typer.Option("--force", help="Build anew what is there.")] = False,
-) -> None:
-    """Build the images that are missing."""
-    from testbed import engine, images
-
-    client = engine.connect()
-    try:
-        built = images.build(client, _say, force=force)
-    finally:
-        client.close()
-    _say(f"{built.agent}\n{built.broker}")
 
 
 def _show_fidelity(outcome: up.Outcome) -> None:
@@ -330,11 +228,11 @@ def _show_fidelity(outcome: up.Outcome) -> None:
         out.print(fidelity_table.render(outcome.fidelity))
     if outcome.steps:
         latest = max(step.done - step.due for step in outcome.steps)
-        _say(f"Scenario: {len(outcome.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+        say(f"Scenario: {len(outcome.steps)} steps done, at most {1e3 * latest:.0f} ms late")
     if outcome.validity is not None and not outcome.validity.valid:
         out.print("\nNot valid:", style="bold red")
         for reason in outcome.validity.reasons:
-            _say(f"  {reason}")
+            say(f"  {reason}")
 
 
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
@@ -345,7 +243,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     if plan.runtime == "process":
         auto = (options.runtime or topology.runtime.name) == "auto"
         why = "No Docker engine answers (testbed doctor tells the mend): " if auto else ""
-        _say(
+        say(
             f"{why}devices are local processes. CPU shares are kept by stopping and continuing them, "
             "links by a relay; memory is not limited."
         )
@@ -357,7 +255,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
         ):
             outcome = up.run(topology, plan, directory, options, view)
     finally:
-        _say(f"Run directory: {shown}")
+        say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
     from testbed.optimum import ending
 
@@ -365,37 +263,19 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     out.print(live.render_summary(run))
     _show_fidelity(outcome)
     if virtual:
-        _say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
+        say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
-        _say("\n" + "\n".join(ended.lines()))
+        say("\n" + "\n".join(ended.lines()))
     logs = "" if virtual else f"testbed logs {directory.run} · "
-    _say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+    say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
     """Run in the background; an error before the start has been told by the controller itself."""
-    if code := detach.start(directory, topology, options, _say):
+    if code := detach.start(directory, topology, options, say):
         raise typer.Exit(code)
     run = directory.run
-    _say(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
-
-
-def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
-    from testbed import catalogue
-
-    chosen = entries if name is None else [catalogue.find(name, entries, what)]
-    if as_json:
-        found = [entry.as_dict() for entry in chosen]
-        sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
-    elif name is None:
-        _say("\n\n".join(map(catalogue.brief, chosen)))
-        _say(f"\nNext: testbed {what}s NAME explains one.")
-    else:
-        _say(catalogue.full(chosen[0]))
-
-
-def _say(text: str) -> None:
-    out.print(text, soft_wrap=True)
+    say(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -407,25 +287,8 @@ def _relative(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def vars_of(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("name", "status", "detail", "mend")}
-
-
-def _show(rows: list[dict[str, Any]], as_json: bool, empty: str) -> None:
-    """Rows as an aligned table for people, or as JSON for programs."""
-    if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    elif not rows:
-        _say(empty)
-    else:
-        table = _table(list(rows[0]))
-        for row in rows:
-            table.add_row(*("–" if value is None else str(value) for value in row.values()))
-        out.print(table)
-
-
-def _table(columns: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
-    return table
+# After the commands above: in this order help shows them.
+dashboard.add_to(app)
+orders.add_to(app)
+studies.add_to(app)
+reference.add_to(app)

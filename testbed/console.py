@@ -1,10 +1,14 @@
-"""Where the command line prints."""
+"""Where the command line prints, and how tables of its look."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -17,3 +21,28 @@ def _console(*, stderr: bool = False) -> Console:
 
 out = _console()
 err = _console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Lines as they are: never read as markup, never broken where no terminal shows them."""
+    out.print(text, soft_wrap=True)
+
+
+def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
+    """Rows as an aligned table for people, or as JSON for programs."""
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not rows:
+        say(empty)
+    else:
+        shown = table(list(rows[0]))
+        for row in rows:
+            shown.add_row(*("–" if value is None else str(value) for value in row.values()))
+        out.print(shown)
+
+
+def table(columns: list[str]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=number == 0)
+    return made

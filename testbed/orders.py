@@ -14,6 +14,7 @@ from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
 
 Devices = Annotated[list[str], typer.Argument(help="Devices, or groups of them.")]
+_PANEL = "A hand on the devices of a run that goes on"
 _ACTIONS = {
     "kill": ("crash", "Kill devices at once, without a goodbye; restart starts them again."),
     "restart": ("restart", "Start devices again that were killed or have crashed."),
@@ -24,9 +25,9 @@ _ACTIONS = {
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    app.command("set")(_set)
+    app.command("set", rich_help_panel=_PANEL)(_set)
     for name, (action, help_text) in _ACTIONS.items():
-        app.command(name, help=help_text)(_command(action))
+        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
 
 
 def _command(action: str) -> Any:

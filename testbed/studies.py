@@ -45,7 +45,7 @@ class Form(StrEnum):
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (sweep, compare, report, export):
-        app.command()(command)
+        app.command(rich_help_panel="Many runs")(command)
 
 
 def sweep(
@@ -54,10 +54,10 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time in virtual time; else one per core.")
     ] = None,
-    oversubscribe: Oversubscribe = False,  # noqa: FBT002
+    oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     figure: FigureFile = None,
-    as_json: AsJson = False,  # noqa: FBT002
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Run a grid of topologies and seeds; what is finished already is not run again."""
@@ -84,7 +84,7 @@ def compare(
     given: RunsGiven,
     target: Target = None,
     figure: FigureFile = None,
-    as_json: AsJson = False,  # noqa: FBT002
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print what a target accuracy cost each run, seeds taken together, and draw the figure."""
