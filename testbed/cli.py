@@ -251,7 +251,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     try:
         with (
             fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view,
-            beside.served(directory, plan, options, view.progress),
+            beside.served(directory, plan, options, view.keep),
         ):
             outcome = up.run(topology, plan, directory, options, view)
     finally:

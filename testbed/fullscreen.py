@@ -88,6 +88,10 @@ class FullScreenView(LiveView):
         super().__exit__(kind, error, trace)
         self._give_back()
 
+    def keep(self, message: str) -> None:
+        super().keep(message)
+        self._screen.standing = " · ".join(filter(None, (self._screen.standing, message)))
+
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):
             self._learn()

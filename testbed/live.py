@@ -60,6 +60,10 @@ class LiveView:
         """Say how launching and ending go on."""
         self._say(message)
 
+    def keep(self, message: str) -> None:
+        """Say what is of use as long as the run goes."""
+        self._say(message)
+
     def record(self, record: events.Record) -> None:
         notice = self._tally.take(record)
         if notice is not None:

@@ -60,6 +60,8 @@ class Screen:
     real: float | None = None
     """Seconds that a run in virtual time has taken."""
     messages: list[str] = field(default_factory=list)
+    standing: str = ""
+    """A message that stays."""
     """The newest last."""
     ascii_only: bool = False
     colours: Mapping[str, str] = field(default_factory=lambda: COLOURS)
@@ -215,7 +217,8 @@ class Screen:
         return signs[cell.state][cell.inferred], self.colours[cell.state]
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
-        messages = [Text(message) for message in self.messages[-2:]]
+        told = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
+        messages = [Text(message) for message in told]
         return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
 
     def _legend(self, found: Sequence[Row], shown: Sequence[Row]) -> Text:
