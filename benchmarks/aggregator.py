@@ -5,8 +5,8 @@
 Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
 the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
 place and encodes with the library. `recorded` keeps all inputs in a file (`record: updates`), as fast as
-the page cache takes them: the disk comes later. Absolute numbers are this machine's; the ratios are to be
-compared.
+the page cache takes them: the disk comes later. Absolute numbers are this machine's; the ratios are to
+be compared.
 """
 
 from __future__ import annotations
