@@ -6,6 +6,7 @@ All models that the run kept are compared bit by bit, and all records that the a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,11 +72,14 @@ def replay(directory: RunDirectory) -> Replayed:
 class _Replay:
     directory: RunDirectory
     same: Replayed = field(default_factory=Replayed)
+    _logged: Iterator[tuple[int, events.Record]] = field(init=False)
     _last: Vector | None = None
     """The final model, once the run has ended; a resumed one does so more than once."""
 
+    def __post_init__(self) -> None:
+        self._logged = _records(self.directory.events)
+
     def run(self) -> Replayed:
-        logged = _logged(self.directory.events)
         core: AggregatorCore | None = None
         for entry in recording.read(self.directory.inputs):
             match entry:
@@ -86,13 +90,13 @@ class _Replay:
                         f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
                     )
                 case Call() if core is not None:
-                    self._obey(entry.of(core), server, logged)
+                    self._obey(entry.of(core), server)
                 case Call():
                     raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
         if self._last is None:
             raise _DifferenceError("the recording ends before the run did, without a final model")
         self._compare("final", self._last)
-        for number, record in logged:
+        for number, record in self._logged:
             raise _DifferenceError(f"events.jsonl:{number} is not in the recording: {record}")
         return self.same
 
@@ -105,9 +109,7 @@ class _Replay:
         self.same.rule = beginning.rule.name
         return beginning.core(self._kept(name).copy())
 
-    def _obey(
-        self, actions: act.Actions, server: Server, logged: Iterator[tuple[int, events.Record]]
-    ) -> None:
+    def _obey(self, actions: act.Actions, server: Server) -> None:
         for action in actions:
             match action:
                 case act.Save(final=True):
@@ -115,15 +117,18 @@ class _Replay:
                 case act.Save() as save:
                     self._compare(save.name, server.w)
                 case act.Log(record) if not isinstance(record, events.Note):
-                    self._expect(record, logged)
+                    self._expect(record)
         self.same.version = server.version
 
-    def _expect(self, record: events.Record, logged: Iterator[tuple[int, events.Record]]) -> None:
+    def _expect(self, record: events.Record) -> None:
         """The run has logged the same, but for the digits that a line leaves out."""
         told = events.from_line(events.to_line(record))
-        number, found = next(logged, (0, None))
+        number, found = next(self._logged, (0, None))
         if found is None:
             raise _DifferenceError(f"events.jsonl ends before {told}")
+        if isinstance(found, events.RunStarted) and not isinstance(told, events.RunStarted):
+            self._logged = itertools.chain([(number, found)], self._logged)
+            return  # a crash came between writing down the input and the record
         if repr(told) != repr(found):  # equal even where both have NaN
             raise _DifferenceError(f"events.jsonl:{number} has {found}, the replay {told}")
         self.same.records += 1
@@ -150,7 +155,7 @@ class _Replay:
         return wire.unpack(path.read_bytes())[0]
 
 
-def _logged(path: Path) -> Iterator[tuple[int, events.Record]]:
+def _records(path: Path) -> Iterator[tuple[int, events.Record]]:
     """The records of the aggregator's core, with their lines. Notes are not the core's alone.
 
     Raises ValueError, naming the line.
