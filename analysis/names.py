@@ -6,10 +6,20 @@ from collections.abc import Sequence
 
 from analysis.load import Run
 
+_NAMES = (
+    ("label",),
+    ("label", "seed"),
+    ("label", "runtime"),
+    ("label", "runtime", "seed"),
+    ("topology", "label"),
+    ("topology", "label", "seed"),
+)
+
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
-    """The runs by what tells them apart: rule, then seed, then topology, else the run directory."""
-    for parts in (("rule",), ("rule", "seed"), ("topology", "rule"), ("topology", "rule", "seed")):
+    """The runs by what tells them apart: the label that a sweep has given them, or the rule, then seed,
+    runtime and topology, else the run directory."""
+    for parts in _NAMES:
         named = {" ".join(_part(run, part) for part in parts): run for run in runs}
         if len(named) == len(runs):
             return named
@@ -17,18 +27,20 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def alike(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their settings but for the seed, each set with a short name."""
+    """Runs by their settings and their runtime but for the seed, each set with a short name."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
-        sets.setdefault(repr(settings), []).append(run)
+        sets.setdefault(repr((settings, run.manifest.get("runtime"))), []).append(run)
     return dict(zip(distinct([same[0] for same in sets.values()]), sets.values(), strict=True))
 
 
 def _part(run: Run, part: str) -> str:
     match part:
-        case "rule":
-            return str(run.topology.get("rule", {}).get("name", "?"))
+        case "label":
+            return str(run.manifest.get("label") or run.topology.get("rule", {}).get("name", "?"))
+        case "runtime":
+            return str(run.manifest.get("runtime", "?"))
         case "seed":
             return f"seed {run.topology.get('seed', '?')}"
     return str(run.topology.get("name", run.name))

@@ -325,6 +325,15 @@ def test_what_the_kernel_refuses_is_said(network: Network) -> None:
     )
 
 
+def test_a_rate_may_be_no_whole_number_of_bytes(network: Network) -> None:
+    """As the third of one, where time is stretched threefold."""
+    network.python(
+        "from agents.config import Link\n"
+        "from agents.device import link\n"
+        "link.apply(Link(up=333_333), 'eth0')"
+    )
+
+
 def test_a_rate_that_is_not_as_asked_is_an_error(network: Network) -> None:
     network.python(
         "from agents.config import Link\n"
