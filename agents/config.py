@@ -126,6 +126,8 @@ class AggregatorConfig:
     """Wait where no client is left: some will come back."""
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
+    record: bool = False
+    """Keep all inputs, updates included, so that the run can be replayed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,11 +95,16 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
     """The payload of `message`."""
+    return b"".join(parts(message))
+
+
+def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes, memoryview]:
+    """The payload of `message` in two: all that comes before the vector, and a view of the vector."""
     metadata = {"protocol": str(PROTOCOL)}
     for name in _READERS[type(message)]:
         metadata[name] = str(getattr(message, name))
     vector = np.ascontiguousarray(message.vector, dtype="<f4")
-    return pack(vector, metadata)
+    return _header(vector, metadata), vector.data.cast("B")
 
 
 def decode_model(payload: bytes) -> ModelMessage:
@@ -116,13 +121,17 @@ def decode_update(payload: bytes) -> UpdateMessage:
 
 def pack(vector: Vector, metadata: Mapping[str, str]) -> bytes:
     """A safetensors payload with the one float32 tensor `w`; `vector` is contiguous, shape (d,)."""
+    return b"".join((_header(vector, metadata), vector.data))
+
+
+def _header(vector: Vector, metadata: Mapping[str, str]) -> bytes:
     header = {
         "__metadata__": dict(metadata),
         "w": {"dtype": "F32", "shape": [vector.size], "data_offsets": [0, vector.nbytes]},
     }
     text = _JSON.encode(header).encode()
     text += b" " * (-len(text) % 8)  # aligned data, as the format asks
-    return b"".join((_LENGTH.pack(len(text)), text, vector.data))
+    return _LENGTH.pack(len(text)) + text
 
 
 def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:

@@ -4,13 +4,18 @@
 
 Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
 the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
-place and encodes with the library. Absolute numbers are this machine's; the ratios are to be compared.
+place and encodes with the library. `recorded` keeps all inputs in a file (`record: updates`), as fast as
+the page cache takes them: the disk comes later. Absolute numbers are this machine's; the ratios are to
+be compared.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
@@ -18,7 +23,9 @@ import safetensors.numpy
 from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core
-from agents.config import Stop
+from agents.aggregator.beginning import Beginning
+from agents.aggregator.recording import RecordedCore, Recording
+from agents.config import Named, Stop
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
@@ -40,7 +47,7 @@ _SECONDS = 1.0
 class Aggregator:
     """The core and the wire format, as the aggregator process drives them; the network is a dict."""
 
-    def __init__(self, rule: Rule, size: int) -> None:
+    def __init__(self, rule: Rule, size: int, record: Path | None = None) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
         settings = core.Settings(
             "bench", "schema", rule.client_side, importance, Stop(after=1e9), 1e9, 1e9
@@ -48,7 +55,12 @@ class Aggregator:
         self._kind = rule.client_side.kind
         self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
+        self._core: core.AggregatorCore | RecordedCore
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
+        self._recording: Recording | None = None
+        if record is not None:
+            self._recording = Recording(record, Beginning(settings, Named("fedbuff", {}), 0))
+            self._core = RecordedCore(self._core, self._recording)
         self._outbox: dict[str, tuple[act.Dispatch, bytes]] = {}
         self._sequence = 0
         for client in CLIENTS:
@@ -89,6 +101,8 @@ class Aggregator:
             message = wire.decode_update(payload)
             self._execute(self._core.update(client, message, len(payload), 3.0))
             self._execute(self._core.end_of_instant(3.0))
+            if self._recording is not None:
+                self._recording.flush()
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
@@ -146,10 +160,16 @@ def measure(size: int) -> tuple[float, float, dict[str, float]]:
     for name, rule in RULES.items():
         aggregator = Aggregator(rule, size)
         rules[name] = per_update(lambda a=aggregator: _round(a))  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "inputs.bin"
+        aggregator = Aggregator(RULES["fedbuff"], size, file)
+        rules["fedbuff, recorded"] = per_update(lambda: _round(aggregator, file))
     return copy, reference, rules
 
 
-def _round(aggregator: Aggregator) -> float:
+def _round(aggregator: Aggregator, file: Path | None = None) -> float:
+    if file is not None:
+        os.truncate(file, 0)  # else gigabytes
     payloads = aggregator.payloads()
     return timed(lambda: aggregator.handle(payloads))
 

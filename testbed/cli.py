@@ -125,6 +125,16 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
+def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
+    """Apply a run's recorded updates again, and check that the same model comes of it, bit by bit."""
+    from testbed import replay as replaying
+
+    same = replaying.replay(fleet.located(run, runs))
+    _say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
+    _say(f"Nothing differs: {same}.")
+
+
+@app.command()
 def ps(as_json: AsJson = False) -> None:
     """Show the runs that live on this machine."""
     rows = [

@@ -242,6 +242,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         resume=spec.resume,
         dilation=spec.plan.dilation,
         patient=spec.eventful,
+        record=topology.record == "updates",
     )
 
 

@@ -67,6 +67,11 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def inputs(self) -> Path:
+        """What the aggregator was told, where `record: updates` (`agents.aggregator.recording`)."""
+        return self.path / "inputs.bin"
+
+    @property
     def telemetry(self) -> Path:
         return self.path / "telemetry.jsonl"
 

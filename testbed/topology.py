@@ -170,6 +170,10 @@ class Topology(Model):
     evaluate: Evaluate = Evaluate()
     stop: Stop
     start: Start = Start()
+    record: Literal["nothing", "updates"] = Field(
+        default="nothing",
+        description="updates: keep every update that the aggregator got, for testbed replay",
+    )
     runtime: Runtime = Runtime()
     _source: Source = PrivateAttr(default=Source())
 

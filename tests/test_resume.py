@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agents import events
+from testbed.replay import replay
+from testbed.rundir import RunDirectory
 from tests.running import (
     Finished,
     cli,
@@ -30,6 +32,7 @@ def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
         rule={"name": "fedasync"},
         stop={"updates": 120},
         evaluate={"every": "500ms"},
+        record="updates",
     )
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
@@ -61,6 +64,7 @@ def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
     assert end.version == versions[-1]
     lost = [r.message for r in after.records if isinstance(r, events.Note)]
     assert bool(lost) == crash
+    assert replay(RunDirectory(after.path)).updates == len(after.updates)
     assert left_as_processes() == []
 
 

@@ -51,6 +51,11 @@ class Save:
     version: int
     final: bool = False
 
+    @property
+    def name(self) -> str:
+        """What it is kept as."""
+        return "final" if self.final else f"{self.version:06d}"
+
 
 @dataclass(frozen=True, slots=True)
 class Log:

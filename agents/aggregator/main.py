@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.random import SeedSequence
 
 from agents import config, events, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, models, resume
+from agents.aggregator.beginning import Beginning
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
+from agents.aggregator.recording import RecordedCore, Recording
 from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.flat import initial, schema_hash
 from agents.rules import RULES
-from agents.rules.interface import Rule, Server
+from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
@@ -70,9 +70,7 @@ class Aggregator:
             self._past = resume.past(self._directory)
             checkpoint = resume.newest_checkpoint(self._directory)
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
-        rng = np.random.default_rng(SeedSequence(cfg.seed, spawn_key=(0, self._past.version)))
         self._schema = schema_hash(module)
-        self._server = Server(w, {}, rng, self._past.version, cfg.clients)
         settings = core.Settings(
             cfg.run,
             self._schema,
@@ -83,7 +81,13 @@ class Aggregator:
             _CHECKPOINT_EVERY,
             cfg.patient,
         )
-        self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
+        beginning = Beginning(settings, cfg.rule, cfg.seed, self._past.version)
+        self._core: core.AggregatorCore | RecordedCore
+        self._core, self._server = beginning.core(w)
+        self._recording: Recording | None = None
+        if cfg.record:
+            self._recording = Recording(self._directory / "inputs.bin", beginning)
+            self._core = RecordedCore(self._core, self._recording)
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
@@ -112,8 +116,12 @@ class Aggregator:
             now = self._now()
             self._execute(self._core.due(now))
             self._execute(self._core.end_of_instant(now))
+            if self._recording is not None:
+                self._recording.flush()
             self._journal.sync()
             self._publish()
+        if self._recording is not None:
+            self._recording.close()
         self._journal.close()
         self._connection.close(last=(self._topics.status(topics.AGGREGATOR), b"offline"))
 
@@ -193,9 +201,9 @@ class Aggregator:
                     self._journal.write(record)
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w)
-                case act.Save(version, final):
-                    name = "final" if final else f"{version:06d}"
-                    models.save(self._directory / "models", name, self._server.w, version, self._schema)
+                case act.Save(version) as save:
+                    folder, w = self._directory / "models", self._server.w
+                    models.save(folder, save.name, w, version, self._schema)
                 case act.StopClients():
                     self._outbox += [(self._topics.request(c), topics.STOP) for c in self._clients]
                 case act.Finish(reason):

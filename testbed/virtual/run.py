@@ -10,19 +10,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from numpy.random import SeedSequence
 
 from agents import durations, events, wire
 from agents.aggregator import models
+from agents.aggregator.actions import Save
+from agents.aggregator.beginning import Beginning
 from agents.aggregator.core import AggregatorCore, Settings
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.journal import Journal
+from agents.aggregator.recording import RecordedCore, Recording
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.training import Trainer
 from agents.config import Local
 from agents.flat import initial, schema_hash
-from agents.rules.interface import ClientSide, Server
+from agents.rules.interface import ClientSide
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -80,6 +82,7 @@ class Recorder:
     schema: str = ""
     ended: events.RunEnded | None = None
     _journal: Journal = field(init=False)
+    _recording: Recording | None = None
     _due: float = field(init=False)
     _looks: int = field(init=False, default=0)
 
@@ -93,8 +96,13 @@ class Recorder:
         if isinstance(record, events.RunEnded):
             self.ended = record
 
+    def recorded(self, core: AggregatorCore, beginning: Beginning) -> RecordedCore:
+        """`core`, so that all its inputs are kept."""
+        self._recording = Recording(self.directory.inputs, beginning)
+        return RecordedCore(core, self._recording)
+
     def save(self, version: int, w: Vector, *, final: bool) -> None:
-        name = "final" if final else f"{version:06d}"
+        name = Save(version, final).name
         models.save(self.directory.models, name, w, version, self.schema)
 
     def pulse(self, at: float) -> None:
@@ -105,6 +113,8 @@ class Recorder:
             self._due = time.monotonic() + _LOOK_EVERY
 
     def close(self) -> None:
+        if self._recording is not None:
+            self._recording.close()
         self._journal.close()
         self.view.refresh(time.monotonic())
 
@@ -118,8 +128,6 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     recorder.schema = schema
     stop = topology.stop.plain()
     population = importance(topology, spec.samples)
-    rng = np.random.default_rng(SeedSequence(topology.seed, spawn_key=(0, 0)))
-    server = Server(w, {}, rng, population=population)
     settings = Settings(
         run_id,
         schema,
@@ -130,11 +138,13 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         _NEVER,
         patient=spec.eventful,
     )
+    beginning = Beginning(settings, topology.rule.named, topology.seed)
+    core, server = beginning.core(w)
     agenda = Agenda()
     fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), agenda)
     return Simulation(
         agenda,
-        AggregatorCore(settings, rule.begin(server), server),
+        recorder.recorded(core, beginning) if topology.record == "updates" else core,
         server,
         fleet.device,
         Evaluator(task, prepared.test, lambda _: None).evaluate,

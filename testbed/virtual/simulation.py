@@ -14,6 +14,7 @@ from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
+from agents.aggregator.recording import RecordedCore
 from agents.client import core as client
 from agents.config import Stop
 from agents.rules.interface import Server
@@ -50,7 +51,7 @@ class Simulation:
     def __init__(
         self,
         agenda: Agenda,
-        core: AggregatorCore,
+        core: AggregatorCore | RecordedCore,
         server: Server,
         devices: Callable[[str, Device | None], Device],
         evaluate: Callable[[int, Vector], Evaluation],

@@ -1,0 +1,36 @@
+"""Every notebook runs from its first cell to its last, without warnings, and is kept without outputs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from shutil import copytree
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = Path(__file__).parents[2] / "analysis" / "notebooks"
+NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+
+
+def test_there_are_five() -> None:
+    assert [name[0] for name in NAMES] == ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    folder = copytree(NOTEBOOKS, tmp_path / "notebooks")  # their runs are left there
+    notebook = nbformat.read(folder / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert not [output.text for output in outputs if output.output_type == "stream"]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_kept_as_source_that_uses_public_names(name: str) -> None:
+    notebook = nbformat.read(NOTEBOOKS / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [cell for cell in code if cell.outputs or cell.execution_count]
+    assert not re.findall(r"(?:\.|import )_[a-z]\w*", "\n".join(cell.source for cell in code))

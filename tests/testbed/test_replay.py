@@ -1,0 +1,173 @@
+"""`testbed replay`: the same model from the same updates, bit by bit, or the first difference."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from agents.aggregator import recording
+from agents.aggregator.beginning import Beginning
+from agents.rules import RULES
+from testbed.errors import BadInputError, RunFailedError
+from testbed.replay import replay
+from testbed.rundir import RunDirectory
+from tests.running import cli, write_small_topology
+from tests.testbed.test_virtual_run import _run, _topology
+
+EVENTFUL: dict[str, Any] = {
+    "record": "updates",
+    "devices": [
+        {"name": "fast", "count": 3, "timing": {"distribution": "exponential", "mean": "1s"}},
+        {"name": "slow", "timing": "3s", "link": {"up": "100kbit", "rtt": "80ms"}},
+    ],
+    "scenario": [
+        {"at": "4s", "crash": "fast-1", "restart_after": "3s"},
+        {"at": "9s", "leave": "fast-2"},
+    ],
+    "stop": {"after": "20s"},
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "area": {"criterion": "random", "rate": 1, "step": "harmonic", "c": 1, "d": 10},
+    "as_fedavg": {"every": 2},
+    "async_fedavg": {"weights": "time_based"},
+    "asysg": {"gradients": 2},
+    "defedavg_iid": {"buffer_size": 2},
+    "defedavg_niid": {"sample": 2},
+    "favano": {"period": "2s", "sample": 2},
+    "fedavg": {"sample": 2, "round_timeout": "2s"},
+    "fedbuff": {"buffer_size": 2, "concurrency": 3, "staleness": "inverse_sqrt"},
+    "fedfa": {"window_size": 3},
+    "fedfix": {"period": "2s"},
+    "port": {"min_updates": 2, "staleness_bound": 1},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_gives_the_same_model_again(rule: str, tmp_path: Path) -> None:
+    """With random draws, timers, weights by measured times, a crash and a departure."""
+    topology = _topology(tmp_path, rule={"name": rule, **PARAMETERS.get(rule, {})}, **EVENTFUL)
+    run = _run(topology, tmp_path)
+    same = replay(RunDirectory(run.path))
+    assert (same.rule, same.models) == (rule, 2)  # the first one and the last
+    assert same.updates == len(run.updates) > 10
+    assert run.ended is not None
+    assert same.version == run.ended.version > 5
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    return _run(_topology(folder, record="updates"), folder).path
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> RunDirectory:
+    """A copy of a recorded run, to be tampered with."""
+    return RunDirectory(copytree(recorded, tmp_path / "run"))
+
+
+def test_an_update_that_was_changed_is_found(run: RunDirectory) -> None:
+    data = bytearray(run.inputs.read_bytes())
+    second = data.index(b'["update"', data.index(b'["update"') + 1)
+    header = data.index(b'{"__metadata__"', second)
+    (length,) = struct.unpack_from("<Q", data, header - 8)
+    data[header + length + 4 * 649 + 2] ^= 0x40  # of the last parameter, half of its magnitude
+    run.inputs.write_bytes(data)
+    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
+        replay(run)
+
+
+def test_an_input_that_is_missing_is_found_at_the_first_record_that_it_changes(
+    run: RunDirectory,
+) -> None:
+    entries = list(_raw(run.inputs))
+    updates = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["update"')]
+    del entries[updates[3]]
+    _write(run.inputs, entries)
+    with pytest.raises(RunFailedError, match=r"events.jsonl:8 has UpdateApplied.client='slow'.* 3 upd"):
+        replay(run)
+
+
+def test_a_torn_last_entry_is_told_and_cut_off_where_the_run_goes_on(run: RunDirectory) -> None:
+    whole = run.inputs.read_bytes()
+    *_, (text, payload) = _raw(run.inputs)
+    start = len(whole) - 12 - len(text) - len(payload)
+    for kept in (start + 5, start + 12, len(whole) - 1):
+        run.inputs.write_bytes(whole[:kept])
+        with pytest.raises(RunFailedError, match=f"inputs.bin is torn at byte {start}.* 16 updates"):
+            replay(run)
+    beginning = next(recording.read(run.inputs))
+    assert isinstance(beginning, Beginning)
+    recording.Recording(run.inputs, beginning).close()
+    assert run.inputs.read_bytes()[:start] == whole[:start]
+    assert list(recording.read(run.inputs))[-1] == beginning
+
+
+def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirectory) -> None:
+    _write(run.inputs, list(_raw(run.inputs))[:-10])
+    with pytest.raises(RunFailedError, match="ends before the run did"):
+        replay(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "payload", "message"),
+    [
+        (b'["__class__", 1]', b"", "no input of an aggregator"),
+        (b'["end", "after"]', b"", "end does not take"),
+        (b'["status", "fast", "ready", "soon"]', b"", "status does not take"),
+        (b"[" * 100_000, b"", "recursion"),
+        (b'["update", "fast", 1, 2.0, 2.0]', b"\x80\x04\x95", "shorter than a header"),
+        (b'{"seed": 1}', b"", "Beginning"),
+    ],
+    ids=["method", "arguments", "types", "nested", "payload", "beginning"],
+)
+def test_what_is_no_recording_is_refused(
+    text: bytes, payload: bytes, message: str, run: RunDirectory
+) -> None:
+    _write(run.inputs, [*_raw(run.inputs), (text, payload)])
+    with pytest.raises(BadInputError, match=rf"the entry at byte \d+: .*{message}"):
+        replay(run)
+
+
+def test_a_run_without_recording_says_how_to_get_one(recorded: Path, tmp_path: Path) -> None:
+    bare = copytree(recorded, tmp_path / "bare")
+    (bare / "inputs.bin").unlink()
+    said = cli("replay", bare)
+    assert said.returncode == 2
+    assert "record: updates" in said.stderr
+
+
+def test_a_run_of_processes_is_replayed(tmp_path: Path) -> None:
+    topology = write_small_topology(tmp_path, record="updates", stop={"updates": 15})
+    up = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert up.returncode == 0, up.stdout + up.stderr
+    (path,) = (tmp_path / "runs").iterdir()
+    said = cli("replay", path)
+    assert said.returncode == 0, said.stderr
+    assert "the final model, version 5, is bit-identical" in said.stdout
+    assert "15 updates" in said.stdout
+    final = path / "models" / "final.safetensors"
+    data = bytearray(final.read_bytes())
+    data[-1] ^= 1
+    final.write_bytes(data)
+    with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* in the one at 649:"):
+        replay(RunDirectory(path))
+
+
+def _raw(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Texts and payloads, unread."""
+    data, at = path.read_bytes(), 0
+    while at < len(data):
+        text, payload = struct.unpack_from("<IQ", data, at)
+        middle = at + 12 + text
+        at = middle + payload
+        yield data[middle - text : middle], data[middle:at]
+
+
+def _write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
+    path.write_bytes(b"".join(struct.pack("<IQ", len(t), len(p)) + t + p for t, p in entries))
