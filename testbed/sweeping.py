@@ -144,7 +144,8 @@ def _words(told: dict[str, Any]) -> str:
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    return f"{quality} ({told['seconds']:.1f} s)"
+    doubts = "".join(f"\n      not valid: {reason}" for reason in told["doubts"])
+    return f"{quality} ({told['seconds']:.1f} s){doubts}"
 
 
 def _here(cell: Cell, options: up.Options, report: _Report, say: Say, measured: StepTimes) -> None:
