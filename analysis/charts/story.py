@@ -35,7 +35,8 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         replace(_strip(_titled(name, same), same[0], color(index)), x=time)
         for index, (name, same) in enumerate(sets.items())
     ]
-    return [replace(curves, x=time, layers=layers, height=0.85), *strips]
+    note = "lanes below: training (full colour), download and upload (pale) of updates that were applied"
+    return [replace(curves, x=time, layers=layers, height=0.85, note=note), *strips]
 
 
 def _titled(name: str, runs: Sequence[Run]) -> str:
