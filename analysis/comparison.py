@@ -31,6 +31,8 @@ class Row:
     accuracy: Interval
     """Of the last evaluation, as is `loss`."""
     loss: Interval
+    valid: int
+    """Of the runs, those that can be believed: the host kept up."""
     speed_up: float
     """Mean time to the target of the first row ÷ that of this one; NaN where either is."""
 
@@ -65,6 +67,7 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
                 bytes=metrics.t_interval([one.bytes for one in cost]),
                 accuracy=_final(same, lambda line: line.accuracy),
                 loss=_final(same, lambda line: line.loss),
+                valid=sum(summary.is_valid(run) for run in same),
                 speed_up=first / time.mean if time.mean else nan,
             )
         )
@@ -98,6 +101,8 @@ def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         columns = {name: cell for name, cell in columns.items() if name not in costs}
     elif any(row.reached < row.runs for row in rows):
         columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
+    if any(row.valid < row.runs for row in rows):
+        columns["valid"] = lambda row: f"{row.valid} of {row.runs}"
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 

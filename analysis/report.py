@@ -96,10 +96,10 @@ def _headline(run: Run) -> str:
     if isnan(line.accuracy):
         quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
-    facts = f"{line.updates:,} updates in {line.versions:,} versions, {line.duration:.1f} device s"
+    facts = f"{line.updates:,} updates in {line.versions:,} versions"
     ended = "not ended" if line.ended is None else f"ended by {line.ended}"
     fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
-    return f"{fleet}: {quality}; {facts}, {ended}"
+    return f"{fleet}: {quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
 
 
 def _devices(run: Run) -> _Table:

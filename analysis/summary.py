@@ -45,6 +45,12 @@ def headline(run: Run) -> Headline:
     )
 
 
+def is_valid(run: Run) -> bool:
+    """Whether nothing speaks against believing it; in virtual time nothing can."""
+    validity = run.manifest.get("validity") or {}
+    return bool(validity.get("valid", True))
+
+
 def devices(run: Run) -> pd.DataFrame:
     """One row per device, in the manifest's order, indexed by `device`. The columns:
 

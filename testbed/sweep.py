@@ -19,7 +19,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,16 +73,12 @@ class Cell:
     changes: tuple[Change, ...]
     topology: Topology
     plan: Plan
+    fingerprint: str
+    """The same for the same run on the same runtime, whatever file it comes from."""
 
     @property
     def name(self) -> str:
         return f"{self.label}, seed {self.topology.seed}"
-
-    @property
-    def fingerprint(self) -> str:
-        """The same for the same run on the same runtime, whatever file it comes from."""
-        text = f"{self.plan.runtime}\n{self.topology.to_yaml()}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +166,19 @@ def _cells(
         changed, misplaced = _changed(base, changes, document.source)
         problems += misplaced
         try:
-            cells.append(Cell(label, changes, *up.planned_here(topology.checked(changed), options)))
+            cells.append(_cell(label, changes, topology.checked(changed), options))
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
     if problems:
         raise document.source.error(problems)
     return tuple(_told_apart(cells))
+
+
+def _cell(label: str, changes: tuple[Change, ...], read: Topology, options: up.Options) -> Cell:
+    """Raises BadInputError where it cannot be planned on this host."""
+    resolved, plan = up.planned_here(read, options)
+    text = f"{plan.runtime}\n{resolved.to_yaml()}"
+    return Cell(label, changes, resolved, plan, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def _combinations(told: SweepFile) -> Iterator[tuple[str, tuple[Change, ...]]]:
@@ -263,4 +266,4 @@ def _told_apart(cells: list[Cell]) -> Iterator[Cell]:
             same.append(seedless)
         label = cell.label or cell.topology.rule.name
         number = same.index(seedless) + 1
-        yield Cell(f"{label} #{number}" if number > 1 else label, cell.changes, cell.topology, cell.plan)
+        yield replace(cell, label=f"{label} #{number}" if number > 1 else label)

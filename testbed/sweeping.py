@@ -26,6 +26,8 @@ from testbed.topology import Topology
 from testbed.workers import Workers
 
 Say = Callable[[str], None]
+StepTimes = dict[str, float | None]
+"""Seconds of a step, by what its work is (`_work`)."""
 
 
 @dataclass(slots=True)
@@ -98,11 +100,11 @@ def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) ->
             say(f"{done} of {len(cells)} runs are there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.runtime == "virtual"]
         report = _Report(index, len(todo), say)
-        _simulate(virtual, sweep, options, min(jobs, len(virtual)), report)
+        _simulate(virtual, _measured(cells, index), options, min(jobs, len(virtual)), report)
         for cell in todo:
             if cell.plan.runtime != "virtual":
                 report.say(f"{cell.name} begins")
-                _here(cell, options, report, lambda message: report.say(f"      {message}"))
+                _here(cell, options, report, lambda message: report.say(f"      {message}"), {})
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
 
@@ -142,16 +144,15 @@ def _words(told: dict[str, Any]) -> str:
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    return f"{quality} ({told['seconds']:.1f} s)"
+    doubts = "".join(f"\n      not valid: {reason}" for reason in told["doubts"])
+    return f"{quality} ({told['seconds']:.1f} s){doubts}"
 
 
-def _here(
-    cell: Cell, options: up.Options, report: _Report, say: Say, step_time: float | None = None
-) -> None:
+def _here(cell: Cell, options: up.Options, report: _Report, say: Say, measured: StepTimes) -> None:
     """Run `cell` in this process."""
     directory = report.begin(cell)
     try:
-        told = execute(_timed(cell, step_time), cell.plan, directory, options, say)
+        told = execute(_timed(cell, measured), cell.plan, directory, options, say)
     except BaseException:
         with uninterrupted():
             report.index.drop(cell)
@@ -160,39 +161,36 @@ def _here(
 
 
 def _simulate(
-    cells: Sequence[Cell], sweep: Sweep, options: up.Options, jobs: int, report: _Report
+    cells: Sequence[Cell], measured: StepTimes, options: up.Options, jobs: int, report: _Report
 ) -> None:
     """Run `cells` in virtual time, side by side where `jobs` are more than one.
 
     Of those whose step has to be measured, the first of a task does so, and the others take its figure:
     measured anew for each, it would differ, and the runs would not compare.
     """
-    first: dict[str, Cell] = {}
-    for cell in sweep.cells:
-        if _measures(cell):
-            first.setdefault(_work(cell), cell)
-    later = [cell for cell in cells if _measures(cell) and first[_work(cell)] is not cell]
+    seen = set(measured)
+    now: list[Cell] = []
+    later: list[Cell] = []
+    for cell in cells:
+        (later if _measures(cell) and _work(cell) in seen - measured.keys() else now).append(cell)
+        seen.add(_work(cell))
     with Workers(jobs, options.data_root) as workers:
-        measured: dict[str, float | None] = {}
-        for part in ([cell for cell in cells if cell not in later], later):
+        for part in (now, later):
             if jobs > 1:
                 _side_by_side(workers, part, report, measured)
             for cell in part if jobs == 1 else ():
-                _here(cell, options, report, lambda _: None, measured.get(_work(cell)))
-            measured = {work: _step_time(report.index.run_of(cell)) for work, cell in first.items()}
+                _here(cell, options, report, lambda _: None, measured)
+            measured = _measured(now, report.index) | measured
 
 
-def _side_by_side(
-    workers: Workers, cells: Iterable[Cell], report: _Report, measured: dict[str, float | None]
-) -> None:
+def _side_by_side(workers: Workers, cells: Iterable[Cell], report: _Report, measured: StepTimes) -> None:
     going: dict[Path, Cell] = {}
 
     def directories() -> Iterator[Path]:
         for cell in cells:
             directory = report.begin(cell)
             going[directory.path] = cell
-            timed = _timed(cell, measured.get(_work(cell)))
-            directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
+            directory.topology.write_text(_timed(cell, measured).to_yaml(), encoding="utf-8")
             yield directory.path
 
     try:
@@ -207,7 +205,7 @@ def _side_by_side(
 
 
 def _measures(cell: Cell) -> bool:
-    """Whether virtual time has to measure how long a step takes here."""
+    """Whether virtual time has to measure how long a step of it takes here."""
     shares = any(d.cpu is not None and d.gflops is None for d in cell.plan.devices)
     return cell.plan.runtime == "virtual" and shares and cell.topology.runtime.step_time is None
 
@@ -218,12 +216,19 @@ def _work(cell: Cell) -> str:
     return repr((cell.topology.task.named, replace(local, lr=0.0, steps=None, epochs=None)))
 
 
-def _step_time(directory: RunDirectory | None) -> float | None:
-    return None if directory is None else topology.load(directory.topology).runtime.step_time
+def _measured(cells: Iterable[Cell], index: Index) -> StepTimes:
+    """What finished runs of `cells` have measured."""
+    done = [(cell, index.run_of(cell)) for cell in cells if _measures(cell)]
+    return {
+        _work(cell): topology.load(directory.topology).runtime.step_time
+        for cell, directory in reversed(done)
+        if directory is not None
+    }
 
 
-def _timed(cell: Cell, step_time: float | None) -> Topology:
-    """The topology of `cell`, with the measured `step_time` where there is one."""
+def _timed(cell: Cell, measured: StepTimes) -> Topology:
+    """The topology of `cell`, with the time of a step that another cell has measured."""
+    step_time = measured.get(_work(cell)) if _measures(cell) else None
     if step_time is None:
         return cell.topology
     runtime = cell.topology.runtime.model_copy(update={"step_time": step_time})

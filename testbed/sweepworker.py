@@ -48,17 +48,18 @@ def execute(
     options: up.Options,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation; or the
-    outcome `failed`, and the `error`."""
+    """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
+    `doubts`, why the run is not valid; or the outcome `failed`, and the `error`."""
     watcher = _Watcher(say)
     begin = time.monotonic()
     try:
-        ended = up.run(topology, plan, directory, options, watcher).ended
+        outcome = up.run(topology, plan, directory, options, watcher)
     except (TestbedError, OSError) as error:
         return {"outcome": "failed", "error": str(error)}
     last = watcher.evaluation
     return {
-        "outcome": ended.reason,
+        "outcome": outcome.ended.reason,
+        "doubts": [] if outcome.validity is None else list(outcome.validity.reasons),
         "seconds": round(time.monotonic() - begin, 2),
         "accuracy": None if last is None else last.accuracy,
         "loss": None if last is None else last.loss,

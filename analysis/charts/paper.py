@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from textwrap import shorten
 
 import numpy as np
@@ -51,7 +52,6 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
     for axes in grid[:-1, 0]:
         axes.tick_params(axis="x", length=0)
     figure.set_layout_engine("constrained", h_pad=0.015)
-    grid[0, 0].set_title(charts[0].title, loc="left", fontsize=10, color=ink.text)
     _legend(figure, grid[0, 0], charts[0], ink)
     return figure
 
@@ -76,7 +76,8 @@ def _legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
     if len(labels) > 1:
-        columns = min(len(labels), 5 if max(map(len, labels)) < 16 else 3)
+        widest = 5 if max(map(len, labels)) < 16 else 3
+        columns = ceil(len(labels) / ceil(len(labels) / widest))
         legend = figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8,
             labelcolor=ink.text,

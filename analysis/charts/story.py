@@ -12,6 +12,7 @@ from analysis.charts import progress
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color
 from analysis.load import Run
 from analysis.names import alike
+from analysis.summary import is_valid
 from analysis.timeline import BUSY, timeline
 
 _SHADES = {"train": 1.0, "download": 0.35, "upload": 0.35, "paused": 0.5, "offline": 0.5}
@@ -31,10 +32,17 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         curves = progress.loss(runs)
     layers = tuple(layer for layer in curves.layers if layer.mark != "rules")
     strips = [
-        replace(_strip(name, same[0], color(index)), x=time)
+        replace(_strip(_titled(name, same), same[0], color(index)), x=time)
         for index, (name, same) in enumerate(sets.items())
     ]
-    return [replace(curves, x=time, layers=layers, height=0.85), *strips]
+    note = "lanes below: training (full colour), download and upload (pale) of updates that were applied"
+    return [replace(curves, x=time, layers=layers, height=0.85, note=note), *strips]
+
+
+def _titled(name: str, runs: Sequence[Run]) -> str:
+    """The name of a set, and whether it can be believed."""
+    doubtful = sum(not is_valid(run) for run in runs)
+    return f"{name} (not valid: {doubtful} of {len(runs)} runs)" if doubtful else name
 
 
 def _strip(name: str, run: Run, hue: str) -> Chart:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis import comparison
+from analysis.charts import story
 from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
 
@@ -72,6 +73,14 @@ def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
 def test_the_target_is_the_highest_that_all_reached(by_hand: Run, sooner: Run) -> None:
     assert comparison.common_target([by_hand, sooner]) == 0.85
     assert comparison.common_target([]) is None
+
+
+def test_what_cannot_be_believed_is_told(tmp_path: Path) -> None:
+    manifest = MANIFEST | {"validity": {"valid": False, "reasons": ["the host was busy"]}}
+    run = load(write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", manifest))
+    headings, (cells,) = comparison.texts(comparison.compare([run], 0.8))
+    assert (headings[-1], cells[-1]) == ("valid", "0 of 1")
+    assert story.story([run])[1].title == "fedavg (not valid: 1 of 1 runs)"
 
 
 def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from testbed import sweep, up
 from testbed.errors import BadInputError
+from tests.running import TOPOLOGIES
 
 BASE = """
 name: base
@@ -155,3 +156,9 @@ def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path) -> None:
     numbers = list(range(200))
     with pytest.raises(BadInputError, match="makes 40,000 runs"):
         read(tmp_path, f"topology: base.yaml\ngrid: {{seed: {numbers}, rule.server_lr: {numbers}}}")
+
+
+def test_the_story_of_the_readme_is_a_sweep() -> None:
+    story = sweep.load(TOPOLOGIES / "story" / "story.yaml", up.Options("virtual"))
+    assert [cell.label for cell in story.cells] == [cell.topology.rule.name for cell in story.cells]
+    assert len(story.cells) == 6
