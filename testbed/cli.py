@@ -130,8 +130,8 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     from testbed import replay as replaying
 
     same = replaying.replay(fleet.located(run, runs))
-    _say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
-    _say(f"Nothing differs: {same}.")
+    say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
+    say(f"Nothing differs: {same}.")
 
 
 @app.command()
