@@ -240,7 +240,7 @@ def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
     """Started again, it is not listened to any more."""
     topology = write_topology(
         tmp_path,
-        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.2}},
+        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.3}},
         rule={"name": "area", "criterion": "every", "every": 2},
         devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
         scenario=[{"at": "5s", "leave": "right"}],
