@@ -243,9 +243,9 @@ def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
         task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.3}},
         rule={"name": "area", "criterion": "every", "every": 2},
         devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
-        scenario=[{"at": "5s", "leave": "right"}],
+        scenario=[{"at": "4s", "leave": "right"}],
         evaluate={"every": "2s"},
-        stop={"after": "14s"},
+        stop={"after": "9s"},
     )
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
