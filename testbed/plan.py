@@ -88,9 +88,8 @@ class PlannedDevice:
     @property
     def period(self) -> int:
         """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
-        takes no more than 1 s. Of device time, so that a stretched device is dealt as few, longer slices."""
-        own = max(10_000, round(_SLICE / (self.share * self.dilation)))
-        return min(round(own * self.dilation), 1_000_000)
+        takes no more than 1 s."""
+        return min(max(10_000, round(_SLICE / self.share)), 1_000_000)
 
     @property
     def quota(self) -> int:
