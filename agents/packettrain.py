@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
+
+from agents import stamps
 
 PORT = 1884
 FRAME = 1514
@@ -36,10 +37,9 @@ _SILENCE = 1.0
 _BEGIN = 10.0
 """Seconds until a train must have begun."""
 _TRIES = 10
-_SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40
+_SO_RXQ_OVFL = 40
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _BUFFER = 4 << 20
-_TIMESPEC = struct.Struct("=qq")
 
 
 def length(rate: int) -> int:
@@ -175,21 +175,18 @@ def _silence(rate: int) -> float:
 def _arrival(sock: socket.socket) -> tuple[int, int, int]:
     """Bytes of the next packet, when it came, in ns, and how many the kernel had to drop at this socket
     till then."""
-    at, missed = time.clock_gettime_ns(time.CLOCK_REALTIME), 0
     data, told, _, _ = sock.recvmsg(2048, 128)
+    missed = 0
     for level, what, value in told:
-        if (level, what) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-            seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
-            at = seconds * 1_000_000_000 + rest
-        elif (level, what) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
+        if (level, what) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
             missed = int.from_bytes(value[:4], "little")
-    return len(data), at, missed
+    return len(data), stamps.arrived(told), missed
 
 
 def _socket() -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    for option in (_SO_TIMESTAMPNS, _SO_RXQ_OVFL):
-        sock.setsockopt(socket.SOL_SOCKET, option, 1)
+    stamps.stamp(sock)
+    sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
     for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
         with suppress(PermissionError):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import psutil
@@ -159,13 +159,15 @@ class Host:
     """Why the kernel's netem cannot be had; None where it can."""
 
 
-def this_host() -> Host:
-    """Measured now: the CPUs that this process may use, and the memory that is free to take."""
+def this_host(*, netem: bool = False) -> Host:
+    """Measured now: the CPUs that this process may use, and the memory that is free to take; where it
+    matters, whether the kernel has `netem`."""
     if sys.platform == "linux":
         cores = tuple(sorted(os.sched_getaffinity(0)))
     else:
         cores = tuple(range(os.cpu_count() or 1))
-    return Host(cores, psutil.virtual_memory().available, lack_of_netem())
+    host = Host(cores, psutil.virtual_memory().available)
+    return replace(host, lack_of_netem=lack_of_netem()) if netem else host
 
 
 def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:

@@ -67,7 +67,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if needs_calibration(topology):
         topology = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
-    return topology, plan(topology, runtime, this_host(), oversubscribe=options.oversubscribe)
+    host = this_host(netem=runtime == "docker")
+    return topology, plan(topology, runtime, host, oversubscribe=options.oversubscribe)
 
 
 def chosen_runtime(options: Options, asked: str = "auto") -> str:

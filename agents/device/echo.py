@@ -12,10 +12,10 @@ import struct
 import time
 from contextlib import closing
 
+from agents import stamps
+
 _ECHO, _REPLY = 8, 0
 _HEADER = struct.Struct(">BBHHH")  # type, code, checksum, id, sequence number; the kernel fills in two
-_TIMESPEC = struct.Struct("=qq")
-_SO_TIMESTAMPNS = 35
 SIZE = 64
 """Bytes of each packet, its IP header included; on the wire Ethernet's 14 come on top."""
 _PAYLOAD = bytes(SIZE - 20 - _HEADER.size)
@@ -37,8 +37,7 @@ def round_trips(host: str, count: int, every: float, patience: float) -> list[fl
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        # Stamped on arrival: when this process gets to read it is its own affair.
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        stamps.stamp(sock)
         sock.connect((host, 0))
         for _ in range(_AHEAD):
             _send(sock, count)
@@ -67,9 +66,4 @@ def _received(sock: socket.socket) -> tuple[int, int]:
     """Sequence number of an answer, and when it came: ns of the real-time clock."""
     data, ancillary, _, _ = sock.recvmsg(SIZE, 64)
     kind, _, _, _, number = _HEADER.unpack_from(data)
-    at = time.clock_gettime_ns(time.CLOCK_REALTIME)
-    for level, what, value in ancillary:
-        if (level, what) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-            seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
-            at = seconds * 1_000_000_000 + rest
-    return (number if kind == _REPLY else _AT_MOST), at
+    return (number if kind == _REPLY else _AT_MOST), stamps.arrived(ancillary)
