@@ -133,20 +133,25 @@ def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
     assert left_in_docker(engine) == []
 
 
-def test_links_of_a_run_of_processes(tmp_path: Path) -> None:
-    """One link changes, one is cut, and a device has its network now and then."""
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Processes: one link changes, one is cut, a device has its network now and then, two share theirs."""
+    folder = tmp_path_factory.mktemp("linked")
+    wifi = {"name": "wifi", "up": "128kbit"}
     topology = write_topology(
-        tmp_path,
+        folder,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
         rule={"name": "fedbuff", "buffer_size": 1},
         devices=[
-            {"name": "far", "cpu": 0.3, "link": FAR},
-            {"name": "cut", "cpu": 0.3, "link": {"rtt": "20ms"}},
+            {"name": "far", "cpu": 0.2, "link": FAR},
+            {"name": "cut", "cpu": 0.2, "link": {"rtt": "20ms"}},
             {
                 "name": "bus",
                 "cpu": 0.2,
                 "availability": {"trace": [["0s", "on"], ["2s", "off"], ["4s", "on"]]},
             },
+            {"name": "a", "cpu": 0.3, "access": wifi},
+            {"name": "b", "cpu": 0.3, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
         ],
         scenario=[
             {"at": "4s", "set": "far", "link": {"up": "2mbit", "rtt": "20ms"}},
@@ -154,22 +159,45 @@ def test_links_of_a_run_of_processes(tmp_path: Path) -> None:
         ],
         stop={"after": "10s"},
     )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    done = cli("up", topology, "--runtime", "process", "--runs", folder / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
-    run = Finished.only_one_in(tmp_path / "runs")
-    for device, begin, end in (("cut", 5.0, 7.0), ("bus", 2.0, 4.0)):
-        assert _sent(run, device, 0, begin)
-        assert not [u for u in run.updates if u.client == device and begin + 0.2 < u.arrived < end]
-        assert _sent(run, device, end, 10)
-    took = {u.sent: u.arrived - u.sent for u in run.updates if u.client == "far"}
-    # 2.6 kB, a packet of it in the bucket, at 256 kbit/s and 150 ms; then at 2 Mbit/s and 10 ms.
+    assert "links: " in done.stdout
+    assert left_as_processes() == []
+    return Finished.only_one_in(folder / "runs")
+
+
+@pytest.mark.parametrize(("device", "begin", "end"), [("cut", 5.0, 7.0), ("bus", 2.0, 4.0)])
+def test_nothing_passes_a_relay_that_is_cut(
+    linked: Finished, device: str, begin: float, end: float
+) -> None:
+    assert _sent(linked, device, 0, begin)
+    assert not [u for u in linked.updates if u.client == device and begin + 0.2 < u.arrived < end]
+    assert _sent(linked, device, end, 10)
+
+
+def test_a_changed_relay_is_the_link_from_there_on(linked: Finished) -> None:
+    """As above."""
+    took = {u.sent: u.arrived - u.sent for u in linked.updates if u.client == "far"}
     assert min(seconds for sent, seconds in took.items() if sent < 3) > 0.18
     assert min(seconds for sent, seconds in took.items() if sent > 5) < 0.15
-    assert run.manifest["shaper"] == "relay"
-    assert "links: " in done.stdout
-    figures = json.loads((run.path / "fidelity.json").read_text())["devices"]["far"]
-    assert all(abs(figures[name]["error"]) < 6 for name in ("up", "down", "rtt")), figures
-    assert left_as_processes() == []
+
+
+def test_relays_are_as_asked(linked: Finished) -> None:
+    assert linked.manifest["shaper"] == "relay"
+    devices = json.loads((linked.path / "fidelity.json").read_text())["devices"]
+    assert all(abs(devices["far"][name]["error"]) < 6 for name in ("up", "down", "rtt")), devices["far"]
+    for one in ("a", "b"):
+        assert devices[one]["up"]["asked"] == 128_000
+        assert abs(devices[one]["up"]["error"]) < 6, devices[one]
+
+
+def test_devices_of_one_access_share_its_rate(linked: Finished) -> None:
+    """An update of 2.6 kB takes 0.17 s at 128 kbit/s; each device alone would send about as many."""
+    arrived = [u for u in linked.updates if u.client in "ab" and 2 < u.arrived < 8]
+    rate = 8 * 1514 / 1448 * sum(u.bytes for u in arrived) / 6
+    assert 0.7 * 128_000 < rate < 1.05 * 128_000
+    counts = [sum(u.client == name for u in arrived) for name in ("a", "b")]
+    assert min(counts) > 0.7 * max(counts)
 
 
 def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:

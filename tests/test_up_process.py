@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -23,14 +22,15 @@ from tests.running import (
 )
 
 
-@pytest.mark.parametrize("rule", ["fedavg", "fedasync", "fedbuff"])
-def test_runs_to_the_end(rule: str, tmp_path: Path) -> None:
-    topology = write_small_topology(tmp_path, rule={"name": rule}, stop={"updates": 60, "after": "60s"})
+def test_runs_to_the_end(tmp_path: Path) -> None:
+    """In rounds; other tests run the other rules."""
+    topology = write_small_topology(tmp_path, rule={"name": "fedavg"}, stop={"updates": 20, "after": "60s"})
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
-    assert len(run.updates) >= 60
+    assert run.records[-1].reason == "updates"
+    assert len(run.updates) >= 20
     for u in run.updates:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)
@@ -83,30 +83,3 @@ def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
     assert "devices[0].link.loss" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_devices_of_one_access_share_its_rate(tmp_path: Path) -> None:
-    """An update of 2.6 kB takes 0.17 s at 128 kbit/s; each device alone would send about as many."""
-    wifi = {"name": "wifi", "up": "128kbit"}
-    topology = write_topology(
-        tmp_path,
-        task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
-        rule={"name": "fedbuff", "buffer_size": 1},
-        devices=[
-            {"name": "a", "cpu": 0.3, "access": wifi},
-            {"name": "b", "cpu": 0.3, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
-        ],
-        stop={"after": "8s"},
-    )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = Finished.only_one_in(tmp_path / "runs")
-    devices = json.loads((run.path / "fidelity.json").read_text())["devices"]
-    for figures in devices.values():
-        assert figures["up"]["asked"] == 128_000
-        assert abs(figures["up"]["error"]) < 6, figures
-    arrived = [u for u in run.updates if 2 < u.arrived < 8]
-    rate = 8 * 1514 / 1448 * sum(u.bytes for u in arrived) / 6
-    assert 0.7 * 128_000 < rate < 1.05 * 128_000
-    counts = [sum(u.client == name for u in arrived) for name in ("a", "b")]
-    assert min(counts) > 0.7 * max(counts)
