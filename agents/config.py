@@ -185,6 +185,7 @@ class DeviceConfig:
     present: bool = True
     """Whether the client starts with the run; else when it is told to."""
     telemetry_every: float = 1.0
+    """Seconds of the host between two samples, which are taken at the device's own CPU share."""
     patience: float = 30.0
     """Seconds until the router must answer, which is started last of all."""
     netem: bool = False

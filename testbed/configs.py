@@ -278,6 +278,7 @@ def _device(
         link=device.host_link,
         netem=spec.netem,
         probed=device.host_way,
+        telemetry_every=device.dilation,
         shared=device.shared,
         present=present,
         patience=spec.topology.start.timeout,

@@ -135,7 +135,7 @@ def test_nothing_is_left(played: Finished, engine: docker.DockerClient) -> None:
 
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Processes: one link changes, one is cut, a device has its network now and then, two share theirs."""
+    """Processes: a link changes, one is cut, one comes and goes, two devices share theirs."""
     folder = tmp_path_factory.mktemp("linked")
     wifi = {"name": "wifi", "up": "128kbit"}
     topology = write_topology(

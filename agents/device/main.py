@@ -9,7 +9,6 @@ watching does not disturb what is watched. Fails closed: no client starts on a l
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -29,8 +28,6 @@ from agents import config, topics
 from agents.config import DeviceConfig, Link
 from agents.device import link, probe, usage
 from agents.transport import Connection, ConnectionFailedError, Event, Received
-
-_POLL = 0.2
 
 
 def main() -> None:
@@ -57,12 +54,14 @@ class Init:
         self._stopped = False
         self._unknown = False
         """The link could not be measured."""
-        self._orders: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        """None: a process has ended, or is to."""
         names = topics.Topics(cfg.run)
         self._telemetry = names.telemetry(cfg.device)
         self._connection = Connection(cfg.broker, [names.control(cfg.device)], self._orders.put)
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGCHLD, self._wake)
 
     def run(self) -> int:
         """Serve until the client ends by itself, or SIGTERM says stop; the client's exit code, 128 + n
@@ -99,13 +98,17 @@ class Init:
         self._connection.publish_lossy(self._telemetry, json.dumps(told))
 
     def _serve(self) -> int:
+        """Sleeps between samples: whatever init does, it does at the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            if time.monotonic() >= due:
+            if (wait := due - time.monotonic()) <= 0:
                 self._tell(usage.sample(self._client.pid if self._client else None))
                 due = max(due + self._config.telemetry_every, time.monotonic())  # missed stays missed
-            with contextlib.suppress(queue.Empty):
-                self._obey(self._orders.get(timeout=_POLL))
+                continue
+            try:
+                self._obey(self._orders.get(timeout=wait))
+            except queue.Empty:
+                continue
             _reap_orphans(self._client.pid if self._client else None)
         return code
 
@@ -118,7 +121,7 @@ class Init:
             return None
         return int(code) if code >= 0 else 128 - code
 
-    def _obey(self, event: Event) -> None:
+    def _obey(self, event: Event | None) -> None:
         """An order that cannot be done is told in the log; the device goes on as it is."""
         if not isinstance(event, Received):
             return
@@ -165,6 +168,10 @@ class Init:
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True
         self._signal(signal.SIGTERM, signal.SIGCONT)
+        self._orders.put(None)
+
+    def _wake(self, _number: int, _frame: FrameType | None) -> None:
+        self._orders.put(None)  # which is safe even in the midst of a get
 
     def _signal(self, *numbers: int) -> None:
         if self._client is not None:
