@@ -3,7 +3,7 @@
     python -m benchmarks.dilation [TOPOLOGY]
 
 All that is printed is device time, so that the two should agree: medians of runs in turns, and by how
-much the runs of one dilation differ among themselves (greatest ÷ least). Ratios: dilation 4 ÷ dilation 1.
+much runs of one dilation differ among themselves (greatest ÷ least). Ratios: dilation 4 ÷ dilation 1.
 Let the machine be quiet, for ten minutes or so. Datasets other than the digits come from TESTBED_DATA.
 """
 

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import io
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from safetensors import SafetensorError
 
-from agents import shards as files
+from agents import files, shards
 from agents.shards import Shard
+from testbed import cache
 from testbed.errors import BadInputError, HostError
 from testbed.partition import Indices, Parts
 from testbed.rundir import RunDirectory
@@ -186,16 +186,17 @@ def load(dataset: str, root: Path | None) -> Dataset:
     where there are none and the hub cannot be reached.
     """
     found = DATASETS[dataset].find(root)
-    folder = _cache() / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    folder = cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
     paths = folder / "train.safetensors", folder / "test.safetensors"
     try:
-        return Dataset(*map(files.load, paths))
+        return Dataset(*map(shards.load, paths))
     except (OSError, SafetensorError, KeyError):  # not there, or not whole
         decoded = found.read()
     with contextlib.suppress(OSError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
         for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
-            _save_whole(shard, path)
+            with files.whole(path) as partial:
+                shards.save(shard, partial)
     return decoded
 
 
@@ -239,24 +240,8 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
 
 
 def _save_readable(shard: Shard, path: Path) -> None:
-    files.save(shard, path)
+    shards.save(shard, path)
     path.chmod(0o644)  # a container reads it as another user
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "testbed" / "datasets"
-
-
-def _save_whole(shard: Shard, path: Path) -> None:
-    """Save so that a reader sees all of it or nothing, also when two runs do this at once."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    os.close(handle)
-    try:
-        files.save(shard, Path(partial))
-        Path(partial).replace(path)
-    finally:
-        Path(partial).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
