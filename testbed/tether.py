@@ -27,8 +27,8 @@ def cpu_numbers(cpuset: str) -> set[int]:
 
 
 def tied(cpuset: str = "") -> list[str]:
-    """What to put before a command so that it ends with this process, on the CPUs of `cpuset`, or on this
-    process's own.
+    """What to put before a command so that it ends with this process, on the CPUs of `cpuset` or those of
+    this process.
 
     Isolated and without site-packages: it costs each start as little as can be.
     """
