@@ -27,9 +27,9 @@ def cpu_numbers(cpuset: str) -> set[int]:
 
 
 def tied(cpuset: str = "") -> list[str]:
-    """What to put before a command so that it ends with this process, on the CPUs of `cpuset` or those of
-    this process.
+    """What to put before a command so that it ends with this process.
 
+    It runs on the CPUs of `cpuset`, or on those of this process.
     Isolated and without site-packages: it costs each start as little as can be.
     """
     cpuset = cpuset or ",".join(map(str, sorted(os.sched_getaffinity(0))))
