@@ -24,7 +24,7 @@ from agents import files, shards
 from agents.shards import Shard
 from testbed import cache
 from testbed.errors import BadInputError, HostError
-from testbed.partition import Indices, Parts
+from testbed.partition import Indices
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology
 
@@ -209,14 +209,14 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     task, clients = topology.task, topology.device_names
     if task.dataset is None:
         shards = task.build().shards()
-        ends = np.cumsum([len(shard) for shard in shards])
         everything = Shard(
             np.concatenate([shard.x for shard in shards]),
             np.concatenate([shard.y for shard in shards]),
             shards[0].scale,
         )
-        own = Parts(clients, lambda k, _: np.arange(ends[k] - len(shards[k]), ends[k]))
-        return Prepared(everything, everything, own)
+        numbered = np.arange(len(everything))
+        own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
+        return Prepared(everything, everything, dict(zip(clients, own, strict=True)))
     dataset = load(task.dataset, root)
     indices = task.partition.build().deal(dataset.train.y, clients, topology.seed)
     return Prepared(dataset.train, dataset.test, indices)
