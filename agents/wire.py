@@ -78,20 +78,12 @@ class UpdateMessage:
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
     """What makes each field of `cls` that the header carries from its text."""
     types: dict[str, Callable[[str], Any]] = {
-        "int": _int64,
+        "int": int,
         "float": float,
         "str": str,
         "float | None": _optional_float,
     }
     return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name != "vector"}
-
-
-def _int64(text: str) -> int:
-    """Longer ones are no float, nor a number to those who read our tables."""
-    value = int(text)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError("more than 64 bits")
-    return value
 
 
 def _optional_float(text: str) -> float | None:

@@ -40,6 +40,8 @@ _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
 _AFTER = "after"
 _RULE = "rule:"
+_MOST = 2**63 - 1
+"""What the tables that are made of the records can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +407,8 @@ class AggregatorCore:
 
 def _impossible(message: UpdateMessage) -> str | None:
     """What no client can have counted; a rule may divide by it, or weight the model with it."""
+    if max(message.sequence, message.samples, message.steps) > _MOST:
+        return f"a count of more than {_MOST}"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"
     if message.steps < 0:  # interrupted before its first step, a client has done none

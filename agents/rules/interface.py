@@ -176,8 +176,9 @@ class Server:
     def aggregated(self, used: Iterable[Contribution], scale: float = 1.0) -> Aggregated:
         """Count a new version, made of the updates in `used`, each with `scale` times its weight."""
         self.version += 1
-        scaled = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
-        return Aggregated(self.version, tuple(scaled))
+        if scale != 1.0:
+            used = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
+        return Aggregated(self.version, tuple(used))
 
 
 class State(Protocol):

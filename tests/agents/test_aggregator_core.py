@@ -114,6 +114,7 @@ def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
         ({"vector": np.array([np.nan], np.float32)}, "not finite"),
         ({"vector": np.array([-np.inf], np.float32)}, "not finite"),
         ({"samples": 0}, "0 samples, expected at least 1"),
+        ({"samples": 10**400}, "a count of more than 9223372036854775807"),
         ({"steps": -1}, "-1 steps, expected at least 0"),
         ({"effective_steps": np.nan}, "nan effective steps"),
         ({"effective_steps": np.inf}, "inf effective steps"),
