@@ -11,10 +11,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist, fmean
 from typing import Annotated, Protocol
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.config import Duration
 
 Seconds = Annotated[float, "s"]
@@ -22,6 +24,10 @@ Seconds = Annotated[float, "s"]
 
 class Distribution(Protocol):
     """The parameters of a distribution on [0, ∞); its constructor raises ValueError for unfit ones."""
+
+    @property
+    def expectation(self) -> float:
+        """Their mean, in seconds; infinite where the tail is too heavy for one."""
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         """What gives the next duration, in seconds, at each call."""
@@ -34,7 +40,11 @@ class Constant:
     value: Seconds
 
     def __post_init__(self) -> None:
-        _at_least_zero("value", self.value)
+        at_least("value", self.value, 0)
+
+    @property
+    def expectation(self) -> float:
+        return self.value
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         return lambda: self.value
@@ -48,9 +58,13 @@ class Uniform:
     high: Seconds
 
     def __post_init__(self) -> None:
-        _at_least_zero("low", self.low)
+        at_least("low", self.low, 0)
         if self.high < self.low:
-            raise ValueError(f"high is {self.high:g} s, expected at least low, {self.low:g} s")
+            raise ValueError(f"high is {self.high:g}, expected at least low, {self.low:g}")
+
+    @property
+    def expectation(self) -> float:
+        return (self.low + self.high) / 2
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         return lambda: float(rng.uniform(self.low, self.high))
@@ -66,10 +80,17 @@ class Normal:
     low: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        _at_least_zero("low", self.low)
-        _at_least_zero("std", self.std)
+        at_least("low", self.low, 0)
+        at_least("std", self.std, 0)
         if not self.mean >= self.low:  # so at least every second draw is kept
-            raise ValueError(f"mean is {self.mean:g} s, expected at least low, {self.low:g} s")
+            raise ValueError(f"mean is {self.mean:g}, expected at least low, {self.low:g}")
+
+    @property
+    def expectation(self) -> float:
+        if self.std == 0:
+            return self.mean
+        normal = NormalDist(self.mean, self.std)
+        return self.mean + self.std**2 * normal.pdf(self.low) / (1 - normal.cdf(self.low))
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         def sample() -> float:
@@ -88,8 +109,12 @@ class Lognormal:
     sigma: float
 
     def __post_init__(self) -> None:
-        _above_zero("median", self.median)
-        _at_least_zero("sigma", self.sigma)
+        positive("median", self.median)
+        at_least("sigma", self.sigma, 0)
+
+    @property
+    def expectation(self) -> float:
+        return self.median * math.exp(self.sigma**2 / 2)
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         return lambda: float(rng.lognormal(math.log(self.median), self.sigma))
@@ -106,13 +131,15 @@ class Exponential:
     def __post_init__(self) -> None:
         if (self.mean is None) == (self.rate is None):
             raise ValueError("give one of mean (such as 200ms) and rate (per second)")
-        if self.mean is not None:
-            _above_zero("mean", self.mean)
-        if self.rate is not None:
-            _above_zero("rate", self.rate)
+        positive("mean", self.mean)
+        positive("rate", self.rate)
+
+    @property
+    def expectation(self) -> float:
+        return self.mean if self.mean is not None else 1 / (self.rate or math.inf)
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
-        mean = self.mean if self.mean is not None else 1 / (self.rate or math.inf)
+        mean = self.expectation
         return lambda: float(rng.exponential(mean))
 
 
@@ -125,8 +152,12 @@ class Pareto:
     shape: float
 
     def __post_init__(self) -> None:
-        _above_zero("scale", self.scale)
-        _above_zero("shape", self.shape)
+        positive("scale", self.scale)
+        positive("shape", self.shape)
+
+    @property
+    def expectation(self) -> float:
+        return self.scale * self.shape / (self.shape - 1) if self.shape > 1 else math.inf
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         return lambda: self.scale * (1 + float(rng.pareto(self.shape)))
@@ -142,7 +173,11 @@ class Trace:
         if not self.values:
             raise ValueError("values is empty, expected at least one duration")
         for value in self.values:
-            _at_least_zero("values", value)
+            at_least("values", value, 0)
+
+    @property
+    def expectation(self) -> float:
+        return fmean(self.values)
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
         return itertools.cycle(self.values).__next__
@@ -170,13 +205,3 @@ def sampler(duration: Duration, rng: np.random.Generator) -> Callable[[], float]
             f"{duration.distribution!r} is no distribution, expected one of {', '.join(DISTRIBUTIONS)}"
         )
     return distribution(**duration.params).sampler(rng)
-
-
-def _at_least_zero(name: str, value: float) -> None:
-    if not value >= 0:
-        raise ValueError(f"{name} is {value:g}, expected at least 0")
-
-
-def _above_zero(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} is {value:g}, expected above 0")

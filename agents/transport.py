@@ -68,7 +68,7 @@ class Connection:
         self._connections = 0
         self._paho = paho.Client(
             CallbackAPIVersion.VERSION2,
-            client_id=broker.username.replace("/", "-"),
+            client_id=broker.username,  # as no other's: the broker ends a session for one of its id
             protocol=paho.MQTTv311,
         )
         self._paho.username_pw_set(broker.username, broker.password)

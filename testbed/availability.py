@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from statistics import NormalDist, fmean
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents import durations
-from agents.durations import Distribution
 from testbed import seeds
 from testbed.fields import Duration, Model, PositiveSeconds, Seconds
 
@@ -64,7 +62,7 @@ class Availability(Model):
                 "{on: 2min, off: 30s}"
             )
         else:
-            self._check_draws(mean(self.on.build()), mean(self.off.build()))
+            self._check_draws(self.on.build().expectation, self.off.build().expectation)
         return self
 
     def _check_draws(self, on: float, off: float) -> None:
@@ -104,7 +102,8 @@ class Availability(Model):
             True: durations.sampler(self.on.plain(), seeds.generator(seed, device, "on")),
             False: durations.sampler(self.off.plain(), seeds.generator(seed, device, "off")),
         }
-        is_on = self._starts_on(seed, device, mean(self.on.build()), mean(self.off.build()))
+        on, off = self.on.build(), self.off.build()
+        is_on = self._starts_on(seed, device, on.expectation, off.expectation)
         at = 0.0
         while True:
             yield at, is_on
@@ -132,26 +131,3 @@ def _check_trace(trace: tuple[Moment, ...], loop: float | None) -> None:
     states = {state for _, state in trace}
     if len(states) == 1:
         raise ValueError(f"loop has nothing to repeat, the trace is always {states.pop()}: remove it")
-
-
-def mean(distribution: Distribution) -> float:
-    """In seconds; infinite where the tail is too heavy for one."""
-    match distribution:
-        case durations.Constant(value):
-            return value
-        case durations.Uniform(low, high):
-            return (low + high) / 2
-        case durations.Normal(centre, std, low):
-            if std == 0:
-                return centre
-            normal = NormalDist(centre, std)
-            return centre + std**2 * normal.pdf(low) / (1 - normal.cdf(low))
-        case durations.Lognormal(median, sigma):
-            return median * math.exp(sigma**2 / 2)
-        case durations.Exponential(given, rate):
-            return given if given is not None else 1 / (rate or math.inf)
-        case durations.Pareto(scale, shape):
-            return scale * shape / (shape - 1) if shape > 1 else math.inf
-        case durations.Trace(values):
-            return fmean(values)
-    raise TypeError(f"the mean of {type(distribution).__name__} is not known here")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agents import config
+from agents import config, durations
+from agents.durations import Distribution
 from testbed import seeds
 from testbed.availability import Availability
 from testbed.fields import (
@@ -21,6 +22,7 @@ from testbed.fields import (
     Rate,
     Seconds,
     Share,
+    Variant,
     expecting,
 )
 
@@ -137,64 +139,50 @@ class Access(Model):
         return config.Access(self.name, self.up, self.down)
 
 
-class ConstantSpeed(Model):
+class _Speed(Variant):
+    """Drawn once per device, as durations of the same distribution are anew each time."""
+
+    tag: ClassVar[str] = "distribution"
+
+    def draw(self, seed: int, device: str) -> float:
+        distribution: Distribution = self.build()
+        return distribution.sampler(seeds.generator(seed, device, "speed"))()
+
+
+class ConstantSpeed(_Speed):
     """The same for every device."""
 
+    parameters: ClassVar[type] = durations.Constant
     distribution: Literal["constant"]
     value: Positive
 
-    def draw(self, seed: int, device: str) -> float:
-        return self.value
 
-
-class UniformSpeed(Model):
+class UniformSpeed(_Speed):
     """Every speed between `low` and `high` is equally likely."""
 
+    parameters: ClassVar[type] = durations.Uniform
     distribution: Literal["uniform"]
     low: Positive
     high: Positive
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.high < self.low:
-            raise ValueError(f"high is {self.high:g}, expected at least low, {self.low:g}")
-        return self
 
-    def draw(self, seed: int, device: str) -> float:
-        return float(seeds.generator(seed, device, "speed").uniform(self.low, self.high))
-
-
-class NormalSpeed(Model):
+class NormalSpeed(_Speed):
     """Normal, truncated: what would be below `low` is drawn again."""
 
+    parameters: ClassVar[type] = durations.Normal
     distribution: Literal["normal"]
     mean: Positive
     std: NotNegative
     low: Positive = 0.1
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.mean < self.low:  # so at least every second draw is kept
-            raise ValueError(f"mean is {self.mean:g}, expected at least low, {self.low:g}")
-        return self
 
-    def draw(self, seed: int, device: str) -> float:
-        rng = seeds.generator(seed, device, "speed")
-        while (speed := float(rng.normal(self.mean, self.std))) < self.low:
-            pass
-        return speed
-
-
-class LognormalSpeed(Model):
+class LognormalSpeed(_Speed):
     """exp of a normal with mean ln(`median`) and standard deviation `sigma`."""
 
+    parameters: ClassVar[type] = durations.Lognormal
     distribution: Literal["lognormal"]
     median: Positive
     sigma: NotNegative
-
-    def draw(self, seed: int, device: str) -> float:
-        rng = seeds.generator(seed, device, "speed")
-        return self.median * float(rng.lognormal(0.0, self.sigma))
 
 
 Speed = Annotated[

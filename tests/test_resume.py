@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agents import events
+from agents.aggregator import models
+from agents.aggregator.resume import newest_checkpoint
 from testbed.replay import replay
 from testbed.rundir import RunDirectory
 from tests.running import (
@@ -66,6 +70,21 @@ def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
     assert bool(lost) == crash
     assert replay(RunDirectory(after.path)).updates == len(after.updates)
     assert left_as_processes() == []
+
+
+def test_of_all_models_the_newest_alone_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    w = np.zeros(1_000_000, np.float32)
+    for name, version in (("000000", 0), ("000200", 200), ("final", 300), ("000100", 100)):
+        w[0] = version
+        models.save(folder, name, w, version, "schema")
+    tracemalloc.start()
+    checkpoint = newest_checkpoint(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (checkpoint.version, checkpoint.w[0]) == (300, 300.0)
+    assert peak < 1.5 * w.nbytes
 
 
 def wait_for_the_last_record(runs: Path) -> Finished:

@@ -52,6 +52,7 @@ def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
             {"name": "far", "cpu": 0.2, "link": {"up": "64kbit", "down": "128kbit"}},
         ],
         stop={"after": "20s"},
+        record="updates",
     )
     done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -60,7 +61,7 @@ def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFac
 
 def test_run_directory_tells_the_story(two_speeds: Finished) -> None:
     files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
-    files |= {"models", "logs"}
+    files |= {"models", "logs", "inputs.bin"}
     assert {path.name for path in two_speeds.path.iterdir()} == files
     models = {path.name for path in (two_speeds.path / "models").iterdir()}
     assert {"000000.safetensors", "final.safetensors"} <= models
@@ -70,6 +71,12 @@ def test_run_directory_tells_the_story(two_speeds: Finished) -> None:
     assert isinstance(last, events.RunEnded)
     assert last.reason == "after"
     assert last.updates == len(two_speeds.updates) > 0
+
+
+def test_a_replay_is_the_same_to_the_last_bit(two_speeds: Finished) -> None:
+    done = cli("replay", two_speeds.path.name, "--runs", two_speeds.path.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(two_speeds.updates)} updates among them" in done.stdout
 
 
 def test_timestamps_are_in_order(two_speeds: Finished) -> None:

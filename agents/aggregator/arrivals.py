@@ -1,59 +1,55 @@
-"""Updates that the rule was given, kept for their records until they are applied."""
+"""Updates that the rule was given, as their records will tell them once they are applied.
+
+The vectors are not kept: a rule that keeps a running sum is to need one model's memory, however many
+updates go into it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from agents import events
 from agents.rules.interface import Contribution
 from agents.wire import UpdateMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """An update, and when the model it answers was dispatched and it arrived, in device time."""
-
-    message: UpdateMessage
-    size: int
-    dispatched: float
-    at: float
-
-
 class Arrivals:
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Arrival] = {}
+        self._records: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
+        """Each lacks what its application tells."""
 
-    def keep(self, arrival: Arrival) -> None:
-        self._kept[arrival.message.client, arrival.message.dispatch] = arrival
-
-    def drop(self, client: str, dispatch: int) -> None:
-        """It changed nothing."""
-        del self._kept[client, dispatch]
-
-    def applied(self, used: Contribution, version: int, at: float, epoch: float) -> events.UpdateApplied:
-        """The record of an update that became part of `version` at time `at`.
-
-        `epoch` is what the client's clock showed at time 0.
-        """
-        arrival = self._kept.pop((used.client, used.dispatch))
-        message = arrival.message
-        return events.UpdateApplied(
-            client=used.client,
+    def keep(
+        self, message: UpdateMessage, size: int, dispatched: float, arrived: float, epoch: float
+    ) -> None:
+        """The model that `message`, of `size` bytes, answers was dispatched, and it arrived, at these
+        device times; `epoch` is what the client's clock showed at time 0."""
+        self._records[message.client, message.dispatch] = partial(
+            events.UpdateApplied,
+            client=message.client,
             sequence=message.sequence,
             kind=message.kind,
-            base_version=used.base_version,
-            applied_version=version,
-            staleness=version - 1 - used.base_version,
-            weight=used.weight,
+            base_version=message.base_version,
             samples=message.samples,
             steps=message.steps,
             loss=message.loss,
-            bytes=arrival.size,
-            dispatched=arrival.dispatched,
+            bytes=size,
+            dispatched=dispatched,
             downloaded=message.downloaded - epoch,
             train_start=message.train_start - epoch,
             train_end=message.train_end - epoch,
             sent=message.sent - epoch,
-            arrived=arrival.at,
+            arrived=arrived,
+        )
+
+    def drop(self, client: str, dispatch: int) -> None:
+        """It changed nothing."""
+        del self._records[client, dispatch]
+
+    def applied(self, used: Contribution, version: int, at: float) -> events.UpdateApplied:
+        """The record of an update that became part of `version` at time `at`."""
+        return self._records.pop((used.client, used.dispatch))(
+            applied_version=version,
+            staleness=version - 1 - used.base_version,
+            weight=used.weight,
             applied=at,
         )

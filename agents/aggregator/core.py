@@ -28,7 +28,7 @@ from agents.aggregator.actions import (
     Save,
     StopClients,
 )
-from agents.aggregator.arrivals import Arrival, Arrivals
+from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
 from agents.rules import interface as rules
@@ -40,6 +40,8 @@ _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
 _AFTER = "after"
 _RULE = "rule:"
+_MOST = 2**63 - 1
+"""What the tables that are made of the records can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class AggregatorCore:
             then = self._ask_again(sender) if at_work else self._start_over(sender, at)
             return [*rejected, *then]
         self._requested.pop(sender, None)
-        self._arrivals.keep(Arrival(message, size, dispatch.at, arrived))
+        self._arrivals.keep(message, size, dispatch.at, arrived, self._epoch)
         update = rules.Update(
             sender,
             message.dispatch,
@@ -251,12 +253,12 @@ class AggregatorCore:
 
     def _set_present(self) -> None:
         """Bring the rule's view of who is present up to date: in place, in device order."""
-        importance = self._settings.importance
+        importance = self._settings.importance.items()
         self._server.clients.clear()
-        self._server.clients.update({c: importance[c] for c in self.ready})
+        self._server.clients.update({client: p for client, p in importance if client in self._ready})
 
     def _leave(self, client: str, at: float) -> list[Action]:
-        self._set_present()
+        del self._server.clients[client]
         self._dispatches.forget(client)
         self._requested.pop(client, None)
         self._deferred.pop(client, None)
@@ -310,7 +312,7 @@ class AggregatorCore:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
-        return None
+        return _impossible(message)
 
     def _no_model(self, message: UpdateMessage) -> str | None:
         """Why the vector of `message` cannot go into this run's model, or None."""
@@ -360,7 +362,7 @@ class AggregatorCore:
 
     def _record(self, aggregated: rules.Aggregated, at: float) -> list[Action]:
         records: list[Action] = [
-            Log(self._arrivals.applied(used, aggregated.version, at, self._epoch))
+            Log(self._arrivals.applied(used, aggregated.version, at))
             for used in aggregated.contributions
         ]
         count = len(records)
@@ -401,6 +403,19 @@ class AggregatorCore:
             Log(events.RunEnded(at, reason, self._server.version, self._applied)),
             Finish(reason),
         ]
+
+
+def _impossible(message: UpdateMessage) -> str | None:
+    """What no client can have counted; a rule may divide by it, or weight the model with it."""
+    if max(message.sequence, message.samples, message.steps) > _MOST:
+        return f"a count of more than {_MOST}"
+    if message.samples < 1:
+        return f"{message.samples} samples, expected at least 1"
+    if message.steps < 0:  # interrupted before its first step, a client has done none
+        return f"{message.steps} steps, expected at least 0"
+    if not 0 < message.effective_steps < math.inf:
+        return f"{message.effective_steps:g} effective steps, expected a number above 0"
+    return None
 
 
 def _rank(timer: str) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import safe_open
+
 from agents import events, wire
 from agents.aggregator.core import Past
 from agents.vectors import Vector
@@ -38,12 +40,13 @@ def past(directory: Path) -> Past:
 
 def newest_checkpoint(directory: Path) -> Checkpoint:
     """The model of the highest version in `models/`. Raises ValueError where there is none."""
-    found = [_read(path) for path in (directory / "models").glob("*.safetensors")]
-    if not found:
+    newest = max((directory / "models").glob("*.safetensors"), key=_version, default=None)
+    if newest is None:
         raise ValueError(f"{directory / 'models'} holds no model to resume from")
-    return max(found, key=lambda checkpoint: checkpoint.version)
+    return Checkpoint(_version(newest), wire.unpack(newest.read_bytes())[0])
 
 
-def _read(path: Path) -> Checkpoint:
-    w, metadata = wire.unpack(path.read_bytes())
-    return Checkpoint(int(metadata["version"]), w)
+def _version(path: Path) -> int:
+    """Of the model in the file, of which only the header is read."""
+    with safe_open(path, framework="numpy") as file:
+        return int(file.metadata()["version"])

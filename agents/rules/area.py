@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -100,14 +101,12 @@ class Area(Rule):
                 raise ValueError(f"{choice}: {chosen} needs `{name}`")
             if option != chosen and value is not None:
                 raise ValueError(f"{name} belongs to {choice}: {option}")
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value:g}, expected above 0")
+            positive(name, value)
         if self.tuned and self.criterion != "random":
             raise ValueError("tuned belongs to criterion: random")
         if self.lr is not None and self.step != "constant":
             raise ValueError("lr belongs to step: constant")
-        if self.lr is not None and not self.lr > 0:
-            raise ValueError(f"lr is {self.lr:g}, expected above 0")
+        positive("lr", self.lr)
         if self.pi_min is not None and self.pi_min > 0.5:
             raise ValueError(f"pi_min is {self.pi_min:g}, expected at most 0.5")
         if self.mu is not None and self.smoothness is not None and self.mu > self.smoothness:
@@ -173,7 +172,7 @@ class AreaState(State):
         """Clients that are not listened to any more: retired, or with another memory than the mean's."""
         self._events = 0
         """k."""
-        self._arrived: list[tuple[Contribution, float]] = []
+        self._arrived: list[Contribution] = []
         self._round_trips: dict[str, tuple[int, float]] = {}
         """Of each client: how many, and their sum in seconds."""
 
@@ -230,8 +229,7 @@ class AreaState(State):
         residual = update.vector - self._first if update.kind == "model" else update.vector
         add_scaled(self.u, residual, p)
         self._unheard.discard(client)
-        contribution = Contribution(client, update.dispatch, update.base_version, p)
-        self._arrived.append((contribution, p))
+        self._arrived.append(update.contribution(p))
         count, total = self._round_trips.get(client, (0, 0.0))
         self._round_trips[client] = (count + 1, total + update.round_trip)
 

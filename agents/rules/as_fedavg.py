@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -41,10 +42,8 @@ class AsFedAvg(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"every is {self.every}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        at_least("every", self.every, 1)
+        positive("server_lr", self.server_lr)
 
     @property
     def client_side(self) -> ClientSide:
@@ -62,16 +61,14 @@ class AsFedAvgState(State):
         self._params = params
         self._server = server
         self._mean = np.empty_like(server.w)
-        self._arrived: list[tuple[Contribution, float]] = []
+        self._arrived: list[Contribution] = []
 
     def start(self) -> Actions:
         return [Send(client) for client in self._server.clients]
 
     def update(self, update: Update) -> Actions:
         actions = [*self._aggregate_if_due(), Send(update.client)]
-        weight = self._params.server_lr / self._params.every
-        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
-        self._arrived.append((contribution, weight))
+        self._arrived.append(update.contribution(self._params.server_lr / self._params.every))
         mix(self._mean, update.vector, 1 / len(self._arrived))
         return [*actions, SetTimer("aggregate", 0.0)] if self._due else actions
 

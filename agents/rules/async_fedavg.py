@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from agents.checks import positive
 from agents.rules.interface import Actions, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
 
@@ -34,8 +35,7 @@ class AsyncFedAvg(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        positive("server_lr", self.server_lr)
         if self.update_times is None:
             return
         if self.weights != "time_based":
@@ -71,7 +71,7 @@ class AsyncFedAvgState(State):
             self._observe(update)
             weight *= self._time_weight(update.client)
         add_scaled(self._server.w, update.vector, weight)
-        return [self._server.aggregated([(update, weight)]), Send(update.client)]
+        return [self._server.aggregated([update.contribution(weight)]), Send(update.client)]
 
     def join(self, client: str) -> Actions:
         return [Send(client)]

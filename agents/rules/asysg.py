@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import Actions, ClientSide, Contribution, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
 
@@ -34,10 +35,8 @@ class AsySG(Rule):
     """Whether the sum of gradients is divided by n."""
 
     def __post_init__(self) -> None:
-        if self.gradients < 1:
-            raise ValueError(f"gradients is {self.gradients}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        at_least("gradients", self.gradients, 1)
+        positive("server_lr", self.server_lr)
 
     @property
     def client_side(self) -> ClientSide:
@@ -66,17 +65,15 @@ class AsySGState(State):
         self._params = params
         self._server = server
         self._sum = np.zeros_like(server.w)
-        self._arrived: list[tuple[Contribution, float]] = []
+        self._arrived: list[Contribution] = []
         self._waiting: set[str] = set()
 
     def start(self) -> Actions:
         return [Send(client) for client in self._server.clients]
 
     def update(self, update: Update) -> Actions:
-        weight = self._params.weight
         add_scaled(self._sum, update.vector, 1.0)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
-        self._arrived.append((contribution, weight))
+        self._arrived.append(update.contribution(self._params.weight))
         self._waiting.add(update.client)
         return self._go_on()
 
@@ -89,10 +86,10 @@ class AsySGState(State):
 
     def _go_on(self) -> Actions:
         """Clients that left may leave too few for n gradients: aggregate what there is."""
-        receivers = [client for client in self._server.clients if client in self._waiting]
-        nobody_computes = receivers and len(receivers) == len(self._server.clients)
+        nobody_computes = 0 < len(self._waiting) == len(self._server.clients)
         if len(self._arrived) < self._params.gradients and not nobody_computes:
             return []
+        receivers = [client for client in self._server.clients if client in self._waiting]
         add_scaled(self._server.w, self._sum, -self._params.weight)
         self._sum[:] = 0
         used, self._arrived = self._arrived, []

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -42,10 +43,8 @@ class DeFedAvgIid(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size is {self.buffer_size}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        at_least("buffer_size", self.buffer_size, 1)
+        positive("server_lr", self.server_lr)
 
     def check(self, clients: int) -> None:
         if self.buffer_size > clients:
@@ -85,9 +84,7 @@ class DeFedAvgIidState(State):
 
     def _take(self, update: Update) -> None:
         add_scaled(self._sum, update.vector, 1.0)
-        self._round[update.client] = Contribution(
-            update.client, update.dispatch, update.base_version, weight=1.0
-        )
+        self._round[update.client] = update.contribution(1.0)
 
     def _end_complete_rounds(self) -> Actions:
         """What was held may complete the next round at once."""
@@ -110,6 +107,5 @@ class DeFedAvgIidState(State):
         weight = self._params.server_lr / len(self._round)
         add_scaled(self._server.w, self._sum, weight)
         self._sum[:] = 0
-        used = [(contribution, weight) for contribution in self._round.values()]
-        self._round = {}
-        return self._server.aggregated(used)
+        used, self._round = self._round.values(), {}
+        return self._server.aggregated(used, weight)

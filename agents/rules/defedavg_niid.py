@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -49,10 +50,8 @@ class DeFedAvgNiid(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if self.sample < 1:
-            raise ValueError(f"sample is {self.sample}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        at_least("sample", self.sample, 1)
+        positive("server_lr", self.server_lr)
 
     @property
     def client_side(self) -> ClientSide:
@@ -71,7 +70,8 @@ class DeFedAvgNiidState(State):
         self._sum = np.zeros_like(server.w)
         self._waiting: dict[str, int] = {}
         """How often each client was drawn whose update is still to come."""
-        self._arrived: list[tuple[Contribution, int]] = []
+        self._arrived: list[Contribution] = []
+        """How often each was drawn, as its weight."""
 
     def start(self) -> Actions:
         return [Broadcast(), *self._draw()]
@@ -82,8 +82,7 @@ class DeFedAvgNiidState(State):
             # Its send buffer is empty now: a later request is to find something to wait for.
             return [Ignored("not asked for in this round"), Send(update.client)]
         add_scaled(self._sum, update.vector, times)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, times)
-        self._arrived.append((contribution, times))
+        self._arrived.append(update.contribution(times))
         return self._end_round_if_complete()
 
     def join(self, client: str) -> Actions:
@@ -97,12 +96,11 @@ class DeFedAvgNiidState(State):
             return []
         if not self._arrived:
             return self._draw()
-        scale = self._params.server_lr / sum(times for _, times in self._arrived)
+        scale = self._params.server_lr / sum(drawn.weight for drawn in self._arrived)
         add_scaled(self._server.w, self._sum, scale)
         self._sum[:] = 0
-        used = [(contribution, times * scale) for contribution, times in self._arrived]
-        self._arrived = []
-        return [self._server.aggregated(used), Broadcast(), *self._draw()]
+        used, self._arrived = self._arrived, []
+        return [self._server.aggregated(used, scale), Broadcast(), *self._draw()]
 
     def _draw(self) -> list[Action]:
         clients = list(self._server.clients)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -53,12 +54,9 @@ class Favano(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if not self.period > 0:
-            raise ValueError("period must be longer than 0 s")
-        if self.sample < 1:
-            raise ValueError(f"sample is {self.sample}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        positive("period", self.period)
+        at_least("sample", self.sample, 1)
+        positive("server_lr", self.server_lr)
 
     @property
     def client_side(self) -> ClientSide:
@@ -96,8 +94,7 @@ class FavanoState(State):
         self._waiting.remove(update.client)
         add_scaled(self._sum, update.vector, 1.0)
         add_scaled(self._sum, self._server.w, -1.0)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, weight=1.0)
-        self._arrived.append(contribution)
+        self._arrived.append(update.contribution(1.0))
         return self._end_round_if_complete()
 
     def join(self, client: str) -> Actions:
@@ -132,7 +129,7 @@ class FavanoState(State):
         used, self._arrived = self._arrived, []
         drawn = {contribution.client for contribution in used}
         sends = [Send(client, deferred=True) for client in self._server.clients if client in drawn]
-        return [self._server.aggregated((contribution, weight) for contribution in used), *sends]
+        return [self._server.aggregated(used, weight), *sends]
 
     def _draw(self) -> list[Action]:
         clients = list(self._server.clients)

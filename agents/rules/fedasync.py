@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from agents.checks import at_least, positive
 from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
 from agents.vectors import mix
 
@@ -35,12 +36,9 @@ class FedAsync(Rule):
     def __post_init__(self) -> None:
         if not 0 < self.mixing <= 1:
             raise ValueError(f"mixing is {self.mixing:g}, expected above 0 and at most 1")
-        if self.a is not None and self.a <= 0:
-            raise ValueError(f"a is {self.a:g}, expected above 0")
-        if self.b < 0:
-            raise ValueError(f"b is {self.b:g}, expected at least 0")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        positive("a", self.a)
+        at_least("b", self.b, 0)
+        positive("server_lr", self.server_lr)
 
     @property
     def client_side(self) -> ClientSide:
@@ -71,7 +69,7 @@ class FedAsyncState(State):
         params = self._params
         share = params.server_lr * params.mixing * params.discount(self._server.staleness(update))
         mix(self._server.w, update.vector, share)
-        return [self._server.aggregated([(update, share)]), Send(update.client)]
+        return [self._server.aggregated([update.contribution(share)]), Send(update.client)]
 
     def join(self, client: str) -> Actions:
         return [Send(client)]

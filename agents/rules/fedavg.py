@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -54,14 +55,11 @@ class FedAvg(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
-        if self.sample is not None and self.sample < 1:
-            raise ValueError(f"sample is {self.sample}, expected at least 1 client per round")
+        positive("server_lr", self.server_lr)
+        at_least("sample", self.sample, 1)
         if self.replacement and self.sample is None:
             raise ValueError("replacement needs `sample`: how many clients a round draws")
-        if self.round_timeout is not None and self.round_timeout <= 0:
-            raise ValueError("round_timeout must be longer than 0 s")
+        positive("round_timeout", self.round_timeout)
 
     def check(self, clients: int) -> None:
         if self.sample is not None and not self.replacement and self.sample > clients:
@@ -95,8 +93,7 @@ class FedAvgState(State):
             return [Ignored("late: its round is over")]
         weight = self._server.clients[update.client] * self._round[update.client]
         add_scaled(self._sum, update.vector, weight)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
-        self._arrived.append((contribution, update.effective_steps))
+        self._arrived.append((update.contribution(weight), update.effective_steps))
         self._waiting.remove(update.client)
         return self._end_round_if_complete()
 
@@ -107,7 +104,7 @@ class FedAvgState(State):
         return self._drop({client} & self._waiting)
 
     def timer(self, name: str) -> Actions:
-        return self._drop(set(self._waiting)) if name == f"round {self._server.version}" else []
+        return self._drop(set(self._waiting))
 
     def _drop(self, clients: set[str]) -> Actions:
         """The round goes on without `clients`, of those that it waits for."""
@@ -126,9 +123,9 @@ class FedAvgState(State):
         scale = self._scale()
         add_scaled(self._server.w, self._sum, scale)
         self._sum[:] = 0
-        used = [(update, update.weight * scale) for update, _ in self._arrived]
+        used = [contribution for contribution, _ in self._arrived]
         self._arrived = []
-        return [self._server.aggregated(used), *self._new_round()]
+        return [self._server.aggregated(used, scale), *self._new_round()]
 
     def _scale(self) -> float:
         """What Σ p_i Δ_i is multiplied by: η_g τ_eff, and what makes p' of p."""
@@ -148,7 +145,7 @@ class FedAvgState(State):
         self._waiting = set(self._round)
         actions: list[Action] = [Send(c, deferred=True) for c in clients if c in self._waiting]
         if self._params.round_timeout is not None:
-            actions.append(SetTimer(f"round {self._server.version}", self._params.round_timeout))
+            actions.append(SetTimer("round", self._params.round_timeout))
         return actions
 
     def _select(self, clients: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.idle import Idle
 from agents.rules.interface import Actions, Contribution, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
@@ -43,12 +44,9 @@ class FedBuff(Rule):
     replace: Literal["each", "block"] = "each"
 
     def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
-        if self.buffer_size < 1:
-            raise ValueError(f"buffer_size is {self.buffer_size}, expected at least 1")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ValueError(f"concurrency is {self.concurrency}, expected at least 1")
+        positive("server_lr", self.server_lr)
+        at_least("buffer_size", self.buffer_size, 1)
+        at_least("concurrency", self.concurrency, 1)
         if self.replace == "block" and self.concurrency is None:
             raise ValueError("replace: block needs `concurrency`: how many clients train at once")
 
@@ -81,7 +79,7 @@ class FedBuffState(State):
         self._params = params
         self._server = server
         self._sum = np.zeros_like(server.w)
-        self._buffer: list[tuple[Contribution, float]] = []
+        self._buffer: list[Contribution] = []
         self._training: set[str] = set()
         self._waiting: set[str] = set()
         self._idle = Idle()
@@ -92,8 +90,7 @@ class FedBuffState(State):
     def update(self, update: Update) -> Actions:
         discount = self._params.discount(self._server.staleness(update))
         add_scaled(self._sum, update.vector, discount)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, discount)
-        self._buffer.append((contribution, discount))
+        self._buffer.append(update.contribution(discount))
         self._training.discard(update.client)
         (self._idle if self._params.replies_at_once else self._waiting).add(update.client)
         return self._aggregate() if len(self._buffer) >= self._params.buffer_size else self._go_on()
@@ -115,7 +112,7 @@ class FedBuffState(State):
         scale = self._params.server_lr / self._params.buffer_size
         add_scaled(self._server.w, self._sum, scale)
         self._sum[:] = 0
-        aggregated = self._server.aggregated((c, scale * discount) for c, discount in self._buffer)
+        aggregated = self._server.aggregated(self._buffer, scale)
         self._buffer = []
         waited = [c for c in self._server.clients if c in self._waiting] if self._waiting else []
         self._waiting.clear()

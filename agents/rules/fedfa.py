@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.interface import Actions, ClientSide, Contribution, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled, mix
 
@@ -41,10 +42,8 @@ class FedFa(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if self.window_size < 1:
-            raise ValueError(f"window_size is {self.window_size}, expected at least 1")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        at_least("window_size", self.window_size, 1)
+        positive("server_lr", self.server_lr)
 
     @property
     def takes_fednova(self) -> bool:  # type: ignore[override]  # a normalised model means nothing
@@ -80,9 +79,8 @@ class FedFaState(State):
             return [Send(update.client)]
         tau_eff = float(self._effective_steps.mean()) if self._params.takes_fednova else 1.0
         self._apply(tau_eff)
-        used = [(c, c.weight * tau_eff) for c in self._unlisted]
-        self._unlisted = []
-        return [self._server.aggregated(used), Send(update.client)]
+        used, self._unlisted = self._unlisted, []
+        return [self._server.aggregated(used, tau_eff), Send(update.client)]
 
     def join(self, client: str) -> Actions:
         return [Send(client)]
@@ -98,8 +96,7 @@ class FedFaState(State):
         self._arrivals += 1
         if self._arrivals % size == 0:
             np.sum(self._window, axis=0, dtype=np.float64, out=self._sum)
-        weight = self._params.server_lr / size
-        self._unlisted.append(Contribution(update.client, update.dispatch, update.base_version, weight))
+        self._unlisted.append(update.contribution(self._params.server_lr / size))
 
     def _apply(self, tau_eff: float) -> None:
         np.multiply(self._sum, 1 / self._params.window_size, out=self._mean)

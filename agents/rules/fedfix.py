@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from agents.checks import positive
 from agents.rules.interface import (
     Action,
     Actions,
@@ -50,10 +51,8 @@ class FedFix(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        if not self.period > 0:
-            raise ValueError("period must be longer than 0 s")
-        if not self.server_lr > 0:
-            raise ValueError(f"server_lr is {self.server_lr:g}, expected above 0")
+        positive("period", self.period)
+        positive("server_lr", self.server_lr)
         if self.update_times is not None and not all(time > 0 for time in self.update_times):
             raise ValueError("update_times must all be longer than 0 s")
 
@@ -78,7 +77,7 @@ class FedFixState(State):
         self._params = params
         self._server = server
         self._sum = np.zeros_like(server.w)
-        self._arrived: list[tuple[Contribution, float]] = []
+        self._arrived: list[Contribution] = []
         self._waiting: set[str] = set()
         self._now = 0
         """Ticks so far."""
@@ -97,8 +96,7 @@ class FedFixState(State):
         ticks = self._now + 1 - self._sent[client] if self._given is None else self._given[client]
         weight = self._params.server_lr * ticks * self._server.clients[client]
         add_scaled(self._sum, update.vector, weight)
-        contribution = Contribution(client, update.dispatch, update.base_version, weight)
-        self._arrived.append((contribution, weight))
+        self._arrived.append(update.contribution(weight))
         self._waiting.add(client)
         return []
 

@@ -24,7 +24,7 @@ A complete rule (it adds every update at once), to copy from:
         def update(self, update: Update) -> Actions:
             weight = self.params.server_lr * self.server.clients[update.client]
             add_scaled(self.server.w, update.vector, weight)
-            return [self.server.aggregated([(update, weight)]), Send(update.client)]
+            return [self.server.aggregated([update.contribution(weight)]), Send(update.client)]
 
         def join(self, client: str) -> Actions:
             return [Send(client)]
@@ -78,10 +78,14 @@ class Update:
     round_trip: float = 0.0
     """Seconds from the dispatch of the model to the update's arrival."""
 
+    def contribution(self, weight: float) -> Contribution:
+        """What is to be kept of it until it is aggregated."""
+        return Contribution(self.client, self.dispatch, self.base_version, weight)
+
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The weight that one update was given in an aggregation."""
+    """The weight that one update was given in an aggregation, or is to be given, up to a scale."""
 
     client: str
     dispatch: int
@@ -165,20 +169,16 @@ class Server:
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
 
-    def staleness(self, update: Update | Contribution) -> int:
+    def staleness(self, update: Update) -> int:
         """τ = current version − base version."""
         return self.version - update.base_version
 
-    def aggregated(self, used: Iterable[tuple[Update | Contribution, float]]) -> Aggregated:
-        """Count a new version, made of the updates in `used` with the weight that each was given."""
+    def aggregated(self, used: Iterable[Contribution], scale: float = 1.0) -> Aggregated:
+        """Count a new version, made of the updates in `used`, each with `scale` times its weight."""
         self.version += 1
-        return Aggregated(
-            self.version,
-            tuple(
-                Contribution(update.client, update.dispatch, update.base_version, weight)
-                for update, weight in used
-            ),
-        )
+        if scale != 1.0:
+            used = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
+        return Aggregated(self.version, tuple(used))
 
 
 class State(Protocol):

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from agents.checks import at_least, positive
 from agents.rules.idle import Idle
 from agents.rules.interface import (
     Action,
@@ -62,15 +63,10 @@ class Port(Rule):
 
     def __post_init__(self) -> None:
         for name in ("min_updates", "staleness_bound", "concurrency"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
+            at_least(name, getattr(self, name), 1)
         for name in ("staleness_weight", "server_lr"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"{name} is {value:g}, expected above 0")
-        if not self.similarity_weight >= 0:
-            raise ValueError(f"similarity_weight is {self.similarity_weight:g}, expected at least 0")
+            positive(name, getattr(self, name))
+        at_least("similarity_weight", self.similarity_weight, 0)
 
     def check(self, clients: int) -> None:
         if self.concurrency is not None and self.concurrency > clients:
@@ -97,7 +93,7 @@ class PortState(State):
         self._params = params
         self._server = server
         self._sum = np.zeros_like(server.w)
-        self._buffer: list[tuple[Contribution, float]] = []
+        self._buffer: list[Contribution] = []
         self._training: dict[str, int] = {}
         """The version that each of them trains from."""
         self._waiting: set[str] = set()
@@ -112,8 +108,7 @@ class PortState(State):
     def update(self, update: Update) -> Actions:
         weight = update.samples * self._factor(update)
         add_scaled(self._sum, update.vector, weight)
-        contribution = Contribution(update.client, update.dispatch, update.base_version, weight)
-        self._buffer.append((contribution, weight))
+        self._buffer.append(update.contribution(weight))
         self._forget(update.client)
         self._waiting.add(update.client)
         return self._aggregate_if_ready()
@@ -158,10 +153,10 @@ class PortState(State):
 
     def _aggregate(self) -> list[Action]:
         self._keep_model()
-        scale = self._params.server_lr / sum(weight for _, weight in self._buffer)
+        scale = self._params.server_lr / sum(gathered.weight for gathered in self._buffer)
         add_scaled(self._server.w, self._sum, scale)
         self._sum[:] = 0
-        aggregated = self._server.aggregated((c, scale * weight) for c, weight in self._buffer)
+        aggregated = self._server.aggregated(self._buffer, scale)
         self._buffer = []
         waited = [client for client in self._server.clients if client in self._waiting]
         self._waiting.clear()

@@ -229,9 +229,15 @@ class DockerRuntime:
         return int(bindings[f"{MQTT_PORT}/tcp"][0]["HostPort"])
 
     def _start_aggregator(self, networks: _Networks) -> None:
-        self._directory.events.touch()
-        self._give_away([self._directory.events, self._directory.models])
-        inside = Path(configs.IN_CONTAINERS.run_directory(self._directory))
+        directory = self._directory
+        appended = [directory.events]
+        if self._spec.topology.record == "updates":
+            appended.append(directory.inputs)
+        for file in appended:
+            file.touch()  # what is not there cannot be mounted
+        written = [*appended, directory.models]
+        self._give_away(written)
+        inside = Path(configs.IN_CONTAINERS.run_directory(directory))
         self._create(
             AGGREGATOR,
             self._images.agent,
@@ -241,10 +247,9 @@ class DockerRuntime:
             ],
             networks=[(self._behind(networks), AGGREGATOR)],
             mounts=[
-                _read_only(self._directory.config(AGGREGATOR), configs.AGGREGATOR_CONFIG),
-                _read_only(self._directory.test_set, configs.TEST_SET),
-                _writable(self._directory.events, inside / self._directory.events.name),
-                _writable(self._directory.models, inside / self._directory.models.name),
+                _read_only(directory.config(AGGREGATOR), configs.AGGREGATOR_CONFIG),
+                _read_only(directory.test_set, configs.TEST_SET),
+                *(_writable(path, inside / path.name) for path in written),
             ],
             user=self._owner,
         )

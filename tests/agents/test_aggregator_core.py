@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,12 @@ def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
         ({"base_version": -1}, "base version -1"),
         ({"vector": np.array([np.nan], np.float32)}, "not finite"),
         ({"vector": np.array([-np.inf], np.float32)}, "not finite"),
+        ({"samples": 0}, "0 samples, expected at least 1"),
+        ({"samples": 10**400}, "a count of more than 9223372036854775807"),
+        ({"steps": -1}, "-1 steps, expected at least 0"),
+        ({"effective_steps": np.nan}, "nan effective steps"),
+        ({"effective_steps": np.inf}, "inf effective steps"),
+        ({"effective_steps": 0.0}, "0 effective steps"),
     ],
 )
 def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
@@ -155,6 +162,24 @@ def test_a_duplicate_is_dropped() -> None:
     assert isinstance(record, events.UpdateRejected)
     assert "duplicate" in record.reason
     assert server.w.tolist() == [1.0]
+
+
+def test_the_vector_of_an_update_that_waits_to_be_applied_is_not_kept() -> None:
+    core, _ = started(FedBuff(buffer_size=2))
+    first = message("a", 1)
+    vector = weakref.ref(first.vector)
+    core.update("a", first, 4, 1.0)
+    del first
+    assert vector() is None
+    (record, _) = records(core.update("b", message("b", 2), 4, 2.0))[:2]
+    assert (record.client, record.arrived, record.applied) == ("a", 1.0, 2.0)  # type: ignore[union-attr]
+
+
+def test_only_the_last_round_has_a_timer() -> None:
+    core, _ = started(FedAvg(round_timeout=5.0))
+    core.update("a", message("a", 1), 4, 1.0)
+    core.update("b", message("b", 2), 4, 1.0)
+    assert core.next_timer == 6.0
 
 
 def test_what_the_rule_ignores_is_recorded() -> None:

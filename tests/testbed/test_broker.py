@@ -18,7 +18,9 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from agents.config import Broker
 from agents.topics import Topics
+from agents.transport import Connection, Event, Received
 from testbed.broker import (
     Account,
     accounts,
@@ -116,20 +118,18 @@ def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedde
 class Peer:
     """A bare paho client with one account, so that nothing but the broker says no."""
 
-    def __init__(
-        self, port: int, account: Account, *, password: str | None = None, will: str | None = None
-    ) -> None:
+    def __init__(self, login: Broker, *, password: str | None = None, will: str | None = None) -> None:
         self.inbox: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self.refusal: str | None = None
         self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.paho = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
-        self.paho.username_pw_set(account.username, password or account.password)
+        self.paho.username_pw_set(login.username, password or login.password)
         if will is not None:
             self.paho.will_set(will, b"offline", qos=1, retain=True)
         self.paho.on_connect = self._on_connect
         self.paho.on_subscribe = lambda *_: self._answers.put(None)
         self.paho.on_message = lambda _c, _d, m: self.inbox.put((m.topic, bytes(m.payload)))
-        self.paho.connect("127.0.0.1", port)
+        self.paho.connect(login.host, login.port)
         self.paho.loop_start()
         self._answers.get(timeout=5)
 
@@ -161,33 +161,40 @@ class Peer:
         self.paho.loop_stop()
 
 
+Logins = Callable[[str], Broker]
 Connect = Callable[..., Peer]
 
 
 @pytest.fixture(params=["mosquitto", "embedded"])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
-    """A function that logs in at a running broker of run `r` with the devices `a` and `b`."""
-    made = accounts("r", ["a", "b"])
+def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
+    """How each user logs in at a running broker of run `r` with the devices `a`, `b` and `init-a`."""
+    made = accounts("r", ["a", "b", "init-a"])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     command = broker_command(request.param, tmp_path, made, port)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as broker:
-        peers = []
         try:
             wait_until_listening(port, broker)
-
-            def connect(user: str, **options: str) -> Peer:
-                peers.append(Peer(port, made[user], **options))
-                return peers[-1]
-
-            yield connect
+            yield lambda user: made[user].at("127.0.0.1", port)
         finally:
-            for peer in peers:
-                peer.close()
             broker.terminate()
             log = broker.communicate(timeout=5)[0].decode()
     assert not re.search("Traceback|Error", log), log
     assert not any(account.password in log for account in made.values())
+
+
+@pytest.fixture
+def connect(logins: Logins) -> Iterator[Connect]:
+    """A function that logs in."""
+    peers = []
+
+    def connect(user: str, **options: str) -> Peer:
+        peers.append(Peer(logins(user), **options))
+        return peers[-1]
+
+    yield connect
+    for peer in peers:
+        peer.close()
 
 
 def broker_command(kind: str, folder: Path, made: Mapping[str, Account], port: int) -> list[str]:
@@ -212,6 +219,20 @@ def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
 def test_login(connect: Connect) -> None:
     assert connect("a").refusal is None
     assert connect("a", password="wrong").refusal == "Not authorized"
+
+
+def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, connect: Connect) -> None:
+    inits, devices = (queue.SimpleQueue[Event]() for _ in range(2))
+    init = Connection(logins("init/a"), [TOPICS.control("a")], inits.put)
+    device = Connection(logins("init-a"), [TOPICS.request("init-a")], devices.put)
+    for connection in (init, device):
+        connection.open()
+    connect("controller").publish(TOPICS.control("a"), b"pause")
+    connect("aggregator").publish(TOPICS.request("init-a"), b"stop")
+    for inbox in (inits, devices):  # who was sent away by the other comes back first
+        assert isinstance(inbox.get(timeout=10), Received)
+    for connection in (init, device):
+        connection.close()
 
 
 def test_large_payloads_go_both_ways(connect: Connect) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from agents import config, durations
 from agents.durations import DISTRIBUTIONS, Distribution
-from testbed import availability, complaints, scenario, yamlfile
+from testbed import complaints, scenario, yamlfile
 from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
 from testbed.fields import Model
@@ -345,12 +345,12 @@ MEANS: list[Distribution] = [
 def test_means_are_those_of_the_samples(distribution: Distribution) -> None:
     draw = distribution.sampler(np.random.default_rng(3))
     drawn = [draw() for _ in range(30_000)]
-    assert availability.mean(distribution) == pytest.approx(statistics.fmean(drawn), rel=0.02)
+    assert distribution.expectation == pytest.approx(statistics.fmean(drawn), rel=0.02)
 
 
 def test_the_mean_of_every_distribution_is_known() -> None:
     assert {type(distribution) for distribution in MEANS} == set(DISTRIBUTIONS.values())
-    assert availability.mean(durations.Pareto(1.0, 1.0)) == math.inf
+    assert durations.Pareto(1.0, 1.0).expectation == math.inf
 
 
 def _told(text: str) -> str:

@@ -1,0 +1,17 @@
+"""What the numbers that a user may set have to be; None, for one that is not given, is always fine."""
+
+from __future__ import annotations
+
+import math
+
+
+def positive(name: str, value: float | None) -> None:
+    """Raises ValueError, unless it is above 0 and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{name} is {value:g}, expected above 0")
+
+
+def at_least(name: str, value: float | None, least: float) -> None:
+    """Raises ValueError."""
+    if value is not None and not value >= least:
+        raise ValueError(f"{name} is {value:g}, expected at least {least:g}")
