@@ -270,6 +270,13 @@ def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, 
     )
 
 
+def way(group: DeviceGroup) -> Link:
+    """All that is between a device of `group` and the server as the run begins, for a device alone on
+    it, in device time. Raises ValueError, OSError for a trace that cannot be read."""
+    link = Link() if group.link is None else linktraces.at_begin(group.link)
+    return link.behind(None if group.access is None else group.access.plain())
+
+
 def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
     local = group.local.plain()
     link = None if group.link is None else linktraces.at_begin(group.link)
