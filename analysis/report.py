@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,11 @@ def _told(name: str, run: Run) -> dict[str, Any]:
 
 def _headline(run: Run) -> str:
     line = summary.headline(run)
-    quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
-    if isnan(line.accuracy):
-        quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
     facts = f"{line.updates:,} updates in {line.versions:,} versions"
     ended = "not ended" if line.ended is None else f"ended by {line.ended}"
     fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
-    return f"{fleet}: {quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
+    return f"{fleet}: {line.quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
 
 
 def _devices(run: Run) -> _Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,14 @@ class Headline:
     best_accuracy: float
     ended: str | None
     """Why the run ended; None where it has not."""
+
+    @property
+    def quality(self) -> str:
+        """`accuracy 91.5% (best 92.0%), loss 0.31`; of a task without accuracy the loss alone."""
+        if not isnan(self.accuracy):
+            best = f"(best {self.best_accuracy:.1%})"
+            return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}"
+        return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}"
 
 
 def headline(run: Run) -> Headline:
