@@ -39,10 +39,11 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
     `download`: from the dispatch until the client had all of the model. `train`: first to last step.
     `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
-    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off from
-    the network, whatever it does meanwhile. `wait`: the rest: it waits for the aggregator, thinks, or works for what never became an applied update (still
-    on its way, in the rule's buffer, rejected, lost), of which nothing is known. Of several at once the
-    first of offline, paused, train, upload, download counts: a model may come while the device trains.
+    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
+    from the network, whatever it does meanwhile. `wait`: the rest: it waits for the aggregator, thinks,
+    or works for what never became an applied update (still on its way, in the rule's buffer, rejected,
+    lost), of which nothing is known. Of several at once the first of offline, paused, train, upload,
+    download counts: a model may come while the device trains.
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
