@@ -126,15 +126,17 @@ def _fidelity(run: Run) -> _Table:
     ].itertuples(index=False):
         words, scale = _FIGURES.get(figure, (figure, 1.0))
         rows.append([str(device), words, _text(ask, scale), _text(got, scale), _text(error, 1.0)])
-    return _Table("Asked and got", ["device", "figure", "asked", "got", "error (%)"], rows)
+    return _Table(
+        "Requested and measured", ["device", "figure", "requested", "measured", "error (%)"], rows
+    )
 
 
 def _scenario(run: Run) -> _Table:
     told: Iterable[Any] = run.scenario[["device", "at", "details"]].head(_ROWS).itertuples(index=False)
     rows = [[str(device), _text(at, 1.0), details] for device, at, details in told]
     more = len(run.scenario) - len(rows)
-    title = "What happened to devices" + (f" (and {more:,} more)" if more > 0 else "")
-    return _Table(title, ["device", "at (s)", "what"], rows)
+    title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
+    return _Table(title, ["device", "at (s)", "action"], rows)
 
 
 def _text(value: Any, scale: float) -> str:

@@ -134,7 +134,7 @@ def _validity(run: Run, feed: Feed) -> str:
     judged = run.manifest.get("validity")
     if judged is None:
         virtual = run.manifest.get("runtime") == "virtual"
-        return "simulated" if virtual else "told at the end" if feed.lives else "not known"
+        return "simulated" if virtual else "judged at the end" if feed.lives else "unknown"
     return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])
 
 
