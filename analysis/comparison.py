@@ -69,7 +69,7 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
                 accuracy=_final(same, lambda line: line.accuracy),
                 loss=_final(same, lambda line: line.loss),
                 valid=sum(summary.is_valid(run) for run in same),
-                speed_up=first / time.mean if time.mean else nan,
+                speed_up=metrics.speed_up(time.mean, first),
             )
         )
     return rows

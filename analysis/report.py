@@ -18,7 +18,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis import comparison, summary
+from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.chart import INKS, Chart
 from analysis.load import Run
@@ -83,7 +83,11 @@ def _told(name: str, run: Run) -> dict[str, Any]:
         "headline": _headline(run),
         "reasons": None if validity is None else validity.get("reasons", ()),
         "error": run.manifest.get("error"),
-        "tables": [table for table in (_devices(run), _fidelity(run), _scenario(run)) if table.rows],
+        "tables": [
+            table
+            for table in (_devices(run), _participation(run), _fidelity(run), _scenario(run))
+            if table.rows
+        ],
         "topology": yaml.safe_dump(dict(run.topology), sort_keys=False, allow_unicode=True, width=100),
         "manifest": json.dumps(dict(run.manifest), indent=2, ensure_ascii=False),
     }
@@ -110,8 +114,26 @@ def _devices(run: Run) -> _Table:
         ]
         for name, row in table.iterrows()
     ]
-    named = [f"{column} (%)" if column in shares else str(column) for column in table.columns]
+    units = dict.fromkeys(shares, " (%)") | {"energy": " (J)"}
+    named = [f"{column}{units.get(str(column), '')}" for column in table.columns]
     return _Table("Devices", [str(table.index.name), *named], rows)
+
+
+def _participation(run: Run) -> _Table:
+    """How evenly, and how fairly, the devices took part: see `analysis.metrics`."""
+    if run.updates.empty:
+        return _Table("", (), ())
+    given, bias = metrics.contributions(run), metrics.bias(run)
+    told = {
+        "χ² of q̃ against p": bias.chi_square,
+        "importance never heard from (%)": 100 * bias.missed,
+        "Jain's index of updates": metrics.jain(given["updates"]),
+        "effective participants": metrics.effective_participants(given["updates"]),
+        "window W (versions)": metrics.window(run),
+        "mean staleness": float(run.updates["staleness"].mean()),
+        "highest staleness": int(run.updates["staleness"].max()),
+    }
+    return _Table("Participation", list(told), [[_text(value, 1.0) for value in told.values()]])
 
 
 def _fidelity(run: Run) -> _Table:

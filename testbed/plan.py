@@ -50,6 +50,8 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
+    power: Mapping[str, float] | None = None
+    """Watts, by state."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
 
@@ -296,6 +298,7 @@ def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[Planned
             timing=timing,
             gflops=group.gflops,
             speed=group.speed.draw(seed, name),
+            power=None if group.power is None else group.power.plain(),
             dilation=dilation,
         )
 

@@ -58,7 +58,14 @@ def test_it_holds_all_it_needs(directory: Path) -> None:
         assert "src" not in attributes, tag
         assert tag not in ("link", "iframe", "img")
     assert len(page) < 3_000_000
-    for words in ("Topology", "buffer_size: 1", "Manifest", '"monotonic_zero"', "0.5 cpu, 512 MiB"):
+    for words in (
+        "effective participants",
+        "Topology",
+        "buffer_size: 1",
+        "Manifest",
+        '"monotonic_zero"',
+        "0.5 cpu, 512 MiB",
+    ):
         assert words in tags.text
     assert "Comparison" not in tags.text
 
