@@ -191,6 +191,13 @@ def test_relays_are_as_asked(linked: Finished) -> None:
         assert abs(devices[one]["up"]["error"]) < 6, devices[one]
 
 
+def test_relays_count_what_devices_send_and_receive(linked: Finished) -> None:
+    last = next(s for s in reversed(linked.telemetry) if s["device"] == "a" and "cpu" in s)
+    payload = sum(update.bytes for update in linked.updates if update.client == "a")
+    assert last["sent"] > payload
+    assert last["received"] > payload  # a model is as large
+
+
 def test_devices_of_one_access_share_its_rate(linked: Finished) -> None:
     """An update of 2.6 kB takes 0.17 s at 128 kbit/s; each device alone would send about as many."""
     arrived = [u for u in linked.updates if u.client in "ab" and 2 < u.arrived < 8]
