@@ -21,6 +21,7 @@ from markupsafe import Markup
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.chart import INKS, Chart
+from analysis.charts.marks import in_words
 from analysis.load import Run
 from analysis.names import alike, distinct
 
@@ -41,6 +42,8 @@ class _Table:
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    left: int = 1
+    """Of its columns, those that hold words: the first ones."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
@@ -103,9 +106,10 @@ def _headline(run: Run) -> str:
 
 
 def _devices(run: Run) -> _Table:
-    table = summary.devices(run)
+    table, left = summary.devices(run), 3
     if len(table) > _ROWS:
-        table = summary.groups(table)
+        table, left = summary.groups(table), 2
+    table = table.drop(columns="cpu", errors="ignore")  # the profile tells it
     shares = ("share", "busy", "idle")
     rows = [
         [
@@ -116,7 +120,7 @@ def _devices(run: Run) -> _Table:
     ]
     units = dict.fromkeys(shares, " (%)") | {"energy": " (J)"}
     named = [f"{column}{units.get(str(column), '')}" for column in table.columns]
-    return _Table("Devices", [str(table.index.name), *named], rows)
+    return _Table("Devices", [str(table.index.name), *named], rows, left)
 
 
 def _participation(run: Run) -> _Table:
@@ -149,16 +153,16 @@ def _fidelity(run: Run) -> _Table:
         words, scale = _FIGURES.get(figure, (figure, 1.0))
         rows.append([str(device), words, _text(ask, scale), _text(got, scale), _text(error, 1.0)])
     return _Table(
-        "Requested and measured", ["device", "figure", "requested", "measured", "error (%)"], rows
+        "Requested and measured", ["device", "figure", "requested", "measured", "error (%)"], rows, 2
     )
 
 
 def _scenario(run: Run) -> _Table:
-    told: Iterable[Any] = run.scenario[["device", "at", "details"]].head(_ROWS).itertuples(index=False)
-    rows = [[str(device), _text(at, 1.0), details] for device, at, details in told]
+    told: Iterable[Any] = run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
+    rows = [[str(device), in_words(details), _text(at, 1.0)] for device, details, at in told]
     more = len(run.scenario) - len(rows)
     title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
-    return _Table(title, ["device", "at (s)", "action"], rows)
+    return _Table(title, ["device", "action", "at (s)"], rows, 2)
 
 
 def _text(value: Any, scale: float) -> str:

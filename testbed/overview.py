@@ -57,7 +57,7 @@ def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     """Of a run that is to be launched."""
     devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
     stop = topology.stop.plain()
-    links = _counted(plan.runtime, plan.shaper and plan.shaper.name)
+    links = _counted(plan.runtime, linked=plan.shaper is not None)
     return Overview(topology.rule.name, stop, devices, plan.runtime, plan.dilation, run, links)
 
 
@@ -81,15 +81,15 @@ def read(directory: RunDirectory) -> Overview | None:
             manifest["runtime"],
             manifest["dilation"],
             directory.run,
-            _counted(manifest["runtime"], manifest.get("shaper")),
+            _counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
             _cpus(manifest),
         )
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise BadInputError(f"{directory.path} cannot be read as a run: {error!r}") from error
 
 
-def _counted(runtime: str, shaper: str | None) -> bool:
-    return runtime == "docker" or (runtime == "process" and shaper is not None)
+def _counted(runtime: str, *, linked: bool) -> bool:
+    return runtime == "docker" or (runtime == "process" and linked)
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:

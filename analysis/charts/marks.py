@@ -35,7 +35,7 @@ def marked(chart: Chart, runs: Sequence[Run], since: float = 0.0) -> Chart:
         traced = _traced(run)
         acted = run.scenario.loc[run.scenario["at"] >= since, ["at", "device", "source", "details"]]
         for at, device, source, details in acted.itertuples(index=False):
-            words = _words(details)
+            words = in_words(details)
             if device in traced and source == "scenario" and words.startswith("link "):
                 unmarked += 1
             else:
@@ -84,8 +84,8 @@ def _label(actions: Mapping[str, Mapping[str, None]]) -> str:
 
 
 @lru_cache(4096)
-def _words(told: str) -> str:
-    """Of `Run.scenario`'s details."""
+def in_words(told: str) -> str:
+    """What `Run.scenario`'s `details` tell: `crash`, `link up 100 kbit/s`."""
     details = json.loads(told)
     match details:
         case {"action": "set", "cpu": float() | int() as share}:

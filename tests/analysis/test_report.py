@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import events
 from analysis import report
 from analysis.charts import paper, story
 from analysis.load import load
@@ -86,6 +87,13 @@ def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
     tags = _Tags(page)
     assert tags.text.count(_EVIL) >= 6  # headline, reason, error, table, topology, manifest
     assert re.search(r"</script>alert", page) is None
+
+
+def test_actions_are_told_in_words(directory: Path) -> None:
+    crash = events.Acted(2.5, "fast", "scenario", 0.0, {"action": "set", "link": {"up": 2e4}})
+    with (directory / "events.jsonl").open("a") as file:
+        file.write(events.to_line(crash))
+    assert re.search(r"fast\s*link up 20 kbit/s\s*2.5", _Tags(report.html([load(directory)])).text)
 
 
 def test_validity_is_told(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_large_fleet_is_shown_by_group() -> None:
 @pytest.mark.parametrize("runtime", ["docker", "process", "virtual"])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, grouped: bool) -> None:
-    records = [STARTED, update("pi-1", 5.0, 1234)]
+    records: list[events.Record] = [STARTED, update("pi-1", 5.0, 1234)]
     shown = screen(SIX, records, runtime, links=runtime == "docker")
     shown.choice = Choice(grouped=grouped, sort="share", matching="i", selected="pi-2")
     lines = drawn(shown, 61.5, *size)
