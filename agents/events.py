@@ -81,6 +81,11 @@ class UpdateApplied:
     """Aggregator had received all of it: the end of the upload."""
     applied: float
 
+    @property
+    def at(self) -> float:
+        """When it was applied, as every record has an `at`; not stored."""
+        return self.applied
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateRejected:

@@ -24,7 +24,8 @@ class Row:
     reached: int
     """Of them, those that reached the target. Where it is not all, what the target cost is NaN."""
     time: Interval
-    """To the target: seconds of device time; `rounds`: global models; `updates`; `bytes`: of updates."""
+    """To the target: seconds of device time; `rounds`: global models; `updates`; `bytes`: payload of
+    these updates, which devices sent up. What went down to them is not counted."""
     rounds: Interval
     updates: Interval
     bytes: Interval
@@ -68,7 +69,7 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
                 accuracy=_final(same, lambda line: line.accuracy),
                 loss=_final(same, lambda line: line.loss),
                 valid=sum(summary.is_valid(run) for run in same),
-                speed_up=first / time.mean if time.mean else nan,
+                speed_up=metrics.speed_up(time.mean, first),
             )
         )
     return rows

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -156,7 +157,8 @@ class Follower:
         """All so far, what is new included. Raises what `load` raises."""
         deque(self._take(), maxlen=0)
         manifest = self._manifest()
-        devices = _devices(manifest)
+        with _legible(self._path / "manifest.json"):
+            devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
         updates = _planned(frames["update"], "client", devices)
         return Run(
@@ -209,7 +211,9 @@ class Follower:
             self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
+        path = self._path / "manifest.json"
+        with _legible(path):
+            manifest: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
         _check(self._path, manifest.get("format", events.FORMAT))
         return manifest
 
@@ -234,7 +238,8 @@ class Follower:
 def load(path: str | Path) -> Run:
     """Read the run directory `path`. What is not written yet is empty, a torn last line is left out.
 
-    Raises FileNotFoundError where there is no run, ValueError, naming the line, for what cannot be read.
+    Raises FileNotFoundError where there is no run, ValueError, naming the file and the line, for what
+    cannot be read.
     """
     return Follower(path).run()
 
@@ -292,23 +297,40 @@ def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
 
 
 def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    told = {}
+    rows = []
     if path.exists():
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))["devices"]
-        except ValueError as error:
+            rows = _figures(path)
+        except ValueError:
             if manifest.get("outcome"):  # else it may be about to be written
-                raise ValueError(f"{path}: {error}") from error
-    rows = [
-        (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
-        for device, entries in told.items()
-        for name, figure in entries.items()
-        if isinstance(figure, dict)
-    ]
+                raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}
     return table.assign(**numbers, group=table["group"].astype("category"))
 
 
+def _figures(path: Path) -> list[tuple[Any, ...]]:
+    with _legible(path):
+        return [
+            (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
+            for device, entries in json.loads(path.read_text(encoding="utf-8"))["devices"].items()
+            for name, figure in entries.items()
+            if isinstance(figure, dict)
+        ]
+
+
 def _yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    with _legible(path):
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _legible(path: Path) -> Iterator[None]:
+    """Inside, whatever is wrong with what the file `path` says is a ValueError that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        told = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ValueError(f"{path}: {told}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, isnan, nan
 
 import numpy as np
 import numpy.typing as npt
@@ -49,15 +49,15 @@ def reached(run: Run, accuracy: float) -> Reached:
     return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()))
 
 
-def speed_up(run: Run, baseline: Run, accuracy: float) -> float:
-    """How many times sooner than `baseline` the run reached `accuracy`: time of the baseline ÷ its own.
+def speed_up(time: float, baseline: float) -> float:
+    """How many times sooner a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
+    as in `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
-    NaN where either never did, infinite where the first model of `run` was that good already.
+    NaN where either never reached it, infinite where only the other one had to learn for it.
     """
-    own, other = reached(run, accuracy).time, reached(baseline, accuracy).time
-    if own > 0 or own != own:
-        return other / own
-    return nan if other != other else np.inf if other else 1.0
+    if time > 0 or isnan(time):
+        return baseline / time
+    return nan if isnan(baseline) else inf if baseline else 1.0
 
 
 def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
@@ -155,19 +155,24 @@ def effective_participants(values: npt.ArrayLike) -> float:
     return jain(values) * np.size(values)
 
 
-def energy(run: Run, watts: Mapping[str, Mapping[str, float]]) -> pd.Series[float]:
-    """Joules per device: Σ over states of seconds in it × `watts[group][state]`.
+def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
+    """An estimate in joules per device: Σ over states of the seconds in it × the watts drawn then.
 
-    The catalogue's profiles have no power figures, so they are the caller's; a state without one counts
-    as none, a group without any as NaN.
+    The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`.
+    A state without a figure counts as none, so with `power: {train: 7.2W}` it is the energy of training
+    alone; a device without any figure has NaN.
     """
-    spent = utilisation(run)[list(STATES)] * run.duration
-    groups = run.devices.set_index("device")["group"].astype(object).reindex(spent.index.astype(object))
+    names = run.updates["client"].cat.categories
+    planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
+    drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]
     power = pd.DataFrame(
-        [{s: watts.get(g, {}).get(s, 0.0) for s in STATES} for g in groups], spent.index
+        [{state: (one or {}).get(state, 0.0) for state in STATES} for one in drawn], names
     )
-    joules = (spent * power).sum(axis=1, skipna=False)
-    return joules.where(np.array([group in watts for group in groups])).rename("joules")
+    known = np.array([one is not None for one in drawn], bool)
+    if not known.any():
+        return pd.Series(nan, names, name="joules")
+    spent = utilisation(run)[list(STATES)] * run.duration
+    return (spent * power).sum(axis=1, skipna=False).where(known).rename("joules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +194,6 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         return Interval(float(x[0]) if len(x) else nan, nan, nan, len(x))
     half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
     return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
-
-
-def bootstrap_interval(values: Sequence[float], level: float = 0.95, *, seed: int = 0) -> Interval:
-    """Mean and the percentile bootstrap's interval (Efron 1979; 10,000 resamples), for values that are
-    not normal. It takes more than a handful of them to mean anything."""
-    x = np.asarray(values, np.float64)
-    if len(x) < 2:
-        return t_interval(values, level)
-    drawn = np.random.default_rng(seed).choice(x, (10_000, len(x))).mean(axis=1)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(x.mean()), float(low), float(high), len(x))
 
 
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:

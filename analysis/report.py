@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from bokeh.resources import Resources
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from analysis import comparison, summary
+from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.chart import INKS, Chart
+from analysis.charts.marks import in_words
 from analysis.load import Run
 from analysis.names import alike, distinct
 
@@ -42,6 +42,8 @@ class _Table:
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    left: int = 1
+    """Of its columns, those that hold words: the first ones."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
@@ -84,7 +86,11 @@ def _told(name: str, run: Run) -> dict[str, Any]:
         "headline": _headline(run),
         "reasons": None if validity is None else validity.get("reasons", ()),
         "error": run.manifest.get("error"),
-        "tables": [table for table in (_devices(run), _fidelity(run), _scenario(run)) if table.rows],
+        "tables": [
+            table
+            for table in (_devices(run), _participation(run), _fidelity(run), _scenario(run))
+            if table.rows
+        ],
         "topology": yaml.safe_dump(dict(run.topology), sort_keys=False, allow_unicode=True, width=100),
         "manifest": json.dumps(dict(run.manifest), indent=2, ensure_ascii=False),
     }
@@ -92,20 +98,18 @@ def _told(name: str, run: Run) -> dict[str, Any]:
 
 def _headline(run: Run) -> str:
     line = summary.headline(run)
-    quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
-    if isnan(line.accuracy):
-        quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
     facts = f"{line.updates:,} updates in {line.versions:,} versions"
     ended = "not ended" if line.ended is None else f"ended by {line.ended}"
     fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
-    return f"{fleet}: {quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
+    return f"{fleet}: {line.quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
 
 
 def _devices(run: Run) -> _Table:
-    table = summary.devices(run)
+    table, left = summary.devices(run), 3
     if len(table) > _ROWS:
-        table = summary.groups(table)
+        table, left = summary.groups(table), 2
+    table = table.drop(columns="cpu", errors="ignore")  # the profile tells it
     shares = ("share", "busy", "idle")
     rows = [
         [
@@ -114,8 +118,26 @@ def _devices(run: Run) -> _Table:
         ]
         for name, row in table.iterrows()
     ]
-    named = [f"{column} (%)" if column in shares else str(column) for column in table.columns]
-    return _Table("Devices", [str(table.index.name), *named], rows)
+    units = dict.fromkeys(shares, " (%)") | {"energy": " (J)"}
+    named = [f"{column}{units.get(str(column), '')}" for column in table.columns]
+    return _Table("Devices", [str(table.index.name), *named], rows, left)
+
+
+def _participation(run: Run) -> _Table:
+    """How evenly, and how fairly, the devices took part: see `analysis.metrics`."""
+    if run.updates.empty:
+        return _Table("", (), ())
+    given, bias = metrics.contributions(run), metrics.bias(run)
+    told = {
+        "χ² of q̃ against p": bias.chi_square,
+        "importance never heard from (%)": 100 * bias.missed,
+        "Jain's index of updates": metrics.jain(given["updates"]),
+        "effective participants": metrics.effective_participants(given["updates"]),
+        "window W (versions)": metrics.window(run),
+        "mean staleness": float(run.updates["staleness"].mean()),
+        "highest staleness": int(run.updates["staleness"].max()),
+    }
+    return _Table("Participation", list(told), [[_text(value, 1.0) for value in told.values()]])
 
 
 def _fidelity(run: Run) -> _Table:
@@ -130,15 +152,17 @@ def _fidelity(run: Run) -> _Table:
     ].itertuples(index=False):
         words, scale = _FIGURES.get(figure, (figure, 1.0))
         rows.append([str(device), words, _text(ask, scale), _text(got, scale), _text(error, 1.0)])
-    return _Table("Asked and got", ["device", "figure", "asked", "got", "error (%)"], rows)
+    return _Table(
+        "Requested and measured", ["device", "figure", "requested", "measured", "error (%)"], rows, 2
+    )
 
 
 def _scenario(run: Run) -> _Table:
-    told: Iterable[Any] = run.scenario[["device", "at", "details"]].head(_ROWS).itertuples(index=False)
-    rows = [[str(device), _text(at, 1.0), details] for device, at, details in told]
+    told: Iterable[Any] = run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
+    rows = [[str(device), in_words(details), _text(at, 1.0)] for device, details, at in told]
     more = len(run.scenario) - len(rows)
-    title = "What happened to devices" + (f" (and {more:,} more)" if more > 0 else "")
-    return _Table(title, ["device", "at (s)", "what"], rows)
+    title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
+    return _Table(title, ["device", "action", "at (s)"], rows, 2)
 
 
 def _text(value: Any, scale: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,14 @@ class Headline:
     best_accuracy: float
     ended: str | None
     """Why the run ended; None where it has not."""
+
+    @property
+    def quality(self) -> str:
+        """`accuracy 91.5% (best 92.0%), loss 0.31`; of a task without accuracy the loss alone."""
+        if not isnan(self.accuracy):
+            best = f"(best {self.best_accuracy:.1%})"
+            return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}"
+        return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}"
 
 
 def headline(run: Run) -> Headline:
@@ -62,6 +71,7 @@ def devices(run: Run) -> pd.DataFrame:
     `busy`: the share of the run's duration in which the device downloaded, trained or uploaded (see
     `timeline`), overlaps counted once; NaN for a run without duration.
     `idle`: 1 − `busy`: it waited for the aggregator, thought, or was frozen or offline.
+    `energy`: joules (`metrics.energy`), where the power of any device is known; NaN of the others.
 
     Only applied updates tell what a device did. Of work that never became one (an update still on its
     way, or in the rule's buffer, or rejected, or lost in a crash) nothing is known here: it counts as
@@ -83,12 +93,14 @@ def devices(run: Run) -> pd.DataFrame:
     planned = run.manifest.get("devices", {})
     for place, key in enumerate(("group", "profile", "cpu", "samples")):
         table.insert(place, key, [planned.get(name, {}).get(key) for name in table.index])
-    return table
+    joules = metrics.energy(run).to_numpy()
+    return table if np.isnan(joules).all() else table.assign(energy=joules)
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `devices` put together by their group, indexed by it: sums of `updates` and `share`,
-    means of `staleness` (over the updates) and of `busy` and `idle` (over the devices), and `count`."""
+    """The rows of `devices` put together by their group, indexed by it: sums of `updates`, `share` and
+    `energy`, means of `staleness` (over the updates) and of `busy` and `idle` (over the devices), and
+    `count`."""
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     gathered = weighted.groupby("group", sort=False).agg(
         profile=("profile", "first"),
@@ -99,4 +111,6 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         busy=("busy", "mean"),
         idle=("idle", "mean"),
     )
+    if "energy" in devices:
+        gathered["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
     return gathered.assign(staleness=gathered["staleness"] / gathered["updates"].replace(0, np.nan))

@@ -18,13 +18,18 @@ _WORK = {
     "train": ("train_start", "train_end"),
     "upload": ("sent", "arrived"),
 }
+_HELD_AS = {"down": "offline", "cut off": "offline", "frozen": "paused"}
+"""What keeps a device from working, and the state that it then is in."""
 _HOLDS = {
-    "pause": ("paused", True),
-    "resume": ("paused", False),
-    "crash": ("offline", True),
-    "leave": ("offline", True),
+    "pause": {"frozen": True},
+    "resume": {"frozen": False},
+    "disconnect": {"cut off": True},
+    "reconnect": {"cut off": False},
+    "crash": {"down": True},
+    "leave": {"down": True},
+    "join": {"frozen": False, "cut off": False},  # whatever held it before
 }
-"""What the emulator's actions begin (True) and end."""
+"""What the emulator's actions begin (True) and end. Whoever is down says itself that it is ready."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
@@ -34,10 +39,11 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
     `download`: from the dispatch until the client had all of the model. `train`: first to last step.
     `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
-    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready. `wait`: the
-    rest: it waits for the aggregator, thinks, or works for what never became an applied update (still
-    on its way, in the rule's buffer, rejected, lost), of which nothing is known. Of several at once the
-    first of offline, paused, train, upload, download counts: a model may come while the device trains.
+    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
+    from the network, whatever it does meanwhile. `wait`: the rest: it waits for the aggregator, thinks,
+    or works for what never became an applied update (still on its way, in the rule's buffer, rejected,
+    lost), of which nothing is known. Of several at once the first of offline, paused, train, upload,
+    download counts: a model may come while the device trains.
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
@@ -74,21 +80,20 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     """When devices were offline or paused, as the aggregator and the scenario tell."""
-    told = [(0.0, name, "offline", True) for name in (run.started.missing if run.started else ())]
+    told = [(0.0, name, "down", True) for name in (run.started.missing if run.started else ())]
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
         if state in ("offline", "ready"):
-            told.append((at, name, "offline", state == "offline"))
+            told.append((at, name, "down", state == "offline"))
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
-        if action in _HOLDS:
-            told.append((at, name, *_HOLDS[action]))
+        told += [(at, name, what, begins) for what, begins in _HOLDS.get(action, {}).items()]
     held: dict[tuple[str, str], float] = {}
     rows = []
-    for at, name, state, begins in sorted(told, key=lambda one: one[0]):
+    for at, name, what, begins in sorted(told, key=lambda one: one[0]):
         if begins:
-            held.setdefault((name, state), at)
-        elif (name, state) in held:
-            rows.append((name, state, held.pop((name, state)), at))
-    rows += [(name, state, since, np.inf) for (name, state), since in held.items()]
+            held.setdefault((name, what), at)
+        elif (name, what) in held:
+            rows.append((name, _HELD_AS[what], held.pop((name, what)), at))
+    rows += [(name, _HELD_AS[what], since, np.inf) for (name, what), since in held.items()]
     away = pd.DataFrame(rows, columns=["name", "state", "begin", "end"])
     device = clients.get_indexer(pd.Index(away["name"]))  # −1: neither planned nor heard of
     spans = _spans(device, "offline", away["begin"], away["end"])

@@ -19,6 +19,7 @@ from testbed.fields import (
     NotNegative,
     OrConstant,
     Positive,
+    Power,
     Rate,
     Seconds,
     Share,
@@ -238,6 +239,9 @@ class DeviceGroup(Model):
     think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
     availability: Availability | None = Field(
         default=None, description="When a device can be reached; always, where not given"
+    )
+    power: Power | None = Field(
+        default=None, description="What a device draws in each state; the profile's, where not given"
     )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 

@@ -87,6 +87,12 @@ Share = Annotated[
         {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text(_NUMBER + "%$", "90%")]}
     ),
 ]
+Watts = Annotated[
+    float,
+    BeforeValidator(units.power),
+    PlainSerializer(units.format_power),
+    WithJsonSchema(_text(_NUMBER + "m?W$", "6.4W", "350mW")),
+]
 PositiveSeconds = Annotated[Seconds, Field(gt=0), expecting("a duration above zero such as 30s")]
 PositiveShare = Annotated[
     Share, Field(gt=0), expecting("a share above 0 and at most 1 such as 0.9, or 90%")
@@ -99,6 +105,21 @@ Name = Annotated[
     Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$"),
     expecting("a name of at most 40 lower-case letters, digits and -, such as pi-4"),
 ]
+
+
+class Power(Model):
+    """What a device draws in each state, for an estimate of its energy; one left out counts as none."""
+
+    download: Watts | None = None
+    train: Watts | None = None
+    upload: Watts | None = None
+    wait: Watts | None = None
+    paused: Watts | None = None
+    offline: Watts | None = None
+
+    def plain(self) -> dict[str, float]:
+        """Watts, by state."""
+        return {state: watts for state, watts in self if watts is not None}
 
 
 class Variant(Model):

@@ -69,13 +69,17 @@ class Samples:
             self._lines.skip_to_last(last)
 
     def read(self) -> list[dict[str, Any]]:
-        """The new samples of devices; what devices send is theirs, so what is not one is passed over."""
+        """The new samples, each with `device` and `at`; what is no sample is passed over."""
         samples = []
         for line in self._lines.read():
             try:
                 sample = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(sample, dict) and isinstance(sample.get("at"), int | float):
+            if (
+                isinstance(sample, dict)
+                and isinstance(sample.get("device"), str)
+                and isinstance(sample.get("at"), int | float)
+            ):
                 samples.append(sample)
         return samples

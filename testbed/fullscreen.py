@@ -36,14 +36,15 @@ _MOST_KEPT = 20
 """Messages that are told again when the screen is gone."""
 
 
-def view(console: Console, told: Overview, directory: RunDirectory) -> LiveView:
-    """The view that fits where `console` writes to, for a run that this process controls."""
+def view(
+    console: Console, told: Overview, directory: RunDirectory, *, watching: bool = False
+) -> LiveView:
+    """The view that fits where `console` writes to. `watching`: of a run that another process controls,
+    and that may be over."""
     terminal = Terminal.of(console)
-    return (
-        LiveView(console, told)
-        if terminal is None
-        else FullScreenView(console, told, directory, terminal)
-    )
+    if terminal is None:
+        return LiveView(console, told)
+    return FullScreenView(console, told, directory, terminal, watching=watching)
 
 
 class FullScreenView(LiveView):
@@ -165,7 +166,7 @@ class FullScreenView(LiveView):
         for sample in self._samples.read():
             at = (sample["at"] - self._zero) / self._overview.dilation
             if at <= self._at + _AHEAD:
-                self._tally.sample(str(sample.get("device")), at, sample)
+                self._tally.sample(sample["device"], at, sample)
 
     def _look_at_host(self, now: float) -> None:
         """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""

@@ -6,7 +6,6 @@ Here as lines, one per evaluation: in a file, a pipe, CI. On a terminal: `testbe
 from __future__ import annotations
 
 import time
-from math import isnan
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -141,9 +140,7 @@ def render_summary(run: Run) -> RenderableType:
             percent(row["idle"]),
         )
     line = summary.headline(run)
-    quality = f"accuracy {line.accuracy:.1%} (best {line.best_accuracy:.1%}), loss {line.loss:.3g}"
-    if isnan(line.accuracy):  # a task may have none
-        quality = "never evaluated" if isnan(line.loss) else f"loss {line.loss:.6g}"
     ended = "not ended" if line.ended is None else REASONS.get(line.ended, line.ended)
     facts = f"{line.updates} updates in {line.versions} versions, {line.duration:.1f} s ({ended})"
-    return Group(Text(), table, Text(), Text.assemble((line.rule, "bold"), f": {quality}"), Text(facts))
+    came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
+    return Group(Text(), table, Text(), came_to, Text(facts))

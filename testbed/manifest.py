@@ -40,6 +40,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 "gflops": device.gflops,
                 "speed": device.speed,
                 "memory": device.memory,
+                "power": device.power,
                 "samples": spec.samples[device.name],
                 "importance": weights[device.name],
                 "labels": labels[device.name],

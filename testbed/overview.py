@@ -37,6 +37,9 @@ class Overview:
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
     run: str = ""
+    links: bool = False
+    """Whether telemetry counts the bytes that devices send and receive: in containers, and where
+    processes have links."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers of the `infrastructure` and of the `devices`, where these are of this host."""
 
@@ -54,7 +57,8 @@ def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     """Of a run that is to be launched."""
     devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
     stop = topology.stop.plain()
-    return Overview(topology.rule.name, stop, devices, plan.runtime, plan.dilation, run)
+    links = _counted(plan.runtime, linked=plan.shaper is not None)
+    return Overview(topology.rule.name, stop, devices, plan.runtime, plan.dilation, run, links)
 
 
 def read(directory: RunDirectory) -> Overview | None:
@@ -77,10 +81,15 @@ def read(directory: RunDirectory) -> Overview | None:
             manifest["runtime"],
             manifest["dilation"],
             directory.run,
+            _counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
             _cpus(manifest),
         )
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise BadInputError(f"{directory.path} cannot be read as a run: {error!r}") from error
+
+
+def _counted(runtime: str, *, linked: bool) -> bool:
+    return runtime == "docker" or (runtime == "process" and linked)
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:

@@ -50,6 +50,8 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
+    power: Mapping[str, float] | None = None
+    """Watts, by state."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
 
@@ -270,6 +272,13 @@ def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, 
     )
 
 
+def way(group: DeviceGroup) -> Link:
+    """All that is between a device of `group` and the server as the run begins, for a device alone on
+    it, in device time. Raises ValueError, OSError for a trace that cannot be read."""
+    link = Link() if group.link is None else linktraces.at_begin(group.link)
+    return link.behind(None if group.access is None else group.access.plain())
+
+
 def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
     local = group.local.plain()
     link = None if group.link is None else linktraces.at_begin(group.link)
@@ -289,6 +298,7 @@ def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[Planned
             timing=timing,
             gflops=group.gflops,
             speed=group.speed.draw(seed, name),
+            power=None if group.power is None else group.power.plain(),
             dilation=dilation,
         )
 

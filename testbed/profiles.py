@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from testbed import complaints, yamlfile
 from testbed.errors import BadInputError
-from testbed.fields import Count, Memory, Model, Name, Positive, Rate, Seconds, Share
+from testbed.fields import Count, Memory, Model, Name, Positive, Power, Rate, Seconds, Share
 from testbed.yamlfile import Document, Problem, Source, Where
 
 FILE = "profiles.yaml"
@@ -52,6 +52,7 @@ class DeviceProfile(_Entry):
     )
     cores: Count | None = None
     memory: Memory | None = None
+    power: Power | None = Field(default=None, description="Watts of the whole device, by state")
 
 
 class LinkClass(_Entry):
@@ -246,4 +247,6 @@ def _block(name: str, entry: _Entry) -> Iterator[str]:
 def _shown(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,6 @@ nobody asks about has no work with it. All times are device time.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isnan, nan
-from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -29,8 +28,9 @@ from prometheus_client.registry import Collector
 
 from agents import events
 from testbed.errors import BadInputError
-from testbed.follow import Follower
+from testbed.follow import Follower, Samples
 from testbed.rundir import RunDirectory
+from testbed.usage import number
 
 HOST = "127.0.0.1"
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
@@ -66,19 +66,25 @@ class _Device:
     """Share of a core since the sample before."""
     memory: float = nan
     totals: Counter[str] = field(default_factory=Counter)
+    """Of `_COUNTERS` those that somebody counts."""
     _last: Mapping[str, float] = field(default_factory=dict)
 
     def take(self, sample: Mapping[str, Any]) -> None:
-        counters = {name: float(sample.get(name) or 0.0) for name in _COUNTERS}
-        anew = counters["cpu"] < self._last.get("cpu", 0.0)
-        grown = {
-            name: now - (0.0 if anew else self._last.get(name, 0.0)) for name, now in counters.items()
-        }
+        """What devices send is theirs: a sample without a sane time of the CPU is passed over."""
+        counters = {name: number(sample.get(name)) for name in _COUNTERS}
+        if not counters["cpu"] >= 0:
+            return
+        counters = {name: now for name, now in counters.items() if now >= 0}
+        grown = {name: _grown(self._last.get(name, 0.0), now) for name, now in counters.items()}
         at = float(sample["at"])
         self.used = grown["cpu"] / (at - self.at) if at > self.at else nan
         self.totals.update(grown)
         self.at, self._last = at, counters
-        self.memory = float(sample.get("memory") or nan)
+        self.memory = number(sample.get("memory")) or nan
+
+
+def _grown(last: float, now: float) -> float:
+    return now - last if now >= last else now
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class _Totals:
     """Share of a core, as last set."""
 
     def take(self, record: events.Record) -> None:
-        self.at = max(self.at, record.applied if isinstance(record, events.UpdateApplied) else record.at)
+        self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
                 self.online |= dict.fromkeys(record.clients, True)
@@ -132,7 +138,9 @@ class RunCollector(Collector):
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._records = Follower(directory.events)
-        self._offset = 0
+        self._samples = Samples(directory.telemetry)
+        self._lock = Lock()
+        """Each scrape has a thread of its own."""
         self._totals = _Totals()
         self._devices: dict[str, _Device] = {}
 
@@ -140,90 +148,105 @@ class RunCollector(Collector):
         return iter(())  # without it, registering asks for all figures
 
     def collect(self) -> Iterator[Metric]:
-        for record in self._records.read():
-            self._totals.take(record)
-        for sample in self._samples(self._directory.telemetry):
-            self._devices.setdefault(sample["device"], _Device()).take(sample)
+        with self._lock:
+            for record in self._records.read():
+                self._totals.take(record)
+            for sample in self._samples.read():
+                self._devices.setdefault(sample["device"], _Device()).take(sample)
+            return iter(list(self._figures()))
+
+    def _figures(self) -> Iterator[Metric]:
         manifest = self._directory.read_manifest()
         told = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
-        yield InfoMetricFamily("testbed_run", "The run.", told)
+        yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", told)
         yield from self._of_the_run()
         yield from self._of_clients()
         planned = {name: one.get("cpu") for name, one in manifest.get("devices", {}).items()}
         yield from self._of_devices(planned | self._totals.asked, manifest.get("dilation", 1.0))
 
-    def _samples(self, path: Path) -> Iterator[dict[str, Any]]:
-        """New lines of telemetry; what is torn, or tells no CPU time, is left out."""
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            lines = file.read().rpartition(b"\n")[0]
-        self._offset += len(lines) + 1 if lines else 0
-        for line in lines.split(b"\n") if lines else ():
-            try:
-                sample = json.loads(line)
-                if isinstance(sample["device"], str) and float(sample["cpu"]) >= 0 <= float(
-                    sample["at"]
-                ):
-                    yield sample
-            except (ValueError, KeyError, TypeError):
-                continue
-
     def _of_the_run(self) -> Iterator[Metric]:
         totals = self._totals
-        yield GaugeMetricFamily("testbed_device_time_seconds", "Of the newest record.", totals.at)
-        yield GaugeMetricFamily("testbed_running", "1 until the run has ended.", int(not totals.ended))
-        yield GaugeMetricFamily("testbed_version", "The newest global model.", totals.version)
-        yield GaugeMetricFamily("testbed_accuracy_ratio", "On the test set, 0 to 1.", totals.accuracy)
-        yield GaugeMetricFamily("testbed_loss", "On the test set.", totals.loss)
+        yield GaugeMetricFamily(
+            "testbed_device_time_seconds", "Device time of the run's newest record.", totals.at
+        )
+        yield GaugeMetricFamily(
+            "testbed_running", "1 while the run goes on, 0 once it has ended.", int(not totals.ended)
+        )
+        yield GaugeMetricFamily("testbed_version", "Version of the newest global model.", totals.version)
+        yield GaugeMetricFamily(
+            "testbed_accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy
+        )
+        yield GaugeMetricFamily("testbed_loss", "Loss on the test set.", totals.loss)
         bounds = [*map(str, STALENESS), "+Inf"]
         counts = accumulate(totals.staleness[bucket] for bucket in range(len(bounds)))
-        buckets = list(zip(bounds, counts, strict=True))
         yield HistogramMetricFamily(
-            "testbed_staleness_versions", "Of updates applied.", buckets, totals.staleness_sum
+            "testbed_staleness_versions",
+            "Staleness of the updates applied, in versions.",
+            list(zip(bounds, counts, strict=True)),
+            totals.staleness_sum,
         )
 
     def _of_clients(self) -> Iterator[Metric]:
-        totals = self._totals
-        updates = CounterMetricFamily("testbed_updates", "Updates applied.", labels=["client"])
-        payload = CounterMetricFamily("testbed_update_bytes", "Their payload.", labels=["client"])
+        totals, client = self._totals, ["client"]
+        yield _counter("testbed_updates", "Updates of the client that were applied.", totals.updates)
+        yield _counter(
+            "testbed_update_bytes", "Payload bytes of the client's applied updates.", totals.bytes
+        )
         stale = GaugeMetricFamily(
-            "testbed_last_staleness_versions", "Of the client's last update.", labels=["client"]
+            "testbed_last_staleness_versions",
+            "Staleness of the client's last applied update, in versions.",
+            labels=client,
         )
-        online = GaugeMetricFamily("testbed_online", "1 where the client is there.", labels=["client"])
+        online = GaugeMetricFamily(
+            "testbed_online", "1 while the client is online, else 0.", labels=client
+        )
         rejected = CounterMetricFamily(
-            "testbed_rejected_updates", "Updates rejected.", labels=["client", "reason"]
+            "testbed_rejected_updates",
+            "Updates of the client that were rejected, by reason.",
+            labels=[*client, "reason"],
         )
-        for client, count in totals.updates.items():
-            updates.add_metric([client], count)
-            payload.add_metric([client], totals.bytes[client])
-            stale.add_metric([client], totals.staleness_of[client])
-        for client, there in totals.online.items():
-            online.add_metric([client], int(there))
+        for name, staleness in totals.staleness_of.items():
+            stale.add_metric([name], staleness)
+        for name, there in totals.online.items():
+            online.add_metric([name], int(there))
         for labels, count in totals.rejected.items():
             rejected.add_metric(labels, count)
-        yield from (updates, payload, stale, online, rejected)
+        yield from (stale, online, rejected)
 
     def _of_devices(self, asked: dict[str, float | None], dilation: float) -> Iterator[Metric]:
-        label = ["device"]
-        asks = GaugeMetricFamily("testbed_cpu_asked_cores", "Share asked for.", labels=label)
-        used = GaugeMetricFamily(
-            "testbed_cpu_used_cores", "From the last sample but one to the last.", labels=label
+        used = {name: device.used * dilation for name, device in self._devices.items()}
+        memory = {name: device.memory for name, device in self._devices.items()}
+        yield _gauge("testbed_cpu_asked_cores", "CPU share that the device is to have, in cores.", asked)
+        yield _gauge(
+            "testbed_cpu_used_cores", "CPU that the device used since its last sample, in cores.", used
         )
-        spent = CounterMetricFamily("testbed_cpu_seconds", "CPU time, of the host.", labels=label)
-        memory = GaugeMetricFamily("testbed_memory_bytes", "In use.", labels=label)
-        sent = CounterMetricFamily("testbed_sent_bytes", "On the link.", labels=label)
-        received = CounterMetricFamily("testbed_received_bytes", "On the link.", labels=label)
-        for name, share in asked.items():
-            if share is not None:
-                asks.add_metric([name], share)
-        for name, device in self._devices.items():
-            spent.add_metric([name], device.totals["cpu"])
-            sent.add_metric([name], device.totals["sent"])
-            received.add_metric([name], device.totals["received"])
-            if not isnan(device.used):
-                used.add_metric([name], device.used * dilation)
-            if not isnan(device.memory):
-                memory.add_metric([name], device.memory)
-        yield from (asks, used, spent, memory, sent, received)
+        yield _gauge("testbed_memory_bytes", "Memory that the device uses.", memory)
+        for counter, name, words in (
+            ("cpu", "testbed_cpu_seconds", "CPU time that the device used, in seconds of a host core."),
+            ("sent", "testbed_sent_bytes", "Bytes that the device sent, headers included."),
+            ("received", "testbed_received_bytes", "Bytes that the device received, headers included."),
+        ):
+            found = {
+                device: one.totals[counter]
+                for device, one in self._devices.items()
+                if counter in one.totals
+            }
+            yield _counter(name, words, found, "device")
+
+
+def _counter(
+    name: str, words: str, counts: Mapping[str, float], label: str = "client"
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, words, labels=[label])
+    for labelled, count in counts.items():
+        family.add_metric([labelled], count)
+    return family
+
+
+def _gauge(name: str, words: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    """Of devices; what is not known is left out."""
+    family = GaugeMetricFamily(name, words, labels=["device"])
+    for device, value in values.items():
+        if value is not None and not isnan(value):
+            family.add_metric([device], value)
+    return family

@@ -1,4 +1,4 @@
-"""What a topology leaves to profiles: link classes by name, and CPU shares by the type of device."""
+"""What a topology leaves to profiles: link classes by name, CPU shares and power by type of device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from testbed.yamlfile import Problem, Where
 
 
 def resolved(topology: Topology) -> Topology:
-    """With link classes spelled out. Raises BadInputError for a name that no profile has."""
+    """With link classes and the profiles' power spelled out. Raises BadInputError for a name that no
+    profile has."""
     if not any(_names(group) for group in topology.devices):
         return topology
     known = profiles.load(Path(topology.source.name).parent)
     if problems := list(_unknown(topology, known)):
         raise topology.source.error(problems)
-    groups = [_with_link(group, known) for group in topology.devices]
+    groups = [_with_power(_with_link(group, known), known) for group in topology.devices]
     traced = [_with_trace(topology, index, group) for index, group in enumerate(groups)]
     return topology.with_devices(tuple(traced))
 
@@ -100,6 +101,13 @@ def _with_link(group: DeviceGroup, known: Profiles) -> DeviceGroup:
         of_class.pop("rtt", None)
     merged = dict.fromkeys(type(link).model_fields) | of_class | own
     return group.model_copy(update={"link": Link.model_construct(**merged)})
+
+
+def _with_power(group: DeviceGroup, known: Profiles) -> DeviceGroup:
+    profile = known.devices.get(group.profile or "")
+    if group.power is not None or profile is None:
+        return group
+    return group.model_copy(update={"power": profile.power})
 
 
 def _given(model: Model, names: Iterable[str]) -> dict[str, Any]:

@@ -152,11 +152,11 @@ class Screen:
 
     def _columns(self) -> dict[str, tuple[str, int]]:
         """What is told in numbers: by its heading the sort that it stands for, and its width. Virtual
-        time has no telemetry, and processes have no links."""
+        time has no telemetry, and processes without links count no bytes."""
         columns = {"upd": ("updates", 5), "stale": ("", 5), "mean": ("mean", 4), "cpu": ("", 4)}
         if not self.overview.virtual:
             columns["used"] = ("used", 4)
-        if self.overview.runtime == "docker":
+        if self.overview.links:
             columns |= {"up": ("", 4), "down": ("", 4)}
         return {**columns, "share": ("share", 5), "p_i": ("", 4)}
 

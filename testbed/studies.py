@@ -142,7 +142,7 @@ def _ended(folder: Path) -> list[Path]:
     manifests = [rundir.RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one.path for one in manifests if one.read_manifest().get("outcome") in fleet.COMPLETE]
     if not ended:
-        raise BadInputError(f"{folder}: none of its {len(manifests)} runs has come to its end")
+        raise BadInputError(f"{folder}: none of its {len(manifests)} runs has ended")
     return ended
 
 
@@ -174,7 +174,10 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     for row in cells:
         table.add_row(*row)
     if target is not None:
-        _say(f"\nTo a test accuracy of {comparison.percent(target)}; ± is the 95% interval over seeds.")
+        _say(
+            f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
+            "± is half of the 95% interval over seeds."
+        )
     out.print(table)
 
 

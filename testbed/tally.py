@@ -66,7 +66,7 @@ class Tally:
 
     def take(self, record: events.Record) -> Notice | None:
         """Count `record` in, and say what about it is worth a line."""
-        self.at = max(self.at, record.applied if isinstance(record, events.UpdateApplied) else record.at)
+        self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
                 return self._start(record)

@@ -37,6 +37,7 @@ _SIZES = {
     "kB": 10**3,
     "B": 1,
 }
+_POWERS = {"W": Fraction(1), "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
@@ -79,6 +80,15 @@ def size(value: object) -> int:
     return count.numerator
 
 
+def power(value: object) -> float:
+    """Watts from `6.4W` or `350mW`; zero or more."""
+    expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
+    number, unit = _split(value, expected)
+    if unit not in _POWERS or number < 0:
+        raise ValueError(expected)
+    return float(number * _POWERS[unit])
+
+
 def share(value: object) -> float:
     """A share from 0 to 1, out of `90%` or of the number 0.9 itself."""
     expected = "expected a share from 0 to 1 such as 0.9, or 90%"
@@ -108,6 +118,11 @@ def format_size(count: int) -> str:
     """`count` bytes in the largest binary unit that keeps it whole: 536870912 is `512MiB`."""
     binary = {unit: scale for unit, scale in _SIZES.items() if unit.endswith("iB") or scale == 1}
     return _largest_whole(Fraction(count), binary)
+
+
+def format_power(watts: float) -> str:
+    """`6.4W`."""
+    return f"{_plain(Fraction(repr(watts)))}W"
 
 
 def _split(value: object, expected: str) -> tuple[Fraction, str]:

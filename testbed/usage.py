@@ -30,7 +30,7 @@ class Usage:
     def take(self, at: float, values: Mapping[str, Any]) -> None:
         """A sample (`agents.device.usage`) of device time `at`. What devices send is theirs: one without
         a sane time of the CPU is passed over."""
-        cpu, sent, received = (_number(values.get(name)) for name in ("cpu", "sent", "received"))
+        cpu, sent, received = (number(values.get(name)) for name in ("cpu", "sent", "received"))
         sample = _Sample(at, cpu, sent, received)
         last = self._samples[-1] if self._samples else None
         if not cpu >= 0 or (last is not None and at <= last.at):
@@ -74,5 +74,6 @@ class Usage:
 _NOTHING = _Sample(-inf, nan, nan, nan)
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
+    """NaN where it is none."""
     return float(value) if isinstance(value, int | float) else nan

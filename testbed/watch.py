@@ -13,14 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from agents import events
-from testbed import overview
+from testbed import fullscreen, overview
 from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Follower
-from testbed.fullscreen import FullScreenView
 from testbed.live import REASONS, LiveView
 from testbed.overview import Overview
 from testbed.rundir import RunDirectory
-from testbed.terminal import Terminal
 from testbed.validity import Validity
 
 _TICK = 0.1
@@ -39,13 +37,7 @@ def watch(directory: RunDirectory, console: Console) -> None:
     with suppress(OSError):
         os.nice(_NICE)
     told = _begun(directory, console)
-    terminal = Terminal.of(console)
-    view = (
-        LiveView(console, told)
-        if terminal is None
-        else FullScreenView(console, told, directory, terminal, watching=True)
-    )
-    with view:
+    with fullscreen.view(console, told, directory, watching=True) as view:
         _Watch(directory, told, view).run()
 
 
@@ -92,9 +84,7 @@ class _Watch:
         for record in records:
             if isinstance(record, events.RunStarted):
                 self._began = record
-            self._newest = max(
-                self._newest, record.applied if isinstance(record, events.UpdateApplied) else record.at
-            )
+            self._newest = max(self._newest, record.at)
             self._view.record(record)
         return records
 

@@ -150,8 +150,8 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
                 "cpu": 0.2,
                 "availability": {"trace": [["0s", "on"], ["2s", "off"], ["4s", "on"]]},
             },
-            {"name": "a", "cpu": 0.3, "access": wifi},
-            {"name": "b", "cpu": 0.3, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
+            {"name": "a", "cpu": 0.2, "access": wifi},
+            {"name": "b", "cpu": 0.2, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
         ],
         scenario=[
             {"at": "4s", "set": "far", "link": {"up": "2mbit", "rtt": "20ms"}},
@@ -189,6 +189,13 @@ def test_relays_are_as_asked(linked: Finished) -> None:
     for one in ("a", "b"):
         assert devices[one]["up"]["asked"] == 128_000
         assert abs(devices[one]["up"]["error"]) < 6, devices[one]
+
+
+def test_relays_count_what_devices_send_and_receive(linked: Finished) -> None:
+    last = next(s for s in reversed(linked.telemetry) if s["device"] == "a" and "cpu" in s)
+    payload = sum(update.bytes for update in linked.updates if update.client == "a")
+    assert last["sent"] > payload
+    assert last["received"] > payload  # a model is as large
 
 
 def test_devices_of_one_access_share_its_rate(linked: Finished) -> None:

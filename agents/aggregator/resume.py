@@ -27,13 +27,11 @@ def past(directory: Path) -> Past:
     """
     at, updates, version = 0.0, 0, 0
     for record in events.read(directory / "events.jsonl"):
+        at = max(at, record.at)
         if isinstance(record, events.UpdateApplied):
             updates += 1
-            at = max(at, record.applied)
             version = max(version, record.applied_version)
-        else:
-            at = max(at, record.at)
-        if isinstance(record, events.VersionMade):
+        elif isinstance(record, events.VersionMade):
             version = max(version, record.version)
     return Past(at, updates, version)
 

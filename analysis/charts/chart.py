@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -107,6 +107,10 @@ class Chart:
         """Whether there is nothing to see but marks."""
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
+
+    def noted(self, *words: str) -> Chart:
+        """With `words` added to its note."""
+        return replace(self, note="; ".join(filter(None, (self.note, *words))))
 
 
 def color(index: int) -> str:

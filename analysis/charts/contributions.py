@@ -32,7 +32,7 @@ def contributions(runs: Sequence[Run]) -> Chart:
     if len(runs) > 1:
         notes = [f"χ² {metrics.bias(same[0]).chi_square:.3g} ({name})" for name, same in sets.items()]
     return Chart(
-        "Contribution and importance",
+        "Contributions against importance",
         Axis("", ticks=group_ticks([*largest.index], [*largest["group"]], 10)),
         Axis("effective importance q̃", "%", limits=(0.0, None)),
         tuple(layers),
@@ -42,7 +42,7 @@ def contributions(runs: Sequence[Run]) -> Chart:
 
 def _table(run: Run) -> pd.DataFrame:
     table = metrics.contributions(run)
-    return table.assign(x=np.arange(len(table)), group=table["group"].fillna("of no group").astype(str))
+    return table.assign(x=np.arange(len(table)), group=table["group"].fillna("no group").astype(str))
 
 
 def _planned(table: pd.DataFrame) -> Layer:
@@ -69,4 +69,4 @@ def _points(name: str, own: pd.DataFrame, beside: float, colour: str) -> Layer:
 def _note(run: Run) -> str:
     bias, table = metrics.bias(run), metrics.contributions(run)
     told = f"χ² = {bias.chi_square:.3g}, Jain's index {metrics.jain(table['effective']):.3g}"
-    return told + (f", {bias.missed:.1%} of the importance unheard" if bias.missed > 0 else "")
+    return told + (f", {bias.missed:.1%} of the importance never heard from" if bias.missed > 0 else "")

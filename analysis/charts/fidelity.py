@@ -1,4 +1,4 @@
-"""What devices got of what was asked: CPU and link rates. On the diagonal they got it."""
+"""CPU and link rates as measured, against what was requested. On the diagonal devices got it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from analysis.names import distinct
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
-    return _chart(runs, "CPU, got against asked", "share of a core", "%", 100.0, {"cpu": ""})
+    return _chart(runs, "CPU: measured against requested", "share of a core", "%", 100.0, {"cpu": ""})
 
 
 def rates(runs: Sequence[Run]) -> Chart:
     figures = {"up": "uplink", "down": "downlink"}
-    return _chart(runs, "Link rates, got against asked", "rate", "Mbit/s", 1e-6, figures)
+    title = "Link rates: measured against requested"
+    chart = _chart(runs, title, "rate", "Mbit/s", 1e-6, figures)
+    return chart.noted("measured before the start")
 
 
 def _chart(
     runs: Sequence[Run], title: str, label: str, unit: str, scale: float, figures: Mapping[str, str]
 ) -> Chart:
-    layers, unknown = [Layer("as asked", "diagonal", {}, color="grey", dashed=True)], 0
+    layers, unknown = [Layer("as requested", "diagonal", {}, color="grey", dashed=True)], 0
     for name, run in distinct(runs).items():
         for figure, words in figures.items():
             asked = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
@@ -37,10 +39,10 @@ def _chart(
     limits = _limits(layers)  # the same of both axes, so that the diagonal is one
     return Chart(
         title,
-        Axis(f"{label} asked", unit, log=True, limits=limits),
-        Axis(f"{label} got", unit, log=True, limits=limits),
+        Axis(f"requested {label}", unit, log=True, limits=limits),
+        Axis(f"measured {label}", unit, log=True, limits=limits),
         tuple(layers),
-        note=f"{unknown} not known: never busy, or never measured" if unknown else "",
+        note=f"{unknown} not shown: never busy, or never measured" if unknown else "",
     )
 
 
@@ -59,5 +61,11 @@ def _points(name: str, known: pd.DataFrame, scale: float, colour: str) -> Layer:
         group=known["group"].astype(str),
         error=known["error"],
     )
-    hover = {"device": "device", "group": "group", "asked": "x", "got": "y", "error (%)": "error"}
+    hover = {
+        "device": "device",
+        "group": "group",
+        "requested": "x",
+        "measured": "y",
+        "error (%)": "error",
+    }
     return Layer(name, "points", columns, color=colour, hover=hover)

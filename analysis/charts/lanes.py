@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
-from analysis.charts.marks import marks
+from analysis.charts.marks import marked
 from analysis.load import Run
 from analysis.names import distinct
 from analysis.timeline import STATES, timeline
@@ -53,15 +53,16 @@ def lanes(runs: Sequence[Run], most: int = MOST) -> Chart:
     shown = pd.concat(parts)
     # A screen cannot show the gaps between thousands of lanes, but it would flicker.
     shown = shown.assign(height=0.8 if len(labels) <= 4 * _NAMED else 1.0)
-    return Chart(
-        "Devices",
+    chart = Chart(
+        "What the devices did",
         Axis("device time", "s", limits=(since, None)),
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
-        (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER), marks(runs)),
+        (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER),),
         legend=STATE_COLORS,
-        note="empty: waits" + (f"; the newest {most:,} updates" if since else ""),
+        note="gaps: waiting" + (f"; the newest {most:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
+    return marked(chart, runs, since)
 
 
 def _columns(shown: pd.DataFrame) -> dict[str, Column]:

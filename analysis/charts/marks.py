@@ -3,51 +3,90 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from analysis.charts.chart import Layer, arrays
+from analysis.charts.chart import Chart, Layer, arrays
 from analysis.load import Run
 
 _MOST = 30
 """Marks; more would hide what they mark."""
 _LABELLED = 12
 """Marks that are labelled; of more only the lines are drawn, and a screen tells what they are."""
-_NAMED = 2
-"""Devices that a mark names; of more it tells the count."""
+_KINDS, _NAMED = 4, 2
+"""Kinds of action that a mark tells, and devices that it names for each; of more it tells the count."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
 """Of links: what to multiply with, and the unit then."""
 
 
-def marks(runs: Sequence[Run]) -> Layer:
-    """Actions of the same second share a mark; were there more than 30, there are none."""
-    found: dict[int, dict[str, dict[str, None]]] = {}
+def marked(chart: Chart, runs: Sequence[Run], since: float = 0.0) -> Chart:
+    """`chart`, whose x axis is device time, with marks for what was done to devices from `since` on.
+
+    Actions of the same second share a mark, at the first of them; where that makes more than 30 marks,
+    those of the same 2, 4, 8, … seconds. A link that follows a trace changes twice a second: that is not
+    marked. The chart's note says both.
+    """
+    done, unmarked = [], 0
     for run in runs:
-        acted = run.scenario[["at", "device", "details"]]
-        for at, device, details in acted.itertuples(index=False):
-            found.setdefault(round(at), {}).setdefault(_words(json.loads(details)), {})[device] = None
-    times = sorted(found) if len(found) <= _MOST else []
-    labels = [_label(found[at]) for at in times]
+        traced = _traced(run)
+        acted = run.scenario.loc[run.scenario["at"] >= since, ["at", "device", "source", "details"]]
+        for at, device, source, details in acted.itertuples(index=False):
+            words = in_words(details)
+            if device in traced and source == "scenario" and words.startswith("link "):
+                unmarked += 1
+            else:
+                done.append((at, words, device))
+    done.sort(key=lambda one: one[0])
+    times, width = np.array([at for at, *_ in done]), 1
+    while len(np.unique(times // width)) > _MOST:
+        width *= 2
+    found: dict[float, dict[str, dict[str, None]]] = {}
+    first: dict[float, float] = {}
+    for at, words, device in done:
+        place = first.setdefault(at // width, at)
+        found.setdefault(place, {}).setdefault(words, {})[device] = None
+    labels = [_label(actions) for actions in found.values()]
     columns = arrays(
-        x=np.array(times, np.float64),
+        x=np.array(list(found), np.float64),
         what=np.array(labels, str),
         label=np.array(labels if len(labels) <= _LABELLED else [""] * len(labels), str),
     )
-    return Layer("scenario", "rules", columns, color="grey", legend=False, hover={"scenario": "what"})
+    layer = Layer("scenario", "rules", columns, "grey", legend=False, hover={"scenario": "what"})
+    return replace(chart, layers=(*chart.layers, layer)).noted(*_notes(width, unmarked))
+
+
+def _notes(width: int, unmarked: int) -> Iterator[str]:
+    if width > 1:
+        yield f"each vertical mark stands for up to {width} s of the scenario"
+    if unmarked:
+        yield f"{unmarked:,} link changes from traces are not marked"
+
+
+def _traced(run: Run) -> set[str]:
+    """Devices whose link follows a trace."""
+    groups = run.topology.get("devices") or ()
+    traced = [group["name"] for group in groups if (group.get("link") or {}).get("trace")]
+    return set(run.devices.loc[run.devices["group"].isin(traced), "device"])
 
 
 def _label(actions: Mapping[str, Mapping[str, None]]) -> str:
     """`crash pi-1; link up 100 kbit/s 4 devices`."""
     told = []
-    for words, devices in actions.items():
+    for words, devices in list(actions.items())[:_KINDS]:
         named = ", ".join(devices) if len(devices) <= _NAMED else f"{len(devices)} devices"
         told.append(f"{words} {named}")
-    return "; ".join(told)
+    more = [f"and {len(actions) - _KINDS} more"] if len(actions) > _KINDS else []
+    return "; ".join([*told, *more])
 
 
-def _words(details: Mapping[str, object]) -> str:
+@lru_cache(4096)
+def in_words(told: str) -> str:
+    """What `Run.scenario`'s `details` tell: `crash`, `link up 100 kbit/s`."""
+    details = json.loads(told)
     match details:
         case {"action": "set", "cpu": float() | int() as share}:
             return f"cpu {share:g}"

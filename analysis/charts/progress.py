@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, color
-from analysis.charts.marks import marks
+from analysis.charts.marks import marked
 from analysis.load import Run
 from analysis.names import alike, distinct
 
@@ -48,7 +48,7 @@ def sent(run: Run) -> Column:
 _Against = tuple[Axis, Callable[[Run], Column]]
 _TIME: _Against = (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy())
 _VERSIONS: _Against = (Axis("version"), lambda run: run.evaluations["version"].to_numpy())
-_BYTES: _Against = (Axis("updates received", "MB"), lambda run: sent(run) / 1e6)
+_BYTES: _Against = (Axis("data uploaded", "MB"), lambda run: sent(run) / 1e6)
 _Y = {
     "accuracy": Axis("test accuracy", "%", limits=(0.0, 100.0)),
     "loss": Axis("test loss", limits=(0.0, None)),
@@ -76,6 +76,5 @@ def _chart(runs: Sequence[Run], what: str, against: _Against) -> Chart:
                     names[id(run)], "line", columns, color(index), legend=told, words=words, hover=hover
                 )
             )
-    if against is _TIME:
-        layers.append(marks(runs))
-    return Chart(f"{what.capitalize()} against {axis.label}", axis, _Y[what], tuple(layers))
+    chart = Chart(f"{what.capitalize()} against {axis.label}", axis, _Y[what], tuple(layers))
+    return marked(chart, runs) if against is _TIME else chart

@@ -6,7 +6,7 @@ Knows no run. Every layer has its own data source: `Drawn.update` exchanges thei
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -245,4 +245,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart) -> str:
-    return "no data yet" if chart.empty else chart.note
+    return replace(chart, note="no data yet").noted(chart.note).note if chart.empty else chart.note

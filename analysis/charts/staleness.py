@@ -1,4 +1,4 @@
-"""Staleness of applied updates: over time, and how often which, per group.
+"""Staleness of applied updates: over time, and its distribution, per group.
 
 Of several runs per set of those that differ in nothing but their seed.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
-from analysis.charts.marks import marks
+from analysis.charts.marks import marked
 from analysis.load import Run
 from analysis.names import alike
 
@@ -35,9 +35,9 @@ def over_time(runs: Sequence[Run]) -> Chart:
         )
         hover = {"client": "client", "sequence": "sequence", "staleness": "y", "applied (s)": "x"}
         layers.append(Layer(name, "points", columns, color=color(index), hover=hover))
-    note = "a part of the updates, evenly chosen" if left_out else ""
+    note = "an evenly spaced sample of the updates" if left_out else ""
     time = Axis("device time", "s", limits=(0.0, None))
-    return Chart("Staleness", time, _AXIS, (*layers, marks(runs)), note=note)
+    return marked(Chart("Staleness of applied updates", time, _AXIS, tuple(layers), note=note), runs)
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
@@ -57,8 +57,8 @@ def histogram(runs: Sequence[Run]) -> Chart:
         )  # fmt: skip
         hover = {"series": "$name", "from": "first", "to": "last", "updates": "count", "share (%)": "y"}
         layers.append(Layer(name, "bars", columns, color=color(index), hover=hover))
-    y = Axis("share of the series' updates", "%", limits=(0.0, None))
-    return Chart("Staleness, how often which", Axis("staleness", "versions"), y, tuple(layers))
+    y = Axis("share of the updates", "%", limits=(0.0, None))
+    return Chart("Staleness distribution", Axis("staleness", "versions"), y, tuple(layers))
 
 
 def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -70,4 +70,4 @@ def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:
         for group in run.devices["group"].cat.categories:
             yield str(group), run.updates[run.updates["group"] == group]
         if len(rest := run.updates[run.updates["group"].isna()]):
-            yield "of no group", rest
+            yield "no group", rest

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from analysis.charts import CHARTS
-from analysis.charts.chart import Chart, Layer
+from analysis.charts.chart import Chart
 from analysis.charts.lanes import lanes
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
@@ -79,24 +79,15 @@ def _chart(name: str, feed: Feed, run: Run) -> Chart:
         return _moving(lanes([run], _SHOWN) if feed.lives else lanes([run]))
     chart = CHARTS[name]([run])
     if name == "cpu" and feed.lives:
-        return _noted(chart, f"used in the last {OVER:.0f} s; who waits uses less than it could have")
+        return chart.noted(
+            f"used in the last {OVER:.0f} s: a device that waits uses less than its share"
+        )
     if name in APART and feed.held < feed.updates:
-        return _noted(chart, f"the newest {feed.held:,} of {feed.updates:,} updates")
+        return chart.noted(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart
 
 
 def _moving(chart: Chart) -> Chart:
     """With an axis of time that begins where what is drawn does: one that is told where to begin would
     be told anew with every update, and undo what a visitor has zoomed to."""
-    since = chart.x.limits[0] or 0.0
-    layers = tuple(_from(layer, since) if layer.mark == "rules" else layer for layer in chart.layers)
-    return replace(chart, x=replace(chart.x, limits=(None, None)), layers=layers)
-
-
-def _from(layer: Layer, since: float) -> Layer:
-    kept = layer.columns["x"] >= since
-    return replace(layer, columns={name: column[kept] for name, column in layer.columns.items()})
-
-
-def _noted(chart: Chart, words: str) -> Chart:
-    return replace(chart, note="; ".join(part for part in (words, chart.note) if part))
+    return replace(chart, x=replace(chart.x, limits=(None, None)))

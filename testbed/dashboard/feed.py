@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from analysis.load import Follower, Run
 from testbed.dashboard import measured
 from testbed.rundir import RunDirectory
@@ -44,7 +42,7 @@ class Feed:
             self.error = ""
         except FileNotFoundError as error:
             self.error = "" if self.run is None else f"{error.filename} is gone"
-        except (ValueError, OSError, KeyError, TypeError, yaml.YAMLError) as error:
+        except (ValueError, OSError) as error:
             self.error = f"cannot be read: {error}"
             self._follower = None  # from the start again, once the files have changed
 

@@ -12,23 +12,22 @@ import pandas as pd
 from agents.config import Link
 from analysis.load import Run
 from testbed.errors import TestbedError
+from testbed.plan import way
 from testbed.topology import load
 
 OVER = 10.0
 """Seconds of the host's clock that the CPU is taken over."""
-_ON_WIRE = 1514 / 1448
-"""As in `testbed.fidelity`: a probe counts TCP payload, a shaper whole Ethernet frames."""
 
 
 def so_far(run: Run) -> pd.DataFrame:
     """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
     uses less than it could have. Rates are those of its last probe."""
     tables = [_table(run, "cpu", _asked_cpu(run), _used(run))]
-    links = _links(run.path / "topology.yaml") if len(run.probes) else {}
+    ways = _ways(run.path / "topology.yaml") if len(run.probes) else {}
     groups = run.devices.set_index("device")["group"].astype(object)
-    last = run.probes.groupby("device", observed=True)[["up", "down"]].last() * _ON_WIRE
+    last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
     for figure in ("up", "down"):
-        rates = {name: getattr(links.get(group), figure, None) for name, group in groups.items()}
+        rates = {name: getattr(ways.get(group), figure, None) for name, group in groups.items()}
         asked = pd.to_numeric(pd.Series(rates, dtype=object))
         tables.append(_table(run, figure, asked, last[figure]))
     return pd.concat(tables, ignore_index=True)
@@ -65,10 +64,10 @@ def _used(run: Run) -> pd.Series[float]:
     return known
 
 
-def _links(topology: Path) -> Mapping[str, Link]:
-    """By group; none where the file is from another version."""
+def _ways(topology: Path) -> Mapping[str, Link]:
+    """All that is between a device and the server as the run begins, by group; none where the file is
+    from another version, or a trace has gone."""
     try:
-        groups = load(topology).devices
-    except TestbedError:
+        return {group.name: way(group) for group in load(topology).devices}
+    except (TestbedError, ValueError, OSError):
         return {}
-    return {group.name: group.link.plain() for group in groups if group.link is not None}

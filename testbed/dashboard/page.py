@@ -19,6 +19,7 @@ from analysis.charts.chart import INKS, Theme
 from analysis.load import Run
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
+from testbed.live import REASONS
 
 _LOOK = 150
 """Milliseconds between two looks at whether the board has something new."""
@@ -120,7 +121,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome = run.manifest.get("outcome") or (run.ended and run.ended.reason)
     if outcome is None:
         return "bad", "crashed"
-    return ("bad" if outcome == "failed" else "over"), f"ended: {outcome}"
+    return ("bad" if outcome == "failed" else "over"), f"ended: {REASONS.get(outcome, outcome)}"
 
 
 def _pace(run: Run) -> str:
@@ -134,7 +135,7 @@ def _validity(run: Run, feed: Feed) -> str:
     judged = run.manifest.get("validity")
     if judged is None:
         virtual = run.manifest.get("runtime") == "virtual"
-        return "simulated" if virtual else "told at the end" if feed.lives else "not known"
+        return "simulated" if virtual else "judged at the end" if feed.lives else "unknown"
     return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agents import config
@@ -21,6 +22,7 @@ from testbed.configs import RunSpec
 from testbed.plan import PlannedDevice
 from testbed.relay import probe
 from testbed.relay.main import RelayConfig
+from testbed.relay.traffic import Traffic
 
 _BROKER, _, _ECHO = range(3)
 """The targets, and a device's doors, in their order."""
@@ -36,6 +38,8 @@ class Entrances:
     """Of each device; they lead to the broker."""
     samples: Sequence[dict[str, Any]]
     """As `testbed.fidelity.measure` takes them."""
+    traffic: Traffic
+    """What passes from now on, and what measuring took."""
 
 
 def needed(spec: RunSpec) -> bool:
@@ -66,8 +70,10 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
             doors={name: tuple(door.fileno() for door in pair) for name, pair in opened.items()},
             links={d.name: d.host_link for d in devices if d.host_link is not None},
             access={d.name: d.host_access for d in devices if d.host_access is not None},
+            traffic=str(spec.directory.work / "traffic"),
             seed=spec.topology.seed,
         )
+        traffic = Traffic(Path(cfg.traffic), cfg.doors)
         config.dump(cfg, spec.directory.config(ROUTER))
         spawn([fd for fds in cfg.doors.values() for fd in fds])
         ports = {name: tuple(map(_port, pair)) for name, pair in opened.items()}
@@ -84,7 +90,7 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
                 log.write(f"the link of {device} cannot be measured: {figures}\n")
             else:
                 samples.append({"device": device, "at": time.monotonic(), "probe": figures})
-    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, samples)
+    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, samples, traffic)
 
 
 @contextmanager

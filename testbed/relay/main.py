@@ -21,6 +21,7 @@ from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.relay.pipe import Pipe, Way
 from testbed.relay.server import Lane, Relay
+from testbed.relay.traffic import WAYS, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class RelayConfig:
     """Of each device that has one of its own."""
     access: Mapping[str, Access]
     """What devices share; only those that do."""
+    traffic: str
+    """Path of the file that counts what passes (testbed.relay.traffic), of the devices of `doors`."""
     seed: int
 
 
@@ -55,10 +58,14 @@ class OwnLink:
     down: Lane
 
     @classmethod
-    def of(cls, link: Link, seed: int, device: str) -> OwnLink:
+    def of(cls, link: Link, seed: int, device: str, traffic: Traffic) -> OwnLink:
         up, down = (
-            Lane(way, random.Random(f"{seed} {device} {name}").random)  # noqa: S311
-            for way, name in zip(ways(link), ("up", "down"), strict=True)
+            Lane(
+                way,
+                random.Random(f"{seed} {device} {name}").random,  # noqa: S311
+                traffic.counter(device, counted),
+            )
+            for way, name, counted in zip(ways(link), ("up", "down"), WAYS, strict=True)
         )
         return cls(link, up, down)
 
@@ -93,7 +100,8 @@ def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
     shared = cells(cfg.access)
-    own = {name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name) for name in cfg.doors}
+    traffic = Traffic(Path(cfg.traffic), cfg.doors)
+    own = {name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.doors}
     for name, link in own.items():
         # The cell first, both ways: what it has no room for is not even read.
         up, down = shared.get(name, ([], []))

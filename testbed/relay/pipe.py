@@ -65,9 +65,13 @@ class Pipe(Generic[T]):
     Times are seconds of a clock that never goes back. Items should not be larger than `piece`.
     """
 
-    def __init__(self, way: Way, uniform: Callable[[], float]) -> None:
+    def __init__(
+        self, way: Way, uniform: Callable[[], float], count: Callable[[int], None] | None = None
+    ) -> None:
+        """`count` is told the bytes on the wire of all that passes the bucket."""
         self._way = way
         self._uniform = uniform
+        self._count = count
         self._waiting: deque[_Waiting[T]] = deque()
         self._queued = 0
         """Bytes on the wire of what waits."""
@@ -155,6 +159,8 @@ class Pipe(Generic[T]):
             item, size, _ = self._waiting.popleft()
             wire = on_wire(size)
             self._queued -= wire
+            if self._count is not None:
+                self._count(wire)
             if (rate := self._way.rate) is not None:
                 # No more than a bucket is saved up; a piece that a slower rate found here may be larger.
                 depth = max(burst(rate), wire)

@@ -31,6 +31,7 @@ from testbed.dutycycle import DutyCycle, cpu_clock
 from testbed.errors import BadInputError, HostError
 from testbed.plan import dilated
 from testbed.relay import launch as relay
+from testbed.relay.traffic import Traffic
 from testbed.rundir import RunDirectory
 from testbed.timeline import (
     Action,
@@ -89,6 +90,8 @@ class ProcessRuntime:
         self._relayed = relay.needed(spec)
         self._probes: list[dict[str, Any]] = []
         """Samples that are still to be told."""
+        self._traffic: Traffic | None = None
+        """Of the relay, where there is one."""
 
     @property
     def broker_kind(self) -> str:
@@ -191,7 +194,8 @@ class ProcessRuntime:
         return {name: code for name, code in codes.items() if code is not None}
 
     def telemetry(self) -> list[dict[str, Any]]:
-        """A sample of each living device, named as the device init's: seconds and bytes."""
+        """A sample of each living device, named as the device init's: seconds and bytes. Those that it
+        sent and received go on where it is started anew; without a relay nobody counts them."""
         samples, self._probes = self._probes, []
         for name in self._devices:
             child = self._children.get(name)
@@ -201,7 +205,9 @@ class ProcessRuntime:
                 process = psutil.Process(child.pid)
                 memory = process.memory_info().rss
                 cpu = cpu_clock(process)()
-                samples.append({"device": name, "at": time.monotonic(), "cpu": cpu, "memory": memory})
+                passed = {} if self._traffic is None else self._traffic.of(name)
+                told = {"at": time.monotonic(), "cpu": cpu, "memory": memory, **passed}
+                samples.append({"device": name, **told})
         return samples
 
     def stop(self) -> None:
@@ -228,6 +234,7 @@ class ProcessRuntime:
             said = self._directory.last_words(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{said}") from error
         self._probes += entrances.samples
+        self._traffic = entrances.traffic
         return entrances.ports
 
     def _spawn_client(self, name: str) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from agents import events
 from analysis.charts import CHARTS, paper, screen
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
-from analysis.charts.marks import marks
+from analysis.charts.marks import marked
 from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS
 
@@ -105,13 +105,49 @@ def test_many_lanes_are_named_by_group(directory: Path) -> None:
     assert chart.y.ticks == {29.5: "a ×60", 69.5: "b ×20"}
 
 
+BLANK = Chart("t", Axis("device time", "s"), Axis("y"), ())
+
+
 def test_marks_of_a_second_are_one(run: Run) -> None:
-    columns = marks([run]).columns
-    assert columns["x"].tolist() == [4.0]
+    columns = layer(marked(BLANK, [run]), "scenario").columns
+    assert columns["x"].tolist() == [4.2]
     assert columns["label"].tolist() == [
         "link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
     ]
-    assert marks([run, run]).columns["label"].tolist() == columns["label"].tolist()
+    twice = layer(marked(BLANK, [run, run]), "scenario").columns
+    assert twice["label"].tolist() == columns["label"].tolist()
+    assert marked(BLANK, [run]).note == ""
+    assert layer(marked(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
+
+
+def scripted(directory: Path, *records: events.Acted) -> Run:
+    lines = [*EVENTS[:-1], *(events.to_line(record).strip() for record in records), EVENTS[-1]]
+    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return load(directory)
+
+
+def test_where_much_happens_a_mark_stands_for_more(directory: Path) -> None:
+    churn = [events.Acted(at, "fast", "scenario", 0.0, {"action": "crash"}) for at in range(5, 60)]
+    quiet = events.Acted(900.0, "slow", "scenario", 0.0, {"action": "pause"})
+    chart = marked(BLANK, [scripted(directory, *churn, quiet)])
+    marks = layer(chart, "scenario").columns
+    assert marks["x"].tolist() == [5, *range(6, 60, 2), 900]
+    assert marks["what"].tolist()[-2:] == ["crash fast", "pause slow"]
+    assert chart.note == "each vertical mark stands for up to 2 s of the scenario"
+
+
+def test_a_links_trace_hides_no_crash(directory: Path) -> None:
+    (directory / "topology.yaml").write_text("devices: [{name: pi, link: {trace: {up: walk.up}}}]\n")
+    change = {"action": "set", "link": {"up": 1e5}}
+    steps = [events.Acted(at / 2, "fast", "scenario", 0.0, change) for at in range(100)]
+    crash = events.Acted(20.0, "slow", "scenario", 0.0, {"action": "crash"})
+    by_hand = events.Acted(30.0, "fast", "hand", 0.0, change)
+    chart = marked(BLANK, [scripted(directory, *steps, crash, by_hand)])
+    assert layer(chart, "scenario").columns["label"].tolist() == [
+        "crash slow",
+        "link up 100 kbit/s fast",
+    ]
+    assert chart.note == "100 link changes from traces are not marked"
 
 
 def test_staleness(run: Run) -> None:
@@ -127,13 +163,14 @@ def test_contributions(run: Run) -> None:
     chart = CHARTS["contributions"]([run])
     assert column(chart, "pi", "y") == pytest.approx([200 / 3, 100 / 3])
     assert column(chart, "nano", "importance") == [20.0]
-    assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance unheard"
+    assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance never heard from"
 
 
 def test_fidelity(run: Run) -> None:
     chart = CHARTS["cpu"]([run])
     assert (column(chart, "devices", "x"), column(chart, "devices", "y")) == ([50.0], [40.0])
-    assert chart.note.startswith("1 not known")
+    assert chart.note.startswith("1 not shown")
+    assert CHARTS["rates"]([run]).note == "measured before the start"
     assert column(CHARTS["rates"]([run]), "uplink", "y") == pytest.approx([0.9])  # Mbit/s
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import metrics
+from analysis import metrics, summary
 from analysis.load import load
 from analysis.names import distinct
 from tests.analysis.conftest import EVENTS
@@ -27,24 +27,12 @@ def test_evaluations_count_in_the_order_of_their_models(directory: Path) -> None
     assert metrics.reached(load(directory), 0.8).time == 5.0
 
 
-def test_speed_up(directory: Path, tmp_path: Path) -> None:
-    slow = tmp_path / "baseline"
-    slow.mkdir()
-    (slow / "manifest.json").write_text("{}")
-    late = [line.replace('"at":5.0', '"at":7.5') for line in EVENTS]
-    (slow / "events.jsonl").write_text("\n".join(late) + "\n")
-    run, baseline = load(directory), load(slow)
-    assert metrics.speed_up(run, baseline, 0.8) == 1.5  # 7.5 s ÷ 5 s
-    assert isnan(metrics.speed_up(run, baseline, 0.9))
-    assert metrics.speed_up(run, baseline, 0.1) == 1.0
-
-
-def test_speed_up_over_a_start_that_is_good_already(directory: Path, tmp_path: Path) -> None:
-    good = tmp_path / "good"
-    good.mkdir()
-    (good / "manifest.json").write_text("{}")
-    (good / "events.jsonl").write_text(EVENTS[1].replace('"accuracy":0.1', '"accuracy":0.9') + "\n")
-    assert metrics.speed_up(load(good), load(directory), 0.8) == inf
+def test_speed_up() -> None:
+    assert metrics.speed_up(5.0, 7.5) == 1.5
+    assert isnan(metrics.speed_up(nan, 7.5))
+    assert isnan(metrics.speed_up(5.0, nan))
+    assert metrics.speed_up(0.0, 0.0) == 1.0  # both were good enough from the start
+    assert metrics.speed_up(0.0, 7.5) == inf
 
 
 def test_staleness_per_group_and_over_all(directory: Path) -> None:
@@ -108,6 +96,17 @@ def test_energy(directory: Path) -> None:
     joules = metrics.energy(load(directory), {"pi": {"train": 2.0, "wait": 0.5}})
     # fast: 2 s and 6 s; slow: 6 s and 2 s; nothing is known of the nano
     assert joules.tolist() == pytest.approx([7.0, 13.0, nan], nan_ok=True)
+    assert metrics.energy(load(directory)).isna().all()
+
+
+def test_energy_is_the_plans(directory: Path) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["devices"]["slow"]["power"] = {"train": 7.2}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    run = load(directory)
+    assert metrics.energy(run).tolist() == pytest.approx([nan, 43.2, nan], nan_ok=True)  # 6 s
+    groups = summary.groups(summary.devices(run))
+    assert groups["energy"].tolist() == pytest.approx([43.2, nan], nan_ok=True)
 
 
 def test_intervals_of_confidence() -> None:
@@ -120,15 +119,6 @@ def test_intervals_of_confidence() -> None:
     assert alone.mean == 5.0
     assert isnan(alone.low)
     assert isnan(metrics.t_interval([1.0, nan]).mean)
-
-
-def test_bootstrap_interval() -> None:
-    values = [0.0] * 50 + [1.0] * 50
-    found = metrics.bootstrap_interval(values)
-    assert found.mean == 0.5
-    assert found.high - found.low == pytest.approx(2 * 1.96 * 0.05, abs=0.02)  # σ of the mean: 0.05
-    assert metrics.bootstrap_interval(values) == found
-    assert metrics.bootstrap_interval([3.0, 3.0]).low == 3.0
 
 
 def test_over_seeds_puts_runs_together_that_differ_in_nothing_else(tmp_path: Path) -> None:

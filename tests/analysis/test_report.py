@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import events
 from analysis import report
 from analysis.charts import paper, story
 from analysis.load import load
@@ -58,7 +59,14 @@ def test_it_holds_all_it_needs(directory: Path) -> None:
         assert "src" not in attributes, tag
         assert tag not in ("link", "iframe", "img")
     assert len(page) < 3_000_000
-    for words in ("Topology", "buffer_size: 1", "Manifest", '"monotonic_zero"', "0.5 cpu, 512 MiB"):
+    for words in (
+        "effective participants",
+        "Topology",
+        "buffer_size: 1",
+        "Manifest",
+        '"monotonic_zero"',
+        "0.5 cpu, 512 MiB",
+    ):
         assert words in tags.text
     assert "Comparison" not in tags.text
 
@@ -69,7 +77,7 @@ def test_several_runs_are_compared(directory: Path, tmp_path_factory: pytest.Tem
     )
     tags = _Tags(report.html([load(directory), load(other)]))
     assert "Comparison" in tags.text
-    assert "To a test accuracy of 85%." in tags.text
+    assert "What it took to reach a test accuracy of 85%." in tags.text
     assert "speed-up" in tags.text
 
 
@@ -79,6 +87,13 @@ def test_what_files_say_is_no_markup(tmp_path: Path) -> None:
     tags = _Tags(page)
     assert tags.text.count(_EVIL) >= 6  # headline, reason, error, table, topology, manifest
     assert re.search(r"</script>alert", page) is None
+
+
+def test_actions_are_told_in_words(directory: Path) -> None:
+    crash = events.Acted(2.5, "fast", "scenario", 0.0, {"action": "set", "link": {"up": 2e4}})
+    with (directory / "events.jsonl").open("a") as file:
+        file.write(events.to_line(crash))
+    assert re.search(r"fast\s*link up 20 kbit/s\s*2.5", _Tags(report.html([load(directory)])).text)
 
 
 def test_validity_is_told(tmp_path: Path) -> None:

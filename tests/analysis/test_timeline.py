@@ -72,6 +72,37 @@ def test_pauses_and_absence_go_before_work(directory: Path) -> None:
     ]
 
 
+def test_who_is_cut_off_is_offline_at_once_and_until_it_is_ready_again(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(8.2, "slow", "scenario", 0.0, {"action": "disconnect"}),
+        events.Acted(8.6, "slow", "scenario", 0.0, {"action": "reconnect"}),
+        events.Acted(9.0, "slow", "scenario", 0.0, {"action": "disconnect"}),
+        events.ClientStatus(9.1, "slow", "offline"),  # its keep-alive has run out
+        events.Acted(9.2, "slow", "scenario", 0.0, {"action": "reconnect"}),
+        events.ClientStatus(9.5, "slow", "ready"),
+    )
+    assert of(run, "slow")[3:] == [
+        ("wait", 8.0, 8.2, -1),
+        ("offline", 8.2, 8.6, -1),
+        ("wait", 8.6, 9.0, -1),
+        ("offline", 9.0, 9.5, -1),
+        ("wait", 9.5, 10.0, -1),
+    ]
+
+
+def test_who_joins_is_held_by_nothing_of_before(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(8.1, "slow", "scenario", 0.0, {"action": "pause"}),
+        events.Acted(8.2, "slow", "scenario", 0.0, {"action": "disconnect"}),
+        events.Acted(8.3, "slow", "scenario", 0.0, {"action": "leave"}),
+        events.Acted(9.0, "slow", "scenario", 0.0, {"action": "join"}),
+        events.ClientStatus(9.5, "slow", "ready"),
+    )
+    assert of(run, "slow")[-2:] == [("offline", 8.2, 9.5, -1), ("wait", 9.5, 10.0, -1)]
+
+
 def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) -> None:
     missing = EVENTS[0].replace('"missing":[]', '"missing":["mute","stranger"]')
     ready = events.to_line(events.ClientStatus(4.0, "mute", "ready"))

@@ -47,7 +47,8 @@ def test_of_telemetry_the_end_is_read_and_what_follows(tmp_path: Path) -> None:
     samples = Samples(path, last=3 * len(lines[-1]) - 1)
     assert [sample["at"] for sample in samples.read()] == [98, 99]  # the third is torn
     with path.open("a") as file:
-        file.write('nonsense\n[1]\n{"at": "late"}\n{"at": 100}\n{"at"')
-    assert samples.read() == [{"at": 100}]
+        file.write('nonsense\n[1]\n{"at": 100}\n{"device": "pi-1", "at": "late"}\n')
+        file.write(lines[99] + '{"at"')
+    assert samples.read() == [json.loads(lines[99])]
     for everything in (Samples(path, last=10**6), Samples(path)):
         assert len(everything.read()) == 101

@@ -90,6 +90,10 @@ def test_what_is_written_is_read_back() -> None:
             "2:3: devices.My Pi: found 'My Pi', expected a name of at most",
         ),
         ("devices:\n  pi: fast", "2:7: devices.pi: found 'fast', expected keys and values"),
+        (
+            "devices:\n  pi: {power: {train: 7.2}}",
+            "2:23: devices.pi.power.train: found 7.2, expected a power with its unit (W, mW)",
+        ),
         ("devices: [pi]", "1:10: devices: expected entries by name"),
         ("link:\n  a: {up: 1mbit}", "1:1: link: unknown key; did you mean links?"),
         ("links:\n  a: {up: 5MB}", "2:11: links.a.up: found '5MB', expected bits per second"),
@@ -131,14 +135,14 @@ def test_the_listing_has_a_table_of_each_kind() -> None:
     text = """\
         devices:
           pi: {gflops: 11.9, cores: 4}
-          zero: {gflops: 0.37, memory: 512MiB}
+          zero: {gflops: 0.37, memory: 512MiB, power: {train: 2.1W, wait: 500mW}}
         links:
           slow: {down: 1mbit, up: 20kbit, loss: 2%}
         """
     assert profiles.listing(profiles.parse(textwrap.dedent(text))).splitlines() == [
-        "device  gflops  cores  memory",
-        "pi      11.9    4      –",
-        "zero    0.37    –      512MiB",
+        "device  gflops  cores  memory  power",
+        "pi      11.9    4      –       –",
+        "zero    0.37    –      512MiB  train 2.1W, wait 0.5W",
         "",
         "link  down   up      loss",
         "slow  1mbit  20kbit  0.02",

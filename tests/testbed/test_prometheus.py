@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agents import events
+from testbed.follow import Follower
 from testbed.prometheus import RunCollector
 from testbed.rundir import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
@@ -48,7 +53,25 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert found["testbed_cpu_seconds_total", "fast"] == 1.75
     assert found["testbed_cpu_used_cores", "fast"] == pytest.approx(0.25)
     assert found["testbed_sent_bytes_total", "fast"] == 25
+    assert ("testbed_received_bytes_total", "fast") not in found  # nobody counts them
     assert scraped(registry)["testbed_updates_total", "fast"] == 2  # asking twice counts nothing twice
+
+
+def test_scrapes_at_the_same_time_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, read = threading.Lock(), Follower.read
+
+    def slowly(follower: Follower, most: int = -1) -> list[events.Record]:
+        assert reading.acquire(blocking=False), "two at once"
+        time.sleep(0.05)
+        reading.release()
+        return read(follower, most)
+
+    monkeypatch.setattr(Follower, "read", slowly)
+    collector = RunCollector(RunDirectory(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        assert len([*pool.map(lambda _: [*collector.collect()], range(2))]) == 2
 
 
 def test_the_controller_imports_neither_bokeh_nor_pandas_nor_prometheus() -> None:

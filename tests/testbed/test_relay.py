@@ -9,18 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 from agents.config import Access, Link
 from testbed.relay import transfer
 from testbed.relay.main import OwnLink, cells
+from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
+from testbed.relay.traffic import Traffic
 
 HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
 """The ends of a new connection: the device's and the broker's."""
 Through = Callable[..., Connect]
+Of = Callable[[Link], OwnLink]
 CELL = 4_000_000
 """bit/s."""
 
@@ -54,8 +58,14 @@ def through(relay: Relay) -> Iterator[Through]:
         yield through
 
 
-def of(link: Link) -> OwnLink:
-    return OwnLink.of(link, 1, "pi")
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traffic") / "traffic"
+
+
+@pytest.fixture(scope="module")
+def of(traffic: Path) -> Of:
+    return lambda link: OwnLink.of(link, 1, "pi", Traffic(traffic, ["pi"]))
 
 
 def received(sock: socket.socket) -> bytes:
@@ -68,7 +78,7 @@ def sent(sock: socket.socket, data: bytes) -> None:
     sock.shutdown(socket.SHUT_WR)
 
 
-def test_streams_arrive_whole_and_their_ends_after_them(through: Through) -> None:
+def test_streams_arrive_whole_and_their_ends_after_them(through: Through, of: Of) -> None:
     connect = through(of(Link(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
@@ -82,7 +92,7 @@ def test_streams_arrive_whole_and_their_ends_after_them(through: Through) -> Non
         assert received(device) == b"thanks"
 
 
-def test_a_sender_feels_a_receiver_that_does_not_read(through: Through) -> None:
+def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) -> None:
     device, broker = through(of(Link()))()
     device.settimeout(0.5)
     passed = 0
@@ -95,7 +105,7 @@ def test_a_sender_feels_a_receiver_that_does_not_read(through: Through) -> None:
 
 
 @pytest.mark.parametrize("link", [Link(), Link(rtt=0.1)])
-def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through) -> None:
+def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: Of) -> None:
     device, broker = through(of(link))()
     device.sendall(b"last words")
     assert broker.recv(4) == b"last"
@@ -104,7 +114,7 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through) -> No
     assert received(broker) == b" words"
 
 
-def test_where_nobody_answers_the_device_is_told(relay: Relay) -> None:
+def test_where_nobody_answers_the_device_is_told(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     door = socket.create_server((HOST, 0))
@@ -114,7 +124,9 @@ def test_where_nobody_answers_the_device_is_told(relay: Relay) -> None:
         assert device.recv(1) == b""
 
 
-def test_in_an_outage_nothing_passes_and_the_connection_stays(relay: Relay, through: Through) -> None:
+def test_in_an_outage_nothing_passes_and_the_connection_stays(
+    relay: Relay, through: Through, of: Of
+) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
     relay.tell(lambda now: access.obey({"connected": False}, now))
@@ -129,7 +141,20 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(relay: Relay, thro
     assert device.recv(8) == b"down"
 
 
-def test_a_change_is_of_what_it_names(relay: Relay, through: Through) -> None:
+def test_what_passes_is_counted_for_whoever_has_the_file(
+    through: Through, of: Of, traffic: Path
+) -> None:
+    before = Traffic(traffic, ["pi"]).of("pi")
+    device, broker = through(of(Link(rtt=0.02)))()
+    sent(device, bytes(1000))
+    sent(broker, bytes(2000))
+    assert (len(received(broker)), len(received(device))) == (1000, 2000)
+    after = Traffic(traffic, ["pi"]).of("pi")
+    grown = {way: after[way] - before[way] for way in after}
+    assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
+
+
+def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.tell(lambda now: access.obey({"link": {"rtt": 0.02}}, now))
@@ -152,7 +177,7 @@ def test_of_an_access_only_what_is_limited_is_shared() -> None:
 
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
-    upwards: bool, through: Through
+    upwards: bool, through: Through, of: Of
 ) -> None:
     shared = cells(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
     pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
@@ -179,7 +204,7 @@ def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
     assert min(ended) > 0.5 * max(ended)
 
 
-def test_a_slow_device_does_not_hold_up_its_cell(through: Through) -> None:
+def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> None:
     shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
     slow, fast = (
         through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
@@ -193,7 +218,9 @@ def test_a_slow_device_does_not_hold_up_its_cell(through: Through) -> None:
     assert time.monotonic() - begin == pytest.approx(0.21, abs=0.05)
 
 
-def test_a_device_without_network_takes_nothing_of_its_cell(relay: Relay, through: Through) -> None:
+def test_a_device_without_network_takes_nothing_of_its_cell(
+    relay: Relay, through: Through, of: Of
+) -> None:
     shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed import linktraces
+from testbed import linktraces, plan
 from testbed.calibration import Calibration, Host
 from testbed.devices import LinkTrace
 from testbed.errors import BadInputError
@@ -49,6 +49,26 @@ def test_a_class_gives_what_the_topology_does_not_say(tmp_path: Path) -> None:
     assert [(link.up, link.down, link.rtt) for link in plain] == [
         (1_000_000, 12_000_000, 0.07),
         (12_000_000, 12_000_000, 0.02),
+    ]
+    again = tmp_path / "again.yaml"
+    again.write_text(topology.to_yaml())
+    assert load(again).devices == topology.devices
+
+
+def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) -> None:
+    topology = resolved(
+        _topology(
+            tmp_path,
+            "{name: a, cpu: 0.1, profile: raspberry-pi-4}",
+            "{name: b, cpu: 0.1, profile: raspberry-pi-4, power: {train: 5W, wait: 2W}}",
+            "{name: c, cpu: 0.1}",
+        )
+    )
+    planned = plan.plan(topology, "virtual", plan.Host((0,), 0)).devices
+    assert [device.power for device in planned] == [
+        {"train": 7.2},
+        {"train": 5.0, "wait": 2.0},
+        None,
     ]
     again = tmp_path / "again.yaml"
     again.write_text(topology.to_yaml())

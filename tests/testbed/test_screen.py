@@ -22,9 +22,13 @@ SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
 
 
 def screen(
-    devices: tuple[Device, ...], records: Iterable[events.Record], runtime: str = "process"
+    devices: tuple[Device, ...],
+    records: Iterable[events.Record],
+    runtime: str = "process",
+    *,
+    links: bool = False,
 ) -> Screen:
-    overview = Overview("fedbuff", Stop(after=60.0), devices, runtime, run="small-run")
+    overview = Overview("fedbuff", Stop(after=60.0), devices, runtime, run="small-run", links=links)
     made = Screen(overview, overview.tally())
     for record in records:
         made.tally.take(record)
@@ -74,8 +78,8 @@ def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
     assert row == "  pi-1   train    " + 52 * " " + "▄█▄█▂▒▒" + "      2     3  1.5 0.25 0.25   67%  10%"
 
 
-def test_containers_have_links() -> None:
-    shown = screen(fleet(2), [STARTED], runtime="docker")
+def test_links_have_rates() -> None:
+    shown = screen(fleet(2), [STARTED], links=True)
     for at in (0.0, 1.0):
         shown.tally.sample("pi-1", at, {"cpu": 0.0, "sent": 43_700 * at, "received": 1_500_000 * at})
     lines = drawn(shown, at=1.0)
@@ -119,7 +123,8 @@ def test_a_large_fleet_is_shown_by_group() -> None:
 @pytest.mark.parametrize("runtime", ["docker", "process", "virtual"])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_a_frame_fits_every_terminal(size: tuple[int, int], runtime: str, grouped: bool) -> None:
-    shown = screen(SIX, [STARTED, update("pi-1", 5.0, 1234)], runtime)
+    records: list[events.Record] = [STARTED, update("pi-1", 5.0, 1234)]
+    shown = screen(SIX, records, runtime, links=runtime == "docker")
     shown.choice = Choice(grouped=grouped, sort="share", matching="i", selected="pi-2")
     lines = drawn(shown, 61.5, *size)
     if size[0] >= 80:

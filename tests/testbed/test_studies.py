@@ -189,6 +189,30 @@ def test_compare_report_and_export(testbed: Testbed) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("topology.yaml", "name: [unclosed"),
+        ("topology.yaml", "- name"),
+        ("fidelity.json", "{}"),
+        ("fidelity.json", '{"devices": {"pi": {"cpu": {}}}}'),
+        ("manifest.json", '{"format": 1, "outcome": "after", "devices": ["pi"]}'),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "report", "export"])
+def test_a_damaged_run_is_told_with_its_file(
+    testbed: Testbed, command: str, file: str, text: str
+) -> None:
+    run = Path("runs/broken")
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text('{"format": 1, "outcome": "after"}')
+    (run / file).write_text(text)
+    code, out, err = testbed(command, "runs/broken")
+    assert code == 2
+    assert f"runs/broken/{file}: " in err.replace("\n", "")
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["sweep", "no-such.yaml"], "no-such.yaml"),

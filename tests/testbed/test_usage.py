@@ -20,7 +20,7 @@ def test_shares_and_rates_are_those_of_the_last_five_seconds() -> None:
     assert isnan(usage.share(13.5))  # nothing came for more than three seconds
 
 
-def test_processes_count_no_bytes() -> None:
+def test_where_nobody_counts_bytes_there_is_no_rate() -> None:
     usage = Usage()
     usage.take(1.0, {"cpu": 1.0})
     usage.take(2.0, {"cpu": 1.5})

@@ -1,0 +1,40 @@
+"""What has passed each device's link, counted by the relay and read by the controller.
+
+Both map the same file: to count costs the relay an addition, and to read asks it nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_BYTES = 8
+"""Of a counter."""
+WAYS = ("sent", "received")
+
+
+class Traffic:
+    """Bytes on the wire of each device, since the relay's start."""
+
+    def __init__(self, path: Path, devices: Iterable[str]) -> None:
+        """`path` is made if it is not there; all who map it name the same `devices`, in one order."""
+        self._places = {name: len(WAYS) * number for number, name in enumerate(devices)}
+        size = _BYTES * len(WAYS) * len(self._places)
+        with path.open("ab+") as file:
+            file.truncate(size)
+            self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
+
+    def counter(self, device: str, way: str) -> Callable[[int], None]:
+        """What adds bytes that `device` has `sent` or `received`."""
+        counts, place = self._counts, self._places[device] + WAYS.index(way)
+
+        def count(size: int) -> None:
+            counts[place] += size
+
+        return count
+
+    def of(self, device: str) -> dict[str, int]:
+        """Bytes by way, named as in telemetry."""
+        place = self._places[device]
+        return dict(zip(WAYS, self._counts[place : place + len(WAYS)], strict=True))

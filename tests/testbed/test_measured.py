@@ -1,0 +1,33 @@
+"""What a run that goes on shows of its links and shares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.load import load
+from testbed.dashboard import measured
+from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+
+TOPOLOGY = """
+name: cell
+task: {name: digits-logreg, local: {steps: 1}}
+rule: {name: fedasync}
+devices:
+  - {name: pi, cpu: 0.1, link: {up: 1mbit}, access: {name: wifi, up: 128kbit, down: 256kbit}}
+  - {name: nano, cpu: 0.1}
+stop: {updates: 10}
+"""
+
+
+def test_a_probe_is_held_against_all_of_the_way_to_the_server(tmp_path: Path) -> None:
+    path = write_run(tmp_path, EVENTS[:1], TOPOLOGY, MANIFEST)
+    probe = {"up": 128_000, "down": 128_000.0, "rtt": 0.01}  # bit/s on the wire
+    line = {"device": "fast", "at": 99.0, "probe": probe}
+    (path / "telemetry.jsonl").write_text(json.dumps(line) + "\n")
+    found = measured.so_far(load(path)).query("device == 'fast' and figure != 'cpu'")
+    assert found["figure"].tolist() == ["up", "down"]
+    assert found["asked"].tolist() == [128_000, 256_000]
+    assert found["got"].tolist() == pytest.approx([128_000, 128_000])
