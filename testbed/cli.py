@@ -29,11 +29,12 @@ from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
+from testbed.view import View
 
 if TYPE_CHECKING:
-    from agents import events
     from testbed.plan import Plan
     from testbed.topology import Topology
+    from testbed.validity import Judgement
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -215,33 +216,30 @@ def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
     from testbed import selfcheck
 
-    for outcome in selfcheck.run(runtime, runs, _Progress()):
-        _show_fidelity(outcome)
+    selfcheck.run(runtime, runs, _Progress())
 
 
-class _Progress:
-    """Implements `testbed.controller.View`: how launching and ending go on, and nothing else."""
+class _Progress(View):
+    """How launching and ending go on, and what came of it."""
 
     def progress(self, message: str) -> None:
         say(message)
 
-    def record(self, record: events.Record) -> None: ...
+    def judged(self, judgement: Judgement) -> None:
+        _show(judgement)
 
-    def refresh(self, now: float) -> None: ...
 
-
-def _show_fidelity(outcome: up.Outcome) -> None:
+def _show(judgement: Judgement) -> None:
     """What the devices got of what was asked, and whether to believe the run."""
     from testbed import fidelity_table
 
-    if outcome.fidelity is not None:
-        out.print(fidelity_table.render(outcome.fidelity))
-    if outcome.steps:
-        latest = max(step.done - step.due for step in outcome.steps)
-        say(f"Scenario: {len(outcome.steps)} steps done, at most {1e3 * latest:.0f} ms late")
-    if outcome.validity is not None and not outcome.validity.valid:
+    out.print(fidelity_table.render(judgement.fidelity))
+    if judgement.steps:
+        latest = max(step.done - step.due for step in judgement.steps)
+        say(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+    if not judgement.validity.valid:
         out.print("\nNot valid:", style="bold red")
-        for reason in outcome.validity.reasons:
+        for reason in judgement.validity.reasons:
             say(f"  {reason}")
 
 
@@ -258,12 +256,14 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
             "links by a relay; memory is not limited."
         )
     virtual = plan.runtime == "virtual"
+    view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
-        with (
-            fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view,
-            beside.served(directory, plan, options, view.keep),
-        ):
-            outcome = up.run(topology, plan, directory, options, view)
+        with view, beside.served(directory, plan, options, view.keep):
+            up.run(topology, plan, directory, options, view)
+    except BaseException:
+        if view.judgement is not None:
+            _show(view.judgement)
+        raise
     finally:
         say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
@@ -271,7 +271,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     run = load(directory.path)
     out.print(live.render_summary(run))
-    _show_fidelity(outcome)
+    if view.judgement is not None:
+        _show(view.judgement)
     if virtual:
         say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:

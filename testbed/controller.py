@@ -13,7 +13,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agents import events
 from agents.config import Broker
@@ -30,19 +30,12 @@ from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
 from testbed.timeline import SetCpu
 from testbed.validity import HostSample, Sampler
+from testbed.view import View
 
 _TICK = 0.1
 _SUPERVISE_EVERY = 1.0
 _GOODBYE = 4.0
 """Seconds that the aggregator has to close its books when a run is interrupted."""
-
-
-class View(Protocol):
-    """Who watches: the terminal."""
-
-    def progress(self, message: str) -> None: ...
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
 
 
 @dataclass(slots=True)

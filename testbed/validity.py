@@ -77,6 +77,16 @@ class Validity:
         return {"valid": self.valid, "reasons": list(self.reasons)}
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How well a run was emulated, as far as it came."""
+
+    fidelity: Fidelity
+    validity: Validity
+    steps: tuple[StepDone, ...]
+    """Of the scenario."""
+
+
 def verdict(
     host: Sequence[HostSample], fidelity: Fidelity | None = None, steps: Iterable[StepDone] = ()
 ) -> Validity:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from agents import events
 from agents.config import Broker, Link
 from agents.topics import Topics
 from agents.transport import Received
@@ -25,22 +24,20 @@ from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
 from testbed.timeline import Action
+from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
 
 
 @dataclass
-class Lines:
+class Lines(View):
     """A view that remembers what it was told."""
 
     lines: list[str] = field(default_factory=list)
 
     def progress(self, message: str) -> None:
         self.lines.append(message)
-
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
 
 
 @pytest.mark.parametrize(
