@@ -67,12 +67,13 @@ def up_command(
     ] = None,
     runtime: RuntimeName = None,
     detached: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the run is going.")
+        bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
     ] = False,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", help="Carry on an ended run from its last checkpoint.")
+        str | None,
+        typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     page: beside.Page = False,
@@ -80,7 +81,7 @@ def up_command(
     metrics_port: beside.MetricsPort = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Launch a topology, watch it to its end, and take everything down."""
+    """Launch a topology, watch it to its end, and remove everything."""
     options = up.Options(
         runtime, oversubscribe, data, resume is not None, beside.chosen(page, port), metrics_port
     )
@@ -90,7 +91,7 @@ def up_command(
         topology = chosen.topology
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
-        raise BadInputError("Name one topology file, or say --resume RUN (testbed runs shows them).")
+        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
     parsed, plan = up.planned(topology, options)
     beside.check(options)
     chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
@@ -102,12 +103,12 @@ def up_command(
 
 @app.command()
 def down(
-    run: Annotated[str | None, typer.Argument(help="Run id; `testbed ps` shows them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run of this machine.")] = False,
+    run: Annotated[str | None, typer.Argument(help="Run id (`testbed ps` lists them).")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
 ) -> None:
-    """End runs and remove everything of theirs, and nothing else, from any directory."""
+    """End runs and remove all that is theirs, and nothing else; works from any directory."""
     if (run is None) != everything:
-        raise BadInputError("Name one run (testbed ps shows them), or say --all.")
+        raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
     live = [found for found in fleet.find() if everything or found.run == run]
     if not live:
         say("Nothing is running." if everything else f"{run}: nothing is running.")
@@ -119,7 +120,7 @@ def down(
 
 @app.command()
 def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
-    """Look at a run that goes on, or at how one ended; `q` leaves, and the run goes on without us."""
+    """Watch a run, or see how one ended; `q` leaves, and the run continues."""
     from testbed import watch as watching
 
     watching.watch(fleet.located(run, runs), out)
@@ -127,7 +128,7 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
-    """Apply a run's recorded updates again, and check that the same model comes of it, bit by bit."""
+    """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
     from testbed import replay as replaying
 
     same = replaying.replay(fleet.located(run, runs))
@@ -137,7 +138,7 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def ps(as_json: AsJson = False) -> None:
-    """Show the runs that live on this machine."""
+    """List the runs that are running on this machine."""
     rows = [
         {
             "run": live.run,
@@ -152,33 +153,33 @@ def ps(as_json: AsJson = False) -> None:
 
 @app.command("runs")
 def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """Show the run directories, newest last."""
+    """List the run directories, newest last."""
     rows = rundir.listing(runs)
     if not as_json:  # the run id carries the date already
         rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
-    show(rows, f"No run in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
+    show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
 @app.command()
 def logs(
     run: Run,
     part: Annotated[
-        str | None, typer.Argument(help="aggregator, broker, or a device; else all.")
+        str | None, typer.Argument(help="aggregator, broker or a device (default: all).")
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", min=1, help="Lines of each.")] = 50,
+    tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Print what the processes of a run said."""
+    """Print the logs of a run."""
     from testbed import logs as reader
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
-        say(text or "(silent)")
+        say(text or "(empty)")
 
 
 @app.command()
 def validate(topology: TopologyFile) -> None:
-    """Check a topology; all its errors at once."""
+    """Check a topology, and report all its errors at once."""
     from testbed.resolution import resolved
     from testbed.topology import load
 
@@ -205,7 +206,7 @@ def plan_command(
         say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            + (f"A second takes {plan.dilation:g} s here. " if plan.dilation != 1 else "")
+            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
@@ -250,10 +251,10 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     shown = _relative(directory.path)
     if plan.runtime == "process":
         auto = (options.runtime or topology.runtime.name) == "auto"
-        why = "No Docker engine answers (testbed doctor tells the mend): " if auto else ""
+        why = "No Docker engine answers (`testbed doctor` shows the fix): " if auto else ""
         say(
-            f"{why}devices are local processes. CPU shares are kept by stopping and continuing them, "
-            "links by a relay; memory is not limited."
+            f"{why}devices are local processes. They are stopped and continued to keep their CPU "
+            "shares, and a relay makes their links; memory is not limited."
         )
     virtual = plan.runtime == "virtual"
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)

@@ -95,7 +95,7 @@ class Controller:
                 begin = time.monotonic()
                 self._runtime.stop()
                 self.timings.down = time.monotonic() - begin
-                self._view.progress(f"All of it taken down in {self.timings.down:.1f} s")
+                self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
         self._new_records()  # what a resumed run has behind it is no news
@@ -119,7 +119,7 @@ class Controller:
             return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) == "ready":
-                self._view.progress("Stopping: the aggregator closes its books")
+                self._view.progress("Stopping: the aggregator finishes its records")
                 self._command(connection, "stop")
                 self._await_aggregator(_GOODBYE)
             raise

@@ -22,14 +22,14 @@ def connect(timeout: int = 120) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
     `timeout` is what one silent request may take, in seconds. Raises HostError, with the command that
-    mends it, where no engine answers.
+    fixes it, where no engine answers.
     """
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
     except ERRORS as error:
         _release_socket(error)
         where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
-        raise HostError(f"No Docker engine answers{where}. To mend it: {mend(error)}") from error
+        raise HostError(f"No Docker engine answers{where}. To fix it: {fix(error)}") from error
 
 
 def available() -> bool:
@@ -53,8 +53,8 @@ def registry_has(image: str, timeout: int = 5) -> bool:
     return True
 
 
-def mend(error: BaseException) -> str:
-    """The command that mends an engine that does not answer, from what `connect` met."""
+def fix(error: BaseException) -> str:
+    """The command that fixes an engine that does not answer, from what `connect` met."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:

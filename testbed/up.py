@@ -133,7 +133,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
     with _runtime(spec, view) as runtime, wakeful() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
-            view.progress("Cores may sleep, and slow devices with small shares: see testbed doctor")
+            view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")
         controller = Controller(spec, runtime, view)
         try:
             return controller.run()

@@ -52,10 +52,10 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert "Traceback" not in output
     assert took < 10
     assert left_as_processes() == []
-    started_clock = stage == "the run clock starts"  # what went is judged, however it ended
-    run = Finished.only_one_in(tmp_path / "runs")
-    assert ("device " in output, "validity" in run.manifest) == (started_clock, started_clock)
-    assert (run.path / "fidelity.json").exists() == started_clock
+    (path,) = (tmp_path / "runs").iterdir()
+    judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
+    judged.append("CPU: " in output)
+    assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
