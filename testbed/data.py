@@ -1,8 +1,8 @@
 """Datasets, and what each client has of them: prepared once, by the controller.
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
-the hub itself. Decoding 70,000 images takes seconds, so the arrays are kept in the user's cache. To add
-a dataset: a line in DATASETS.
+the hub itself. Decoding 70,000 images takes seconds, and so does importing what deals them out: arrays
+and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from agents import shards as files
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
-from testbed.partition import Indices, Parts
+from testbed.partition import Indices, Parts, Resampled, Scheme
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology
 
@@ -195,7 +197,7 @@ def load(dataset: str, root: Path | None) -> Dataset:
     with contextlib.suppress(OSError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
         for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
-            _save_whole(shard, path)
+            _save_whole(partial(files.save, shard), path)
     return decoded
 
 
@@ -217,8 +219,31 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
         own = Parts(clients, lambda k, _: np.arange(ends[k] - len(shards[k]), ends[k]))
         return Prepared(everything, everything, own)
     dataset = load(task.dataset, root)
-    indices = task.partition.build().deal(dataset.train.y, clients, topology.seed)
+    indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
     return Prepared(dataset.train, dataset.test, indices)
+
+
+def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+    """As `scheme.deal`, from the cache where the same has been dealt out before."""
+    if isinstance(scheme, Resampled):  # it imports nothing, and works out what it is asked for
+        return scheme.deal(labels, clients, seed)
+    of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
+    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"))
+    path = _cache() / "partitions" / f"{_digest(facts)}.safetensors"
+    try:
+        kept = load_file(path)
+        parts = np.split(kept["indices"], kept["ends"][:-1])
+        return dict(zip(clients, parts, strict=True))
+    except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
+        dealt = scheme.deal(labels, clients, seed)
+    whole = {
+        "indices": np.concatenate(list(dealt.values())),
+        "ends": np.cumsum([len(part) for part in dealt.values()]),
+    }
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _save_whole(partial(save_file, whole), path)
+    return dealt
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
@@ -248,15 +273,15 @@ def _cache() -> Path:
     return Path(root) / "testbed" / "datasets"
 
 
-def _save_whole(shard: Shard, path: Path) -> None:
+def _save_whole(save: Callable[[Path], object], path: Path) -> None:
     """Save so that a reader sees all of it or nothing, also when two runs do this at once."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     os.close(handle)
     try:
-        files.save(shard, Path(partial))
-        Path(partial).replace(path)
+        save(Path(name))
+        Path(name).replace(path)
     finally:
-        Path(partial).unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
