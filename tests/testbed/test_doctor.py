@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import docker
 import pytest
@@ -37,6 +38,21 @@ def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
     assert not engine.available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*sudo"):
         engine.connect()
+
+
+def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Mock] = []
+
+    def from_env(timeout: int) -> Mock:
+        made.append(Mock(api=Mock(timeout=timeout)))
+        assert timeout <= 2
+        return made[-1]
+
+    monkeypatch.setattr("docker.from_env", from_env)
+    with engine.if_present() as client:
+        assert [client] == made
+        assert made[0].api.timeout >= 60
+    made[0].close.assert_called_once()
 
 
 def test_a_socket_of_others_is_fixed_by_the_group() -> None:
