@@ -44,7 +44,7 @@ class ClientStatus:
     at: float
     client: str
     state: str
-    """`joining`, `ready`, `training`, `waiting` or `offline`."""
+    """`joining`, `ready` or `offline`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Topics:
         return self._topic("request", client)
 
     def status(self, client: str) -> str:
-        """client -> all, retained, with the last will `offline`."""
+        """client -> aggregator and controller, retained, with the last will `offline`."""
         return self._topic("status", client)
 
     def control(self, device: str) -> str:

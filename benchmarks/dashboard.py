@@ -5,13 +5,14 @@
 
 `page`: a run of 1,000 devices in virtual time, that goes on; seconds until the page is drawn, seconds
 between two updates of it, rows drawn, and the browser's and the server's memory, early and late.
-`watching`: updates per second of the same run in containers, with a page that somebody looks at and
-without, in turns; the ratio is what watching costs. Who looks takes in all that the page is sent and
-draws nothing: a browser's drawing is its own machine's affair.
+`watching`: updates per second of one run in containers, in turns with a page that somebody looks at and
+without; the ratio is what watching costs. Who looks takes in all that the page is sent and draws
+nothing: a browser's drawing is its own machine's affair.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -28,7 +29,7 @@ import psutil
 import yaml
 from bokeh.client import pull_session
 
-from analysis.load import load
+from agents import events
 from testbed.dashboard import command
 from tests import browser
 from tests.browser import Browser, until
@@ -36,7 +37,10 @@ from tests.browser import Browser, until
 _DEVICES = 1000
 _LOOK = 60.0
 """Seconds between the two looks at the page."""
-_ROUNDS = 3
+_TURNS, _TURN = 8, 20.0
+"""Turns with a page, and as many without, and the seconds of each that count."""
+_SETTLE = 8.0
+"""Seconds before these: the page's server starts, and the page is prepared."""
 _PAGE = {
     "name": "thousand",
     "task": {"name": "digits-logreg", "partition": {"scheme": "resampled"}, "local": {"steps": 5}},
@@ -56,7 +60,7 @@ _WATCHED = {
     "rule": {"name": "fedbuff", "buffer_size": 3},
     "devices": [{"name": "fast", "count": 2, "cpu": 0.25}, {"name": "slow", "count": 4, "cpu": 0.1}],
     "evaluate": {"every": "2s"},
-    "stop": {"after": "60s"},
+    "stop": {"after": "20min"},
     "runtime": {"name": "docker"},
 }
 
@@ -102,15 +106,44 @@ def _headline(shown: Browser) -> str:
 def watching(folder: Path) -> None:
     topology = folder / "watched.yaml"
     topology.write_text(yaml.safe_dump(_WATCHED))
-    ratios = []
-    for turn in range(_ROUNDS):
-        order = (True, False) if turn % 2 else (False, True)  # what drifts falls on both
-        rates = {
-            watched: _rate(topology, folder / f"{turn}-{watched}", watched=watched) for watched in order
-        }
-        ratios.append(rates[True] / rates[False])
-        print(f"updates/s without {rates[False]:.2f}, with a page {rates[True]:.2f}: {ratios[-1]:.3f}")
-    print(f"median of {_ROUNDS}: {statistics.median(ratios):.3f}")
+    spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    with _running(topology, folder / "runs") as up:
+        until(lambda: "the run clock starts" in up.log.read_text(), seconds=120.0)
+        (path,) = (folder / "runs").iterdir()
+        for turn in range(2 * _TURNS):
+            watched = turn % 4 in (1, 2)  # without, with, with, without: what drifts falls on both
+            with _watched(path, folder / f"{turn}.log") if watched else nullcontext():
+                time.sleep(_SETTLE)
+                begin = time.time()
+                time.sleep(_TURN)
+                spans[watched].append((begin, time.time()))
+        up.process.terminate()
+        up.process.wait()
+    records = list(events.read(path / "events.jsonl"))
+    (began,) = (each.wall_clock for each in records if isinstance(each, events.RunStarted))
+    applied = [began + each.applied for each in records if isinstance(each, events.UpdateApplied)]
+    rates = {
+        watched: [sum(begin <= at < end for at in applied) / (end - begin) for begin, end in of]
+        for watched, of in spans.items()
+    }
+    for without, with_page in zip(rates[False], rates[True], strict=True):
+        print(f"updates/s without {without:.2f}, with a page {with_page:.2f}: {with_page / without:.3f}")
+    without, with_page = (statistics.mean(rates[watched]) for watched in (False, True))
+    errors = [statistics.stdev(of) / statistics.mean(of) / math.sqrt(len(of)) for of in rates.values()]
+    print(f"all: {with_page / without:.4f}, standard error {math.hypot(*errors):.4f}")
+
+
+@contextmanager
+def _watched(run: Path, log: Path) -> Iterator[None]:
+    """A page of the run, and somebody who looks at it."""
+    command = [sys.executable, "-m", "testbed", "dashboard", str(run)]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as server:
+        look = [sys.executable, "-m", "benchmarks.dashboard", _Up(server, log).url()]
+        with subprocess.Popen(look, start_new_session=True):  # the page's end is its own
+            try:
+                yield
+            finally:
+                server.terminate()
 
 
 def visit(url: str) -> None:
@@ -126,20 +159,6 @@ def visit(url: str) -> None:
         with suppress(RuntimeError):  # the connection was closed meanwhile
             session.force_roundtrip()
         time.sleep(0.2)
-
-
-def _rate(topology: Path, runs: Path, *, watched: bool) -> float:
-    """Updates per second of a whole run."""
-    with _running(topology, runs, *(["--dashboard"] if watched else [])) as up, ExitStack() as stack:
-        if watched:
-            visitor = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.dashboard", up.url()], start_new_session=True
-            )
-            stack.callback(visitor.wait)  # the page's end is its own
-        up.process.wait()
-    (path,) = runs.iterdir()
-    run = load(path)
-    return len(run.updates) / run.duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import importlib.metadata
 import os
 import platform
 import statistics
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime
 
+from agents import files
+from testbed import cache
 from testbed.errors import BadInputError
 from testbed.fields import Count, Model, Positive
 from testbed.profiles import DeviceProfile
@@ -100,7 +101,7 @@ def calibrate(*, anew: bool = False, seconds: float = 2.0) -> Calibration:
 
     It is kept for this host and this torch, unless the folder of the cache cannot be written.
     """
-    path, host = _cache_file(), this_host()
+    path, host = cache.folder() / "calibration.json", this_host()
     kept = _read(path)
     for calibration in kept if not anew else ():
         if calibration.host == host:
@@ -173,11 +174,6 @@ def _cpu_model() -> str:
     return next(filter(None, named), None) or platform.processor() or platform.machine()
 
 
-def _cache_file() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "testbed" / "calibration.json"
-
-
 def _read(path: Path) -> tuple[Calibration, ...]:
     """What was kept; nothing where the file is torn, or another program's or version's."""
     try:
@@ -186,14 +182,7 @@ def _read(path: Path) -> tuple[Calibration, ...]:
         return ()
 
 
-def _write(cache: _Cache, path: Path) -> None:
-    """Write so that a reader sees all of it or nothing, also when two do this at once."""
+def _write(calibrations: _Cache, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(cache.model_dump_json(indent=2) + "\n")
-        Path(partial).replace(path)
-    except OSError:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with files.whole(path) as partial:
+        partial.write_text(calibrations.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -180,7 +180,7 @@ def init_name(device: str) -> str:
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """p_i of every client; sums to 1 (RULES: uniform 1/N, or n_i/Σn)."""
+    """p_i of every client; sums to 1: uniform, 1/N, or by samples, n_i/Σn."""
     if topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())

@@ -11,10 +11,8 @@ import contextlib
 import hashlib
 import io
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,10 +21,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from agents import shards as files
+from agents import files, shards
 from agents.shards import Shard
+from testbed import cache
 from testbed.errors import BadInputError, HostError
-from testbed.partition import Indices, Parts, Resampled, Scheme
+from testbed.partition import Indices, Resampled, Scheme
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology
 
@@ -188,16 +187,17 @@ def load(dataset: str, root: Path | None) -> Dataset:
     where there are none and the hub cannot be reached.
     """
     found = DATASETS[dataset].find(root)
-    folder = _cache() / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    folder = cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
     paths = folder / "train.safetensors", folder / "test.safetensors"
     try:
-        return Dataset(*map(files.load, paths))
+        return Dataset(*map(shards.load, paths))
     except (OSError, SafetensorError, KeyError):  # not there, or not whole
         decoded = found.read()
     with contextlib.suppress(OSError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
         for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
-            _save_whole(partial(files.save, shard), path)
+            with files.whole(path) as partial:
+                shards.save(shard, partial)
     return decoded
 
 
@@ -210,14 +210,14 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     task, clients = topology.task, topology.device_names
     if task.dataset is None:
         shards = task.build().shards()
-        ends = np.cumsum([len(shard) for shard in shards])
         everything = Shard(
             np.concatenate([shard.x for shard in shards]),
             np.concatenate([shard.y for shard in shards]),
             shards[0].scale,
         )
-        own = Parts(clients, lambda k, _: np.arange(ends[k] - len(shards[k]), ends[k]))
-        return Prepared(everything, everything, own)
+        numbered = np.arange(len(everything))
+        own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
+        return Prepared(everything, everything, dict(zip(clients, own, strict=True)))
     dataset = load(task.dataset, root)
     indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
     return Prepared(dataset.train, dataset.test, indices)
@@ -225,11 +225,11 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
 
 def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
     """As `scheme.deal`, from the cache where the same has been dealt out before."""
-    if isinstance(scheme, Resampled):  # it imports nothing, and works out what it is asked for
+    if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
     of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
     facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"))
-    path = _cache() / "partitions" / f"{_digest(facts)}.safetensors"
+    path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
     try:
         kept = load_file(path)
         parts = np.split(kept["indices"], kept["ends"][:-1])
@@ -242,7 +242,8 @@ def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -
     }
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _save_whole(partial(save_file, whole), path)
+        with files.whole(path) as unfinished:
+            save_file(whole, unfinished)
     return dealt
 
 
@@ -264,24 +265,8 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
 
 
 def _save_readable(shard: Shard, path: Path) -> None:
-    files.save(shard, path)
+    shards.save(shard, path)
     path.chmod(0o644)  # a container reads it as another user
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "testbed" / "datasets"
-
-
-def _save_whole(save: Callable[[Path], object], path: Path) -> None:
-    """Save so that a reader sees all of it or nothing, also when two runs do this at once."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    os.close(handle)
-    try:
-        save(Path(name))
-        Path(name).replace(path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

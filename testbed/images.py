@@ -26,7 +26,7 @@ from typing import IO
 import docker
 from docker.errors import APIError, ImageNotFound
 
-from testbed import debian, engine, wheels
+from testbed import cache, debian, engine, wheels
 from testbed.errors import HostError
 from testbed.signals import uninterrupted
 
@@ -129,7 +129,8 @@ def _exists(client: docker.DockerClient, tag: str) -> bool:
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Two runs started at once share one building of the images: the second waits for the first."""
-    with (wheels.cache_folder() / "images.lock").open("w") as lock:
+    cache.folder().mkdir(parents=True, exist_ok=True)
+    with (cache.folder() / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -137,7 +138,7 @@ def _one_at_a_time() -> Iterator[None]:
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
     """A folder for all temporary files: beside the cache, since /tmp may be memory."""
-    folder = Path(tempfile.mkdtemp(prefix="build-", dir=wheels.cache_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache.folder()))
     try:
         yield folder
     finally:

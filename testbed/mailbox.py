@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agents import files
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir import RunDirectory
 
@@ -29,9 +30,8 @@ def send(run: RunDirectory, order: dict[str, Any]) -> None:
         raise BadInputError(f"{run.run} is not running. See: testbed runs")
     name = secrets.token_hex(8)
     order_file, answer_file = folder / f"{name}.order", folder / f"{name}.answer"
-    partial = folder / f"{name}.partial"
-    partial.write_text(json.dumps(order), encoding="utf-8")
-    partial.rename(order_file)
+    with files.whole(order_file) as partial:
+        partial.write_text(json.dumps(order), encoding="utf-8")
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
@@ -65,7 +65,6 @@ class Mailbox:
                 continue  # its sender has given up
             except TestbedError as error:
                 problem = str(error)
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(problem), encoding="utf-8")
-            path.unlink(missing_ok=True)
-            partial.rename(path.with_suffix(".answer"))
+            with files.whole(path.with_suffix(".answer")) as partial:
+                partial.write_text(json.dumps(problem), encoding="utf-8")
+                path.unlink(missing_ok=True)

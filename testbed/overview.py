@@ -84,7 +84,7 @@ def read(directory: RunDirectory) -> Overview | None:
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
-    """None where they are another host's."""
+    """By part of the run; none where they are another host's."""
     if manifest["host"]["name"] != platform.node():
         return {}
     return {name: v for name, v in (manifest.get("cpus") or {}).items() if isinstance(v, str)}

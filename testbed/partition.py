@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,26 +27,6 @@ class Scheme(Protocol):
 
         The same for the same arguments. Raises BadInputError, naming the knob, where it cannot be done.
         """
-
-
-class Parts(Mapping[str, Indices]):
-    """What each client has, worked out when first asked for: most of a large population never is."""
-
-    def __init__(self, clients: Sequence[str], part: Callable[[int, str], Indices]) -> None:
-        self._numbers = {client: number for number, client in enumerate(clients)}
-        self._part = part
-        self._known: dict[str, Indices] = {}
-
-    def __getitem__(self, client: str) -> Indices:
-        if client not in self._known:
-            self._known[client] = self._part(self._numbers[client], client)
-        return self._known[client]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
 
 
 @dataclass(frozen=True)
@@ -146,10 +126,11 @@ class Resampled:
         _at_least_one("samples", self.samples)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        def part(number: int, client: str) -> Indices:
-            return seeds.generator(seed, client, "resampled").integers(len(labels), size=self.samples)
-
-        return Parts(clients, part)
+        size = self.samples
+        return {
+            client: seeds.generator(seed, client, "resampled").integers(len(labels), size=size)
+            for client in clients
+        }
 
 
 SCHEMES: dict[str, type[Scheme]] = {
@@ -169,11 +150,10 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
     # in any other they are handed over one by one, which takes seconds.
     order = np.random.default_rng(seed).permutation(len(labels))
     partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]}).with_format("arrow")
-    parts = Parts(clients, lambda number, _: np.asarray(partitioner.load_partition(number)["index"]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
-        _ = parts[clients[0]]  # the first one settles them all: what cannot be done is told now
-    return parts
+        parts = [partitioner.load_partition(number)["index"] for number in range(len(clients))]
+    return dict(zip(clients, map(np.asarray, parts), strict=True))
 
 
 def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:

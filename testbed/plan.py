@@ -138,7 +138,7 @@ class Plan:
     shaper: Shaper | None = None
     """Of the links; None where no device has one."""
     oversubscribed: bool = False
-    """Whether the devices may ask for more than that."""
+    """Whether the devices may ask for more than `device_capacity`."""
 
     def too_much(self, shares: Iterable[float]) -> str | None:
         """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""

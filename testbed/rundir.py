@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from agents import files
 from testbed.errors import BadInputError
 
 _SAME_START = 2.0
@@ -116,9 +117,8 @@ class RunDirectory:
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
         merged = {**self.read_manifest(), **entries}
-        partial = self.manifest.with_suffix(".json.partial")
-        partial.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
-        partial.replace(self.manifest)
+        with files.whole(self.manifest) as partial:
+            partial.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest's entries, none where there is no manifest. Raises BadInputError."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from agents import files
 from testbed import rundir, topology, up
 from testbed.errors import BadInputError
 from testbed.fleet import COMPLETE
@@ -80,10 +81,8 @@ class Index:
         self._save()
 
     def _save(self) -> None:
-        path = self.folder / "index.json"
-        partial = path.with_suffix(".json.partial")
-        partial.write_text(json.dumps({"cells": self.cells}, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with files.whole(self.folder / "index.json") as path:
+            path.write_text(json.dumps({"cells": self.cells}, indent=2) + "\n", encoding="utf-8")
 
 
 def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) -> list[RunDirectory]:

@@ -1,4 +1,4 @@
-"""The topology: one YAML file that says what a run is (ARCHITECTURE.md, "Topology").
+"""The topology: one YAML file that says what a run is (README.md, "A topology").
 
 `load` gives it resolved: every default filled in, every group with its own local training.
 """

@@ -11,7 +11,6 @@ import fnmatch
 import hashlib
 import importlib.metadata
 import json
-import os
 import sys
 import tarfile
 import tempfile
@@ -20,6 +19,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from testbed import cache
 from testbed.errors import HostError
 from testbed.subprocesses import StoppedError, run
 
@@ -27,14 +27,6 @@ _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")
 _GLIBC = 36
 """Minor version of bookworm's glibc 2.x."""
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `$XDG_CACHE_HOME/testbed`, by default under ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "testbed"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event) -> Path:
@@ -46,7 +38,7 @@ def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event
     wanted = prefer_cpu(significant_lines(requirements.read_text(encoding="utf-8")), torch)
     options = platform_options(machine)
     digest = hashlib.sha256("\n".join([*options, *wanted]).encode()).hexdigest()[:12]
-    folder = cache_folder() / f"wheels-{digest}"
+    folder = cache.folder() / f"wheels-{digest}"
     if folder.is_dir():
         return folder
     if f"torch=={torch}" not in wanted:

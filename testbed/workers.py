@@ -82,10 +82,8 @@ class _Worker:
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        leash = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), cpus, "--"]
         self.process = subprocess.Popen(
-            [*leash, sys.executable, "-m", "testbed.sweepworker"],
+            [*tether.tied(), sys.executable, "-m", "testbed.sweepworker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

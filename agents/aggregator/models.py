@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
-from agents import wire
+from agents import files, wire
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
@@ -21,10 +20,5 @@ def first(task: Task, seed: int) -> torch.nn.Module:
 
 def save(folder: Path, name: str, w: Vector, version: int, schema: str) -> None:
     """Write `folder/<name>.safetensors` to the disk; a crash leaves no half file by that name."""
-    path = folder / f"{name}.safetensors"
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(wire.pack(w, {"version": str(version), "schema": schema}))
-        file.flush()
-        os.fdatasync(file.fileno())
-    partial.replace(path)
+    metadata = {"version": str(version), "schema": schema}
+    files.save(folder / f"{name}.safetensors", wire.pack(w, metadata))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from agents import wire
+from agents import files, wire
 from agents.client.uploads import Memory
 
 _FIELDS = ("applied", "sent")
@@ -18,12 +17,7 @@ def save(memory: Memory, path: Path) -> None:
     known = {name: getattr(memory, name) for name in _FIELDS if getattr(memory, name) is not None}
     metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
     vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(wire.pack(vectors, metadata))
-        file.flush()
-        os.fdatasync(file.fileno())
-    partial.replace(path)
+    files.save(path, wire.pack(vectors, metadata))
 
 
 def load(path: Path) -> Memory:

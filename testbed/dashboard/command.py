@@ -132,11 +132,10 @@ def _start(
     errors: IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
     descriptor = listening.fileno()
-    allowed = cpus or ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    tied = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), allowed, "--"]
     asked = [*(str(directory.path) for directory in named), "--runs", str(runs)]
+    dashboard = [sys.executable, "-m", "testbed", "dashboard", *asked]
     return subprocess.Popen(
-        [*tied, sys.executable, "-m", "testbed", "dashboard", *asked, "--descriptor", str(descriptor)],
+        [*tether.tied(cpus), *dashboard, "--descriptor", str(descriptor)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,

@@ -251,11 +251,9 @@ class ProcessRuntime:
         """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
-        # Isolated and without site-packages: the tether costs each start as little as can be.
-        leash = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), cpus, "--"]
         with (self._directory.logs / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
-                [*leash, *command],
+                [*tether.tied(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ from testbed.virtual.training import BatchTrainer, Job
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One training; implements `testbed.virtual.simulation.Training`."""
+    """One training; implements `testbed.virtual.device.Training`."""
 
     pool: Pool
     start: Vector

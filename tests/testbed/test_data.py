@@ -215,6 +215,6 @@ def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPa
             data._dealt(scheme, of, CLIENTS, seed)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
-    (kept,) = cache.rglob("partitions/*")
+    (kept,) = cache.parent.rglob("partitions/*")
     kept.write_bytes(kept.read_bytes()[:-4])
     assert np.array_equal(data._dealt(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.errors import BadInputError
-from testbed.partition import MIN_SAMPLES, SCHEMES, Indices, Parts, Pathological, Resampled
+from testbed.partition import MIN_SAMPLES, SCHEMES, Indices, Pathological, Resampled
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
 ALL = [
@@ -106,16 +106,6 @@ def test_resampling_serves_any_number_of_clients_one_by_one() -> None:
     assert drawn.tolist() != parts["pi-0"].tolist()
     alone = Resampled(samples=500).deal(labels(1000), ["pi-49999"], seed=1)
     assert alone["pi-49999"].tolist() == drawn.tolist()
-
-
-def test_a_part_is_worked_out_when_it_is_asked_for_and_once() -> None:
-    asked: list[int] = []
-    parts = Parts(["a", "b"], lambda number, _: asked.append(number) or np.arange(number + 1))  # type: ignore[func-returns-value]
-    assert (len(parts), list(parts), asked) == (2, ["a", "b"], [])
-    assert parts["b"].tolist() == parts["b"].tolist() == [0, 1]
-    assert asked == [1]
-    with pytest.raises(KeyError):
-        parts["c"]
 
 
 def test_what_cannot_be_dealt_out_names_the_knob() -> None:
