@@ -125,7 +125,8 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When it was done."""
+    """When it was done; where the controller does not do it itself (links, and in containers all but CPU
+    shares), when it gave the order."""
     device: str
     source: str
     """`scenario` (churn and availability included) or `hand` (a user in mid-run)."""

@@ -33,28 +33,22 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from agents import events
 from analysis import load, summary
 from analysis.load import Run
 from testbed import engine, topology, up
 from testbed.rundir import RunDirectory, new_run_id
+from testbed.view import View
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "prediction.yaml"
 _ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 _HEADER = f"{'predicted':>12}{'measured':>10}{'ratio':>7}"
 
 
-class Progress:
-    """Implements `testbed.controller.View`: says how it goes on, on stderr."""
+class Progress(View):
+    """Says how it goes on, on stderr."""
 
     def progress(self, message: str) -> None:
         print(f"  {message}", file=sys.stderr)
-
-    def record(self, record: events.Record) -> None:
-        pass
-
-    def refresh(self, now: float) -> None:
-        pass
 
 
 def main() -> None:

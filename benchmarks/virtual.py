@@ -30,7 +30,6 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from agents import events
 from agents.client import randomness
 from agents.config import Local
 from agents.flat import initial
@@ -45,6 +44,7 @@ from testbed.configs import RunSpec
 from testbed.data import Prepared
 from testbed.partition import Indices
 from testbed.rundir import RunDirectory
+from testbed.view import View
 from testbed.virtual.run import run
 from testbed.virtual.training import BatchTrainer, Job
 
@@ -183,16 +183,6 @@ class Batched:
         return Job(self._starts[client], self._parts[client], local, setting.lr, setting.steps, rng)
 
 
-class Silent:
-    """Implements `testbed.controller.View`."""
-
-    def progress(self, message: str) -> None: ...
-
-    def record(self, record: events.Record) -> None: ...
-
-    def refresh(self, now: float) -> None: ...
-
-
 class WholeRun:
     """A run of AREA in virtual time: rule, aggregator, clients, records and journal included."""
 
@@ -230,7 +220,7 @@ class WholeRun:
             topology, plan = up.planned(path, up.Options())
             directory = RunDirectory.create(Path(folder), "run")
             samples = {client: len(part) for client, part in self._prepared.indices.items()}
-            run(RunSpec(directory, topology, plan, samples), self._prepared, Silent())
+            run(RunSpec(directory, topology, plan, samples), self._prepared, View())
         return self._steps
 
 

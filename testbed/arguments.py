@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-Run = Annotated[str, typer.Argument(help="Run id, or a run directory.")]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of the run directories.")]
+Run = Annotated[str, typer.Argument(help="Run id or run directory.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the run directories.")]
 DEFAULT_RUNS = Path("runs")
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RuntimeName = Annotated[
     str | None,
-    typer.Option("--runtime", help="docker, process, virtual or auto; overrides the topology's."),
+    typer.Option("--runtime", help="docker, process, virtual or auto; overrides the topology."),
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Run even where the devices ask for more than there is.")
+    bool, typer.Option("--oversubscribe", help="Run even if the devices ask for more CPU than there is.")
 ]
 DataRoot = Annotated[
     Path | None,
@@ -25,6 +25,6 @@ DataRoot = Annotated[
         envvar="TESTBED_DATA",
         exists=True,
         file_okay=False,
-        help="Folder with datasets as parquet files, else they come from the hub.",
+        help="Folder with datasets as parquet files (default: fetch them from the hub).",
     ),
 ]

@@ -13,13 +13,15 @@ from testbed.plan import Plan
 from testbed.rundir import RunDirectory
 from testbed.up import Options
 
-Page = Annotated[bool, typer.Option("--dashboard", help="Show the run on a page in the browser, too.")]
+Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]
 Port = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="Of the page; else a free one.")
+    int | None, typer.Option("--port", min=0, max=65535, help="Dashboard port (default: any free port).")
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option("--metrics-port", min=0, max=65535, help="Tell Prometheus the run's figures there."),
+    typer.Option(
+        "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port (0: any free)."
+    ),
 ]
 
 
@@ -45,7 +47,7 @@ def served(
             from testbed import prometheus
 
             url = stack.enter_context(prometheus.served(directory, options.metrics))
-            say(f"Figures for Prometheus: {url}")
+            say(f"Metrics for Prometheus: {url}")
         if options.dashboard is not None:
             # Not on the devices' CPUs: there a page would take what they were promised.
             page = dashboard.beside(

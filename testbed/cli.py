@@ -29,11 +29,12 @@ from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
+from testbed.view import View
 
 if TYPE_CHECKING:
-    from agents import events
     from testbed.plan import Plan
     from testbed.topology import Topology
+    from testbed.validity import Judgement
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,12 +67,13 @@ def up_command(
     ] = None,
     runtime: RuntimeName = None,
     detached: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the run is going.")
+        bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
     ] = False,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", help="Carry on an ended run from its last checkpoint.")
+        str | None,
+        typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
     page: beside.Page = False,
@@ -79,7 +81,7 @@ def up_command(
     metrics_port: beside.MetricsPort = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Launch a topology, watch it to its end, and take everything down."""
+    """Launch a topology, watch it to its end, and remove everything."""
     options = up.Options(
         runtime, oversubscribe, data, resume is not None, beside.chosen(page, port), metrics_port
     )
@@ -89,7 +91,7 @@ def up_command(
         topology = chosen.topology
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
-        raise BadInputError("Name one topology file, or say --resume RUN (testbed runs shows them).")
+        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
     parsed, plan = up.planned(topology, options)
     beside.check(options)
     chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
@@ -101,12 +103,12 @@ def up_command(
 
 @app.command()
 def down(
-    run: Annotated[str | None, typer.Argument(help="Run id; `testbed ps` shows them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run of this machine.")] = False,
+    run: Annotated[str | None, typer.Argument(help="Run id (`testbed ps` lists them).")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
 ) -> None:
-    """End runs and remove everything of theirs, and nothing else, from any directory."""
+    """End runs and remove all that is theirs, and nothing else; works from any directory."""
     if (run is None) != everything:
-        raise BadInputError("Name one run (testbed ps shows them), or say --all.")
+        raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
     live = [found for found in fleet.find() if everything or found.run == run]
     if not live:
         say("Nothing is running." if everything else f"{run}: nothing is running.")
@@ -118,7 +120,7 @@ def down(
 
 @app.command()
 def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
-    """Look at a run that goes on, or at how one ended; `q` leaves, and the run goes on without us."""
+    """Watch a run, or see how one ended; `q` leaves, and the run continues."""
     from testbed import watch as watching
 
     watching.watch(fleet.located(run, runs), out)
@@ -126,7 +128,7 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
-    """Apply a run's recorded updates again, and check that the same model comes of it, bit by bit."""
+    """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
     from testbed import replay as replaying
 
     same = replaying.replay(fleet.located(run, runs))
@@ -136,7 +138,7 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 @app.command()
 def ps(as_json: AsJson = False) -> None:
-    """Show the runs that live on this machine."""
+    """List the runs that are running on this machine."""
     rows = [
         {
             "run": live.run,
@@ -151,33 +153,33 @@ def ps(as_json: AsJson = False) -> None:
 
 @app.command("runs")
 def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """Show the run directories, newest last."""
+    """List the run directories, newest last."""
     rows = rundir.listing(runs)
     if not as_json:  # the run id carries the date already
         rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
-    show(rows, f"No run in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
+    show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
 @app.command()
 def logs(
     run: Run,
     part: Annotated[
-        str | None, typer.Argument(help="aggregator, broker, or a device; else all.")
+        str | None, typer.Argument(help="aggregator, broker or a device (default: all).")
     ] = None,
-    tail: Annotated[int, typer.Option("--tail", min=1, help="Lines of each.")] = 50,
+    tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Print what the processes of a run said."""
+    """Print the logs of a run."""
     from testbed import logs as reader
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
-        say(text or "(silent)")
+        say(text or "(empty)")
 
 
 @app.command()
 def validate(topology: TopologyFile) -> None:
-    """Check a topology; all its errors at once."""
+    """Check a topology, and report all its errors at once."""
     from testbed.resolution import resolved
     from testbed.topology import load
 
@@ -204,7 +206,7 @@ def plan_command(
         say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            + (f"A second takes {plan.dilation:g} s here. " if plan.dilation != 1 else "")
+            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
@@ -215,33 +217,30 @@ def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
     from testbed import selfcheck
 
-    for outcome in selfcheck.run(runtime, runs, _Progress()):
-        _show_fidelity(outcome)
+    selfcheck.run(runtime, runs, _Progress())
 
 
-class _Progress:
-    """Implements `testbed.controller.View`: how launching and ending go on, and nothing else."""
+class _Progress(View):
+    """How launching and ending go on, and what came of it."""
 
     def progress(self, message: str) -> None:
         say(message)
 
-    def record(self, record: events.Record) -> None: ...
+    def judged(self, judgement: Judgement) -> None:
+        _show(judgement)
 
-    def refresh(self, now: float) -> None: ...
 
-
-def _show_fidelity(outcome: up.Outcome) -> None:
+def _show(judgement: Judgement) -> None:
     """What the devices got of what was asked, and whether to believe the run."""
     from testbed import fidelity_table
 
-    if outcome.fidelity is not None:
-        out.print(fidelity_table.render(outcome.fidelity))
-    if outcome.steps:
-        latest = max(step.done - step.due for step in outcome.steps)
-        say(f"Scenario: {len(outcome.steps)} steps done, at most {1e3 * latest:.0f} ms late")
-    if outcome.validity is not None and not outcome.validity.valid:
+    out.print(fidelity_table.render(judgement.fidelity))
+    if judgement.steps:
+        latest = max(step.done - step.due for step in judgement.steps)
+        say(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+    if not judgement.validity.valid:
         out.print("\nNot valid:", style="bold red")
-        for reason in outcome.validity.reasons:
+        for reason in judgement.validity.reasons:
             say(f"  {reason}")
 
 
@@ -252,18 +251,20 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     shown = _relative(directory.path)
     if plan.runtime == "process":
         auto = (options.runtime or topology.runtime.name) == "auto"
-        why = "No Docker engine answers (testbed doctor tells the mend): " if auto else ""
+        why = "No Docker engine answers (`testbed doctor` shows the fix): " if auto else ""
         say(
-            f"{why}devices are local processes. CPU shares are kept by stopping and continuing them, "
-            "links by a relay; memory is not limited."
+            f"{why}devices are local processes. They are stopped and continued to keep their CPU "
+            "shares, and a relay makes their links; memory is not limited."
         )
     virtual = plan.runtime == "virtual"
+    view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
-        with (
-            fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory) as view,
-            beside.served(directory, plan, options, view.keep),
-        ):
-            outcome = up.run(topology, plan, directory, options, view)
+        with view, beside.served(directory, plan, options, view.keep):
+            up.run(topology, plan, directory, options, view)
+    except BaseException:
+        if view.judgement is not None:
+            _show(view.judgement)
+        raise
     finally:
         say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
@@ -271,7 +272,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     run = load(directory.path)
     out.print(live.render_summary(run))
-    _show_fidelity(outcome)
+    if view.judgement is not None:
+        _show(view.judgement)
     if virtual:
         say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:

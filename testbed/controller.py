@@ -13,36 +13,31 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agents import events
 from agents.config import Broker
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
+from testbed import asking
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
 from testbed.director import Director, Order, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.follow import Follower
+from testbed.fidelity import Clock, measure
+from testbed.follow import Follower, Samples
 from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
 from testbed.timeline import SetCpu
-from testbed.validity import HostSample, Sampler
+from testbed.validity import FAILED_LINK, HostSample, Sampler, link_doubt
+from testbed.view import View
 
 _TICK = 0.1
 _SUPERVISE_EVERY = 1.0
 _GOODBYE = 4.0
 """Seconds that the aggregator has to close its books when a run is interrupted."""
-
-
-class View(Protocol):
-    """Who watches: the terminal."""
-
-    def progress(self, message: str) -> None: ...
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -77,6 +72,7 @@ class Controller:
         self._status: dict[str, str] = {}
         self._gone: dict[str, int] = {}
         self._follower = Follower(spec.directory.events)
+        self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
         self._orders: list[Order] = []
         self._dilation = spec.plan.dilation
@@ -102,14 +98,13 @@ class Controller:
                 begin = time.monotonic()
                 self._runtime.stop()
                 self.timings.down = time.monotonic() - begin
-                self._view.progress(f"All of it taken down in {self.timings.down:.1f} s")
+                self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
         self._new_records()  # what a resumed run has behind it is no news
         count = len(self._devices)
-        self._view.progress(
-            f"Starting broker, aggregator and {count} devices ({self._spec.plan.runtime})"
-        )
+        fleet = f"{count} device{'' if count == 1 else 's'} ({self._spec.plan.runtime})"
+        self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
@@ -117,16 +112,20 @@ class Controller:
         connection = self._connect(broker)
         try:
             self._hold_barrier()
+            doubt = self._check_links()
             self.timings.ready = time.monotonic() - begin - self.timings.launch
             self._view.progress(
                 f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
                 "the run clock starts"
             )
             self._command(connection, "start")
+            if doubt is not None:
+                note = f"{doubt}: this run will not be valid"
+                self._tell(connection, (AGGREGATOR, {"do": "note", "message": note}))
             return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) == "ready":
-                self._view.progress("Stopping: the aggregator closes its books")
+                self._view.progress("Stopping: the aggregator finishes its records")
                 self._command(connection, "stop")
                 self._await_aggregator(_GOODBYE)
             raise
@@ -173,6 +172,20 @@ class Controller:
                 self._fail_early()
             elif late:
                 self._fail_late(ready)
+
+    def _check_links(self) -> str | None:
+        """What speaks against the links as they were measured. Raises RunFailedError where one is
+        nothing like what was asked."""
+        dilation = self._spec.plan.dilation
+        samples = [asking.in_device_time(one, dilation) for one in self._probes.read()]
+        before_the_start = Clock(0.0, begin=math.inf)
+        found = measure(asking.asked(self._spec, ()), samples, before_the_start, {})
+        if (why := link_doubt(found, FAILED_LINK)) is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started. Ask for a link that this host can "
+                "make, or try again when it is less busy."
+            )
+        return link_doubt(found)
 
     def _fail_early(self) -> None:
         names = sorted(self._gone)

@@ -1,8 +1,8 @@
 """Datasets, and what each client has of them: prepared once, by the controller.
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
-the hub itself. Decoding 70,000 images takes seconds, so the arrays are kept in the user's cache. To add
-a dataset: a line in DATASETS.
+the hub itself. Decoding 70,000 images takes seconds, and so does importing what deals them out: arrays
+and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
 from agents.shards import Shard
 from testbed import cache
 from testbed.errors import BadInputError, HostError
-from testbed.partition import Indices
+from testbed.partition import Indices, Resampled, Scheme
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology
 
@@ -218,8 +219,32 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
         own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
         return Prepared(everything, everything, dict(zip(clients, own, strict=True)))
     dataset = load(task.dataset, root)
-    indices = task.partition.build().deal(dataset.train.y, clients, topology.seed)
+    indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
     return Prepared(dataset.train, dataset.test, indices)
+
+
+def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+    """As `scheme.deal`, from the cache where the same has been dealt out before."""
+    if isinstance(scheme, Resampled):  # which needs no import
+        return scheme.deal(labels, clients, seed)
+    of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
+    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"))
+    path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
+    try:
+        kept = load_file(path)
+        parts = np.split(kept["indices"], kept["ends"][:-1])
+        return dict(zip(clients, parts, strict=True))
+    except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
+        dealt = scheme.deal(labels, clients, seed)
+    whole = {
+        "indices": np.concatenate(list(dealt.values())),
+        "ends": np.cumsum([len(part) for part in dealt.values()]),
+    }
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.whole(path) as unfinished:
+            save_file(whole, unfinished)
+    return dealt
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""What this machine can do for a run, found by trying, and the command that mends what it cannot."""
+"""What this machine can do for a run, found by trying, and the command that fixes what it cannot."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Finding:
     status: Status
     """`missing`: runs, or what a topology commonly asks for, fail without it; `warn`: runs work."""
     detail: str
-    mend: str | None = None
-    """The command that mends it."""
+    fix: str | None = None
+    """The command that fixes it."""
 
 
 def examine() -> list[Finding]:
@@ -45,8 +45,8 @@ def examine() -> list[Finding]:
             found = [docker_engine(info), control_groups(info), storage(info), image_source(client)]
     except HostError as error:
         detail = "no engine answers: runs fall back to the process runtime"
-        mend = engine.mend(error.__cause__ or error)
-        found = [Finding("Docker engine", "missing", detail, mend)]
+        fix = engine.fix(error.__cause__ or error)
+        found = [Finding("Docker engine", "missing", detail, fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [
         tcp(kernel.congestion_control()),
@@ -78,12 +78,12 @@ def control_groups(info: Mapping[str, Any]) -> Finding:
     lacking = [name for name, key in limits.items() if not info.get(key)]
     if lacking:
         detail = f"{version}: the kernel limits no {', '.join(lacking)}"
-        mend = "boot with 'cgroup_enable=memory' and a kernel with CONFIG_CFS_BANDWIDTH"
-        return Finding("control groups", "missing", detail, mend)
+        fix = "boot with 'cgroup_enable=memory' and a kernel with CONFIG_CFS_BANDWIDTH"
+        return Finding("control groups", "missing", detail, fix)
     if not info.get("SwapLimit"):
         detail = f"{version}: a device over its memory limit may swap instead of being killed"
-        mend = "boot with 'cgroup_enable=memory swapaccount=1', or turn swap off: 'sudo swapoff -a'"
-        return Finding("control groups", "warn", detail, mend)
+        fix = "boot with 'cgroup_enable=memory swapaccount=1', or turn swap off: 'sudo swapoff -a'"
+        return Finding("control groups", "warn", detail, fix)
     return Finding("control groups", "ok", f"{version}: {', '.join(limits)} can be limited")
 
 
@@ -91,11 +91,11 @@ def storage(info: Mapping[str, Any]) -> Finding:
     driver = info["Driver"]
     if driver == "vfs":
         detail = "vfs copies the whole image for every device"
-        mend = (
+        fix = (
             """echo '{"storage-driver": "overlay2"}' | sudo tee /etc/docker/daemon.json"""
             " && sudo systemctl restart docker"
         )
-        return Finding("storage driver", "warn", detail, mend)
+        return Finding("storage driver", "warn", detail, fix)
     return Finding("storage driver", "ok", str(driver))
 
 
@@ -118,7 +118,7 @@ def traffic_control(feature: kernel.Feature) -> Finding:
         told = "" if feature.needed else " of links: runs take it (shaper netem)"
         return Finding(feature.module, "ok", feature.purpose + told)
     if works is None:
-        return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_MEND)
+        return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_FIX)
     told = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
     return Finding(
         feature.module,
@@ -138,11 +138,9 @@ def tcp(found: str | None) -> Finding:
     if found == "cubic":
         return Finding(name, "ok", "containers have CUBIC, as devices with Linux have")
     names = "$(sysctl -n net.ipv4.tcp_allowed_congestion_control)"
-    mend = (
-        f'sudo modprobe tcp_cubic; sudo sysctl net.ipv4.tcp_allowed_congestion_control="{names} cubic"'
-    )
+    fix = f'sudo modprobe tcp_cubic; sudo sysctl net.ipv4.tcp_allowed_congestion_control="{names} cubic"'
     detail = "the kernel allows no CUBIC outside the host's own network: containers have Reno"
-    return Finding(name, "warn", detail, mend)
+    return Finding(name, "warn", detail, fix)
 
 
 def gpu(info: Mapping[str, Any]) -> Finding:
@@ -150,11 +148,11 @@ def gpu(info: Mapping[str, Any]) -> Finding:
         return Finding("GPU runtime", "ok", "the engine has the nvidia runtime")
     if shutil.which("nvidia-smi"):
         detail = "there is an NVIDIA driver, but the engine has no nvidia runtime"
-        mend = (
+        fix = (
             "sudo apt-get install nvidia-container-toolkit && "
             "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
         )
-        return Finding("GPU runtime", "warn", detail, mend)
+        return Finding("GPU runtime", "warn", detail, fix)
     return Finding("GPU runtime", "warn", "no NVIDIA GPU; devices without a GPU need none")
 
 
@@ -204,8 +202,8 @@ def broker() -> Finding:
 def python() -> Finding:
     """pip fetches the libraries of the agent image; some virtual environments come without it."""
     if importlib.util.find_spec("pip") is None:
-        mend = f"{sys.executable} -m ensurepip"
-        return Finding("Python", "missing", f"{platform.python_version()} without pip", mend)
+        fix = f"{sys.executable} -m ensurepip"
+        return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
     return Finding("Python", "ok", platform.python_version())
 
 
@@ -214,5 +212,5 @@ def torch() -> Finding:
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
     detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
-    mend = "pip install torch from the CPU wheel index that PyTorch's install page names"
-    return Finding("torch", "warn", detail, mend)
+    fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
+    return Finding("torch", "warn", detail, fix)

@@ -7,6 +7,7 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import docker
 import requests
@@ -18,27 +19,45 @@ ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
 
-def connect(timeout: int = 120) -> docker.DockerClient:
+_PATIENCE = 120
+"""Seconds that one silent request may take."""
+_PRESENT = 2
+"""Seconds within which an engine that is there answers."""
+
+
+def connect(timeout: int = _PATIENCE) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
     `timeout` is what one silent request may take, in seconds. Raises HostError, with the command that
-    mends it, where no engine answers.
+    fixes it, where no engine answers.
     """
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
     except ERRORS as error:
         _release_socket(error)
         where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
-        raise HostError(f"No Docker engine answers{where}. To mend it: {mend(error)}") from error
+        raise HostError(f"No Docker engine answers{where}. To fix it: {fix(error)}") from error
+
+
+@contextmanager
+def if_present() -> Iterator[docker.DockerClient | None]:
+    """A client of the engine, or None where none answers within 2 s."""
+    try:
+        client = connect(_PRESENT)
+    except HostError:
+        yield None
+        return
+    client.api.timeout = _PATIENCE
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def available() -> bool:
     """Whether an engine answers within 2 s."""
-    try:
-        connect(timeout=2).close()
-    except HostError:
-        return False
-    return True
+    with if_present() as client:
+        return client is not None
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
@@ -53,8 +72,8 @@ def registry_has(image: str, timeout: int = 5) -> bool:
     return True
 
 
-def mend(error: BaseException) -> str:
-    """The command that mends an engine that does not answer, from what `connect` met."""
+def fix(error: BaseException) -> str:
+    """The command that fixes an engine that does not answer, from what `connect` met."""
     if _caused_by(error, PermissionError):
         return "sudo usermod -aG docker $USER && newgrp docker"
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None:

@@ -72,7 +72,7 @@ def summary(fidelity: Fidelity) -> str:
         if worst := fidelity.worst(*RATES, *DELAYS):
             line += f"; links: {worst.off} ({worst.whose})"
         elif any(figure.error is not None for figure in links):
-            line += "; links: no error that can be told from chance"
+            line += "; links: no error beyond chance"
         else:
             line += "; links: not measured"
     return line

@@ -6,11 +6,9 @@ crash left behind is found without the topology, the run directory or the contro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -18,9 +16,6 @@ from testbed import engine
 from testbed.errors import BadInputError, HostError
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
-
-if TYPE_CHECKING:
-    from docker import DockerClient
 
 COMPLETE = ("after", "updates", "target_accuracy")
 _GOODBYE = 8.0
@@ -92,7 +87,7 @@ def take_down(live: LiveRun) -> None:
     if directory is not None:
         _ask_controller(directory)
     process.remove(live.run)
-    with _engine() as client:
+    with engine.if_present() as client:
         if client is not None:
             from testbed.runtimes import docker
 
@@ -108,7 +103,7 @@ def take_down(live: LiveRun) -> None:
 
 def container_logs(run: str, tail: int) -> dict[str, str]:
     """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
-    with _engine() as client:
+    with engine.if_present() as client:
         if client is None:
             return {}
         from testbed.runtimes import docker
@@ -116,21 +111,8 @@ def container_logs(run: str, tail: int) -> dict[str, str]:
         return docker.logs(client, run, tail)
 
 
-@contextmanager
-def _engine() -> Iterator[DockerClient | None]:
-    """The Docker engine, or None where none answers."""
-    if not engine.available():
-        yield None
-        return
-    client = engine.connect()
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 def _in_docker() -> list[LiveRun]:
-    with _engine() as client:
+    with engine.if_present() as client:
         if client is None:
             return []
         from testbed.runtimes import docker

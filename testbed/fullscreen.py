@@ -195,9 +195,7 @@ class FullScreenView(LiveView):
         if isinstance(wish, Quit):
             self.quit = self._watching
             if not self._watching:
-                self._show(
-                    "Ctrl-C ends the run. `testbed up -d` would leave it going without a terminal."
-                )
+                self._show("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
         elif isinstance(wish, Order):
             self._order(wish)
         elif key in ORDERS and screen.choice.selected is None:

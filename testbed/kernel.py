@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-TRY_MEND = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' as root"
+TRY_FIX = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' as root"
 
 
 @dataclass(frozen=True, slots=True)

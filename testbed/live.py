@@ -17,7 +17,8 @@ from testbed import tables
 from testbed.overview import Overview
 from testbed.screen import number, percent, quality_of
 from testbed.tally import Notice, merged
-from testbed.validity import Validity
+from testbed.validity import Judgement, Validity
+from testbed.view import View
 
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
@@ -31,7 +32,7 @@ REASONS = {
 }
 
 
-class LiveView:
+class LiveView(View):
     """A context manager that is told everything and shows what helps: here, as plain lines."""
 
     stays = False
@@ -46,6 +47,8 @@ class LiveView:
         self._said: events.Evaluated | None = None
         self.quit = False
         """The user wants no more of it."""
+        self.judgement: Judgement | None = None
+        """Of the run, once it is over; None where there is none."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +86,9 @@ class LiveView:
             self._notices_due = now + _SAY_EVERY  # those that come together share a line
         if self._notices_due is not None and now >= self._notices_due:
             self._say_notices()
+
+    def judged(self, judgement: Judgement) -> None:
+        self.judgement = judgement
 
     def over(self, outcome: str, judged: Validity | None = None) -> None:
         """The run that is watched goes on no more; or, for no `outcome`, it goes on (again)."""

@@ -13,13 +13,13 @@ from testbed.arguments import DEFAULT_RUNS, Run, Runs
 from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
 
-Devices = Annotated[list[str], typer.Argument(help="Devices, or groups of them.")]
-_PANEL = "A hand on the devices of a run that goes on"
+Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
+_PANEL = "Control the devices of a running run"
 _ACTIONS = {
-    "kill": ("crash", "Kill devices at once, without a goodbye; restart starts them again."),
-    "restart": ("restart", "Start devices again that were killed or have crashed."),
-    "pause": ("pause", "Freeze devices; resume lets them go on where they were."),
-    "resume": ("resume", "Let paused devices go on."),
+    "kill": ("crash", "Kill devices at once; `restart` starts them again."),
+    "restart": ("restart", "Restart devices that were killed or have crashed."),
+    "pause": ("pause", "Freeze devices; `resume` lets them continue where they were."),
+    "resume": ("resume", "Let paused devices continue."),
 }
 
 
@@ -40,15 +40,15 @@ def _command(action: str) -> Any:
 def _set(
     run: Run,
     devices: Devices,
-    cpu: Annotated[float | None, typer.Option(help="Share of one host core.")] = None,
-    up: Annotated[str | None, typer.Option(help="Rate such as 1mbit.")] = None,
-    down: Annotated[str | None, typer.Option(help="Rate such as 5mbit.")] = None,
-    rtt: Annotated[str | None, typer.Option(help="Round-trip time such as 80ms.")] = None,
-    jitter: Annotated[str | None, typer.Option(help="Duration such as 5ms.")] = None,
-    loss: Annotated[str | None, typer.Option(help="Share such as 2%.")] = None,
+    cpu: Annotated[float | None, typer.Option(help="Share of one host core, such as 0.25.")] = None,
+    up: Annotated[str | None, typer.Option(help="Uplink rate, such as 1mbit.")] = None,
+    down: Annotated[str | None, typer.Option(help="Downlink rate, such as 5mbit.")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Round-trip time, such as 80ms.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Change devices' CPU share or link in mid-run."""
+    """Change the CPU share or the link of devices during a run."""
     read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
     texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
     link = {}

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from testbed.catalogue import Entry
 
 
-_PANEL = "What there is"
+_PANEL = "Reference"
 
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (schema, rules, tasks, profiles, calibrate, doctor):
         app.command(rich_help_panel=_PANEL)(command)
-    images = typer.Typer(no_args_is_help=True, help="The images that devices and broker run from.")
+    images = typer.Typer(no_args_is_help=True, help="Images for devices and broker.")
     images.command()(build)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
@@ -37,19 +37,19 @@ def schema() -> None:
 
 
 RuleOrTask = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
+    str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
 ]
 
 
 def rules(name: RuleOrTask = None, as_json: AsJson = False) -> None:
-    """Show the aggregation rules, or explain one: paper, equation, parameters."""
+    """List the aggregation rules, or explain one: paper, equation, parameters."""
     from testbed import catalogue
 
     _show_catalogue(catalogue.rules(), "rule", name, as_json)
 
 
 def tasks(name: RuleOrTask = None, as_json: AsJson = False) -> None:
-    """Show the learning tasks, or explain one: dataset, parameters."""
+    """List the learning tasks, or explain one: dataset, parameters."""
     from testbed import catalogue
 
     _show_catalogue(catalogue.tasks(), "task", name, as_json)
@@ -57,11 +57,11 @@ def tasks(name: RuleOrTask = None, as_json: AsJson = False) -> None:
 
 def profiles(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The one to explain; else all are listed.")
+        str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show device profiles and link classes, or explain one: figures and where they are from."""
+    """List device profiles and link classes, or explain one: figures and their sources."""
     from testbed import profiles
 
     known = profiles.load(Path())
@@ -73,10 +73,10 @@ def profiles(
 
 
 def calibrate(
-    force: Annotated[bool, typer.Option("--force", help="Measure anew what is known.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Measure again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this host's cores, so that a device's profile becomes a CPU share."""
+    """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
     from testbed import calibration
 
     found = calibration.calibrate(anew=force)
@@ -87,7 +87,7 @@ def calibrate(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Examine what this host can do, with the command that mends what it cannot."""
+    """Check what this host can do, and show commands that fix what it cannot."""
     from testbed.doctor import examine
 
     findings = examine()
@@ -95,17 +95,17 @@ def doctor(as_json: AsJson = False) -> None:
         show([vars_of(finding) for finding in findings], "", as_json=True)
         return
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}
-    shown = table(["", "what", "found", "mend"])
+    shown = table(["", "what", "found", "fix"])
     for finding in findings:
         mark = Text(finding.status, style=colours[finding.status])
-        shown.add_row(mark, finding.name, finding.detail, finding.mend or "")
+        shown.add_row(mark, finding.name, finding.detail, finding.fix or "")
     out.print(shown)
 
 
 def build(
-    force: Annotated[bool, typer.Option("--force", help="Build anew what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
 ) -> None:
-    """Build the images that are missing."""
+    """Build missing images."""
     from testbed import engine, images
 
     client = engine.connect()
@@ -131,4 +131,4 @@ def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: 
 
 
 def vars_of(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("name", "status", "detail", "mend")}
+    return {name: getattr(finding, name) for name in ("name", "status", "detail", "fix")}

@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed import rundir, up
-from testbed.controller import View
 from testbed.devices import DeviceGroup
 from testbed.rundir import RunDirectory
 from testbed.topology import load
-from testbed.up import Options, Outcome
+from testbed.up import Options
+from testbed.view import View
 
 _GRIDS = Path(__file__).parent / "catalog"
 _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
-def run(runtime: str | None, runs: Path, view: View) -> list[Outcome]:
+def run(runtime: str | None, runs: Path, view: View) -> None:
     """One run over CPU shares and one over links, which is more than virtual time has to check; their
     directories go to `runs`. In processes no link loses packets. Raises TestbedError."""
-    outcomes = []
     options = Options(runtime)
     name = up.chosen_runtime(options)
     for grid in (_CPU,) if name == "virtual" else (_CPU, _LINKS):
@@ -27,8 +26,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[Outcome]:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
         topology, plan = up.planned_here(topology, options)
         directory = RunDirectory.create(runs, rundir.new_run_id(topology.name))
-        outcomes.append(up.run(topology, plan, directory, options, view))
-    return outcomes
+        up.run(topology, plan, directory, options, view)
 
 
 def _loses_nothing(group: DeviceGroup) -> bool:

@@ -38,7 +38,7 @@ def choose(topology: Topology, runtime: str, lack: str | None) -> tuple[Shaper |
         return Shaper("relay", "processes have no network of their own"), []
     asked = topology.runtime.shaper
     if asked == "netem" and lack is not None:
-        told = f"found netem, but {lack}: take auto or tbf+delay, or see testbed doctor for the mend"
+        told = f"found netem, but {lack}: take auto or tbf+delay, or see `testbed doctor` for the fix"
         return None, [topology.source.problem(("runtime", "shaper"), told)]
     if asked != "auto":
         return Shaper(asked, "asked for"), []

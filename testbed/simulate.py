@@ -12,18 +12,10 @@ from typing import Any
 
 import yaml
 
-from agents import events
 from analysis.load import Run, load
 from testbed import topology, up
 from testbed.rundir import RunDirectory, new_run_id
-
-
-class _Silence:
-    """Implements `testbed.controller.View`: nobody watches."""
-
-    def progress(self, message: str) -> None: ...
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
+from testbed.view import View
 
 
 def simulate(wanted: str | Path, *, runs: str | Path = "runs", **changes: Any) -> Run:
@@ -42,5 +34,5 @@ def simulate(wanted: str | Path, *, runs: str | Path = "runs", **changes: Any) -
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = RunDirectory.create(Path(runs), new_run_id(parsed.name))
-    up.run(parsed, plan, directory, options, _Silence())
+    up.run(parsed, plan, directory, options, View())
     return load(directory.path)

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Run ids, run directories, or folders of them such as a sweep's."
+        metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
     ),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="Test accuracy such as 90%; else the highest that all runs reached."),
+    typer.Option(help="Test accuracy, such as 90% (default: the highest that all runs reached)."),
 ]
 FigureFile = Annotated[
-    Path | None, typer.Option("--figure", help="Draw accuracy and timelines: .png, .pdf or .svg.")
+    Path | None, typer.Option("--figure", help="Draw accuracy and timelines (.png, .pdf or .svg).")
 ]
 
 
@@ -52,7 +52,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")],
     runtime: RuntimeName = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time in virtual time; else one per core.")
+        int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
     ] = None,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
@@ -60,7 +60,7 @@ def sweep(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Run a grid of topologies and seeds; what is finished already is not run again."""
+    """Run a grid of topologies and seeds; finished runs are not repeated."""
     from testbed import sweep as reader
     from testbed import sweeping
 
@@ -76,7 +76,7 @@ def sweep(
         _compare(found, read.target, as_json=as_json)
         _draw(found, figure, quiet=as_json)
     if missing := len({cell.fingerprint for cell in read.cells}) - len(done):
-        raise RunFailedError(f"{missing} runs failed; testbed sweep {file} tries them again")
+        raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
     _say(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
 
 
@@ -87,7 +87,7 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Print what a target accuracy cost each run, seeds taken together, and draw the figure."""
+    """Compare what a target accuracy cost each run, over all seeds, and draw the figure."""
     share = _share(target)
     _writable_figure(figure)
     found = _found(given, runs)
@@ -97,11 +97,11 @@ def compare(
 
 def report(
     given: RunsGiven,
-    to: Annotated[Path, typer.Option("--to", help="The file to write.")] = Path("report.html"),
+    to: Annotated[Path, typer.Option("--to", help="File to write.")] = Path("report.html"),
     target: Target = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write one HTML file with charts, tables and all that is known of runs; it needs no network."""
+    """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
     from analysis import report as writer
 
     share = _share(target)
@@ -112,11 +112,13 @@ def report(
 
 def export(
     run: Run,
-    form: Annotated[Form, typer.Option("--format", help="What to write.")] = Form.PARQUET,
-    to: Annotated[Path | None, typer.Option("--to", help="Folder; else RUN/tables.")] = None,
+    form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
+    ] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write every table of a run to a file of its own."""
+    """Write each table of a run to its own file."""
     directory = fleet.located(run, runs)
     folder = to or directory.path / "tables"
     for path in _load(directory.path).export(folder, form.value):

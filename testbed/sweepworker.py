@@ -22,14 +22,17 @@ from testbed.plan import Plan
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
 from testbed.topology import Topology
+from testbed.validity import Judgement
+from testbed.view import View
 
 
-class _Watcher:
-    """Implements `testbed.controller.View`: keeps what a line about the run says."""
+class _Watcher(View):
+    """Keeps what a line about the run says."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.evaluation: events.Evaluated | None = None
+        self.doubts: list[str] = []
 
     def progress(self, message: str) -> None:
         self._say(message)
@@ -38,7 +41,8 @@ class _Watcher:
         if isinstance(record, events.Evaluated):
             self.evaluation = record
 
-    def refresh(self, now: float) -> None: ...
+    def judged(self, judgement: Judgement) -> None:
+        self.doubts = list(judgement.validity.reasons)
 
 
 def execute(
@@ -53,13 +57,13 @@ def execute(
     watcher = _Watcher(say)
     begin = time.monotonic()
     try:
-        outcome = up.run(topology, plan, directory, options, watcher)
+        ended = up.run(topology, plan, directory, options, watcher)
     except (TestbedError, OSError) as error:
         return {"outcome": "failed", "error": str(error)}
     last = watcher.evaluation
     return {
-        "outcome": outcome.ended.reason,
-        "doubts": [] if outcome.validity is None else list(outcome.validity.reasons),
+        "outcome": ended.reason,
+        "doubts": watcher.doubts,
         "seconds": round(time.monotonic() - begin, 2),
         "accuracy": None if last is None else last.accuracy,
         "loss": None if last is None else last.loss,

@@ -13,11 +13,10 @@ from agents import events
 from testbed import asking, data, engine, manifest
 from testbed.calibration import calibrate
 from testbed.configs import RunSpec
-from testbed.controller import Controller, View
+from testbed.controller import Controller
 from testbed.data import Prepared
 from testbed.errors import BadInputError
 from testbed.fidelity import Clock, measure, trainings
-from testbed.figures import Fidelity
 from testbed.follow import Samples
 from testbed.plan import Plan, plan, this_host
 from testbed.resolution import needs_calibration, on_host, resolved
@@ -25,7 +24,8 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
-from testbed.validity import StepDone, Validity, verdict
+from testbed.validity import HostSample, Judgement, verdict
+from testbed.view import View
 from testbed.wakeful import wakeful
 
 
@@ -43,17 +43,6 @@ class Options:
     """The port of the page to show it on, 0 for a free one; None: no page."""
     metrics: int | None = None
     """The same of the figures for Prometheus."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended, and where devices were emulated: how well."""
-
-    ended: events.RunEnded
-    fidelity: Fidelity | None = None
-    validity: Validity | None = None
-    steps: tuple[StepDone, ...] = ()
-    """Of the scenario."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -81,19 +70,20 @@ def chosen_runtime(options: Options, asked: str = "auto") -> str:
 
 def run(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
-) -> Outcome:
+) -> events.RunEnded:
     """Execute the plan in `directory`; return how it ended.
 
     Raises TestbedError where it cannot or does not end well, KeyboardInterrupt when interrupted. In
-    either case nothing is left running and the directory is readable.
+    either case nothing is left running, the directory is readable, and what the devices got is judged
+    if the run clock has started.
     """
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
         spec, prepared = _prepare(topology, plan, directory, options, view)
         simulated = plan.runtime == "virtual"
-        outcome = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
-        entries["outcome"] = outcome.ended.reason
-        return outcome
+        ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
+        entries["outcome"] = ended.reason
+        return ended
     except Exception as error:
         entries |= {"outcome": "failed", "error": str(error)}
         raise
@@ -126,48 +116,50 @@ def _prepare(
     return spec, prepared
 
 
-def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> Outcome:
+def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in virtual time, in this process."""
     from testbed.virtual.run import run as simulate
 
     begin = time.monotonic()
     try:
-        return Outcome(simulate(spec, prepared, view))
+        return simulate(spec, prepared, view)
     finally:
         entries["timings"] = {"real": round(time.monotonic() - begin, 2)}
 
 
-def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> Outcome:
+def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
     data.write(prepared, spec.directory)
     with _runtime(spec, view) as runtime, wakeful() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
-            view.progress("Cores may sleep, and slow devices with small shares: see testbed doctor")
+            view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")
         controller = Controller(spec, runtime, view)
         try:
-            ended = controller.run()
-        finally:
+            return controller.run()
+        finally:  # once more interrupted, a run remains without a verdict
             entries["timings"] = controller.timings.as_dict()
-        records = list(events.read(spec.directory.events))
-        found = _measured(spec, controller, records)
-        found.save(spec.directory.fidelity)
-        steps = tuple(asking.steps(records))
-        judged = verdict(controller.host_samples, found, steps)
-        entries["validity"] = judged.as_dict()
-        return Outcome(ended, found, judged, steps)
+            if controller.epoch is not None:
+                with suppress(ValueError):  # a record that cannot be read has failed the run already
+                    judgement = _judged(spec, controller.epoch, controller.host_samples)
+                    entries["validity"] = judgement.validity.as_dict()
+                    view.judged(judgement)
 
 
-def _measured(spec: RunSpec, controller: Controller, records: Sequence[events.Record]) -> Fidelity:
-    """What the devices got of what was asked."""
+def _judged(spec: RunSpec, epoch: float, host: Sequence[HostSample]) -> Judgement:
+    """What the devices got of what was asked, kept in the run directory, and what speaks against it."""
+    records = list(events.read(spec.directory.events))
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
     dilation = spec.plan.dilation
-    return measure(
+    fidelity = measure(
         asking.asked(spec, records),
         (asking.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
-        Clock((controller.epoch or 0.0) / dilation, begin=begin),
+        Clock(epoch / dilation, begin=begin),
         trainings(records),
     )
+    fidelity.save(spec.directory.fidelity)
+    steps = tuple(asking.steps(records))
+    return Judgement(fidelity, verdict(host, fidelity, steps), steps)
 
 
 @contextmanager

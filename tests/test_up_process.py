@@ -52,6 +52,10 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert "Traceback" not in output
     assert took < 10
     assert left_as_processes() == []
+    (path,) = (tmp_path / "runs").iterdir()
+    judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
+    judged.append("CPU: " in output)
+    assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
@@ -63,7 +67,9 @@ def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     assert "ready" in cli("logs", path.name, "controller").stdout.lower()
     assert cli("down", path.name).returncode == 0
     assert left_as_processes() == []
-    assert Finished.only_one_in(runs).manifest["outcome"] == "interrupted"
+    manifest = Finished.only_one_in(runs).manifest
+    assert manifest["outcome"] == "interrupted"
+    assert manifest["validity"].keys() == {"valid", "reasons"}
 
 
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:

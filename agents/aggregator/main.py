@@ -176,6 +176,8 @@ class Aggregator:
             return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
         if command.get("do") == "stop":
             return self._handle(_Terminated())
+        if command.get("do") == "note" and self._finished is None:
+            return [act.Log(events.Note(self._now(), command["message"]))]
         if command.pop("do", None) == "log" and self._finished is None:
             return [act.Log(events.Acted(**command))]
         return []

@@ -28,6 +28,7 @@ from testbed.data import Prepared
 from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology, parse
+from testbed.view import View
 from testbed.virtual.run import run as simulate
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies" / "papers"
@@ -179,8 +180,8 @@ def judged(prepared: Prepared, judge: Judge) -> Prepared:
     return Prepared(prepared.train, test, prepared.indices)
 
 
-class _Watcher:
-    """Implements `testbed.controller.View`: keeps the evaluations."""
+class _Watcher(View):
+    """Keeps the evaluations."""
 
     def __init__(self) -> None:
         self._evaluations: list[events.Evaluated] = []
@@ -196,7 +197,3 @@ class _Watcher:
             self._evaluations.append(record)
         elif isinstance(record, events.VersionMade):
             self._versions += 1
-
-    def progress(self, message: str) -> None: ...
-
-    def refresh(self, now: float) -> None: ...

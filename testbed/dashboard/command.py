@@ -26,7 +26,9 @@ _NICE = 10
 _GOODBYE = 10.0
 """Seconds that the page's process has to show the last of the run."""
 
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the page; 0: a free one.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Dashboard port (0: any free port).")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,13 +39,13 @@ def add_to(app: typer.Typer) -> None:
 def _dashboard(
     runs_to_show: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Run ids or run directories; else all of the folder."),
+        typer.Argument(metavar="[RUN]...", help="Run ids or run directories (default: list all)."),
     ] = None,
     port: Port = 0,
     runs: Runs = DEFAULT_RUNS,
     descriptor: Annotated[int | None, typer.Option("--descriptor", hidden=True)] = None,
 ) -> None:
-    """Show runs in the browser, live or over, one or several side by side; Ctrl-C ends it."""
+    """Show runs in the browser, live or finished, alone or side by side; Ctrl-C stops it."""
     if descriptor is not None:
         _serve(descriptor, [RunDirectory(Path(run)) for run in runs_to_show or []], runs)
         return

@@ -29,13 +29,13 @@ from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.configs import RunSpec, importance
-from testbed.controller import View
 from testbed.data import Prepared
 from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
 from testbed.timeline import SetLink
+from testbed.view import View
 from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device
 from testbed.virtual.network import Network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from agents import events
 from agents.config import Broker, Link
 from agents.topics import Topics
 from agents.transport import Received
@@ -25,22 +25,20 @@ from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
 from testbed.timeline import Action
+from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
 
 
 @dataclass
-class Lines:
+class Lines(View):
     """A view that remembers what it was told."""
 
     lines: list[str] = field(default_factory=list)
 
     def progress(self, message: str) -> None:
         self.lines.append(message)
-
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -139,3 +137,25 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     controller._hold_barrier()
     assert time.monotonic() - begin >= 1.0
     assert [line["device"] for line in Samples(run.directory.telemetry).read()] == ["d-1", "d-2"]
+
+
+@pytest.mark.parametrize(
+    ("up", "told"),
+    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than asked"), (0.5e6, "50.0% less")],
+)
+def test_no_clock_starts_on_a_link_that_is_nothing_like_what_was_asked(
+    up: float, told: str | None, tmp_path: Path
+) -> None:
+    run = spec(tmp_path, devices=1)
+    linked = tuple(replace(device, link=Link(up=1_000_000)) for device in run.plan.devices)
+    run = replace(run, plan=replace(run.plan, devices=linked))
+    before = '{"device": "d-1", "at": 1.0, "probe": {"up": 9e6}}\n'  # of a run that is carried on
+    run.directory.telemetry.write_text(before)
+    controller = Controller(run, Idle(), View())
+    with run.directory.telemetry.open("a") as telemetry:
+        telemetry.write(json.dumps({"device": "d-1", "at": 2.0, "probe": {"up": up}}) + "\n")
+    if up == 0.5e6:
+        with pytest.raises(RunFailedError, match=told):
+            controller._check_links()
+    else:
+        assert controller._check_links() == told

@@ -16,6 +16,7 @@ from agents import shards as files
 from agents.shards import Shard
 from testbed import data, topology
 from testbed.errors import BadInputError, HostError
+from testbed.partition import Dirichlet
 from testbed.rundir import RunDirectory
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
@@ -197,3 +198,23 @@ def test_the_run_directory_gets_what_others_can_read(tiny: data.Prepared, tmp_pa
     assert files.load(directory.test_set).x.tolist() == [[0], [1]]
     assert files.load(directory.test_set).scale == 0.5
     assert directory.shard("a").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What deals it out takes seconds to import."""
+    shares = Dirichlet(0.5)
+    labels = np.arange(1000) % 10
+    first = data._dealt(shares, labels, CLIENTS, 7)
+    monkeypatch.setattr(Dirichlet, "deal", None)
+    again = data._dealt(shares, labels, CLIENTS, 7)
+    assert list(again) == CLIENTS
+    assert all(np.array_equal(again[client], first[client]) for client in CLIENTS)
+    others = (Dirichlet(0.4), labels, 7), (shares, labels[::-1], 7), (shares, labels, 8)
+    for scheme, of, seed in others:
+        with pytest.raises(TypeError):  # deals anew, and cannot
+            data._dealt(scheme, of, CLIENTS, seed)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
+    (kept,) = cache.parent.rglob("partitions/*")
+    kept.write_bytes(kept.read_bytes()[:-4])
+    assert np.array_equal(data._dealt(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])

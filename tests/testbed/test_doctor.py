@@ -1,9 +1,10 @@
-"""The doctor tries rather than guesses, and each thing that is amiss comes with its mend."""
+"""The doctor tries rather than guesses, and each thing that is amiss comes with its fix."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import docker
 import pytest
@@ -29,7 +30,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
     findings = {finding.name: finding for finding in doctor.examine()}
     assert findings["Docker engine"].status == "missing"
-    assert findings["Docker engine"].mend is not None
+    assert findings["Docker engine"].fix is not None
     assert findings["Python"].status == "ok"
 
 
@@ -39,9 +40,24 @@ def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
         engine.connect()
 
 
-def test_a_socket_of_others_is_mended_by_the_group() -> None:
+def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Mock] = []
+
+    def from_env(timeout: int) -> Mock:
+        made.append(Mock(api=Mock(timeout=timeout)))
+        assert timeout <= 2
+        return made[-1]
+
+    monkeypatch.setattr("docker.from_env", from_env)
+    with engine.if_present() as client:
+        assert [client] == made
+        assert made[0].api.timeout >= 60
+    made[0].close.assert_called_once()
+
+
+def test_a_socket_of_others_is_fixed_by_the_group() -> None:
     wrapped = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
-    assert "usermod -aG docker" in engine.mend(wrapped)
+    assert "usermod -aG docker" in engine.fix(wrapped)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +73,7 @@ def test_a_socket_of_others_is_mended_by_the_group() -> None:
 def test_limits_that_do_not_hold_are_found(change: dict[str, Any], status: str) -> None:
     finding = doctor.control_groups(LIMITS | change)
     assert finding.status == status
-    assert (finding.mend is None) == (status == "ok")
+    assert (finding.fix is None) == (status == "ok")
 
 
 def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
@@ -73,7 +89,7 @@ def test_a_feature_that_no_kernel_has_is_not_found() -> None:
     finding = doctor.traffic_control(absent)
     assert finding.status == "warn"
     assert "made by a router (shaper tbf+delay)" in finding.detail
-    assert finding.mend is not None
+    assert finding.fix is not None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +104,7 @@ def test_containers_have_cubic_where_the_kernel_allows_it(
         file.write_text(allowed)
     assert kernel.congestion_control(file) == chosen
     finding = doctor.tcp(chosen)
-    assert (finding.status, finding.mend is None) == (status, status == "ok")
+    assert (finding.status, finding.fix is None) == (status, status == "ok")
 
 
 @pytest.mark.docker
@@ -96,4 +112,4 @@ def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
     findings = {finding.name: finding for finding in doctor.examine()}
     assert findings["Docker engine"].status == "ok"
     assert findings["control groups"].status == "ok"
-    assert all(finding.mend for finding in findings.values() if finding.status == "missing")
+    assert all(finding.fix for finding in findings.values() if finding.status == "missing")

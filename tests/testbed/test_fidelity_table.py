@@ -102,7 +102,7 @@ def test_many_devices_are_shown_by_group_and_the_worst_of_each() -> None:
         ),
         (
             device("pi", cpu=Figure(0.25, 0.5), rtt=Figure(0.01, 0.011), loss=Figure(0.1, 0.2)),
-            "CPU: at worst 100.0% more than asked (pi); links: no error that can be told from chance",
+            "CPU: at worst 100.0% more than asked (pi); links: no error beyond chance",
         ),
     ],
 )

@@ -19,9 +19,9 @@ from testbed import up
 from testbed.configs import RunSpec
 from testbed.rundir import RunDirectory
 from testbed.timeline import describe
+from testbed.view import View
 from testbed.virtual.run import Recorder, _simulation
 from testbed.virtual.simulation import Simulation
-from tests.testbed.test_virtual_run import Silence
 
 AFTER = 200
 CENTERS = [[float(k), float(k**2)] for k in range(6)]
@@ -56,9 +56,9 @@ def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, li
     path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
     topology, plan = up.planned(path, up.Options())
     directory = RunDirectory.create(folder, "run")
-    spec, prepared = up._prepare(topology, plan, directory, up.Options(), Silence())
-    with closing(Recorder(directory, Silence())) as recorder:
-        simulation = _simulation(spec, prepared, Silence(), recorder)
+    spec, prepared = up._prepare(topology, plan, directory, up.Options(), View())
+    with closing(Recorder(directory, View())) as recorder:
+        simulation = _simulation(spec, prepared, View(), recorder)
         simulation.run(0.0, lambda: False)
     return spec, simulation, list(events.read(directory.events))
 

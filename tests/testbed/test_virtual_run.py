@@ -15,23 +15,16 @@ from testbed import up
 from testbed.errors import BadInputError, RunFailedError
 from testbed.optimum import ending
 from testbed.rundir import RunDirectory
+from testbed.view import View
 from tests.running import TOPOLOGIES, cli, interrupt, started
 
 THEORY = TOPOLOGIES / "theory"
 
 
-class Silence:
-    """A view that shows nothing."""
-
-    def progress(self, message: str) -> None: ...
-    def record(self, record: events.Record) -> None: ...
-    def refresh(self, now: float) -> None: ...
-
-
 def _run(topology: Path, runs: Path, name: str = "run") -> Run:
     parsed, plan = up.planned(topology, up.Options())
     directory = RunDirectory.create(runs, name)
-    up.run(parsed, plan, directory, up.Options(), Silence())
+    up.run(parsed, plan, directory, up.Options(), View())
     return load(directory.path)
 
 
@@ -204,7 +197,7 @@ def test_a_virtual_run_is_not_resumed(tmp_path: Path) -> None:
     parsed, plan = up.planned(file, up.Options())
     directory = RunDirectory.create(tmp_path, "run")
     with pytest.raises(BadInputError, match="its seed gives it again"):
-        up.run(parsed, plan, directory, up.Options(resume=True), Silence())
+        up.run(parsed, plan, directory, up.Options(resume=True), View())
 
 
 def test_ctrl_c_closes_the_books(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from agents import events
 from testbed import up
 from testbed.rundir import RunDirectory
-from tests.testbed.test_virtual_run import Silence
+from testbed.view import View
 
 A = {"name": "a", "timing": "1s"}
 WORKER = {"name": "a", "cpu": 0.5}
@@ -35,7 +35,7 @@ def _run(folder: Path, scenario: list[dict[str, Any]], **changes: Any) -> list[e
     path.write_text(yaml.safe_dump(topology | changes))
     parsed, plan = up.planned(path, up.Options())
     directory = RunDirectory.create(folder, "run")
-    up.run(parsed, plan, directory, up.Options(), Silence())
+    up.run(parsed, plan, directory, up.Options(), View())
     return list(events.read(directory.events))
 
 
