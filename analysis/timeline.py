@@ -23,6 +23,7 @@ _HOLDS = {
     "resume": ("paused", False),
     "crash": ("offline", True),
     "leave": ("offline", True),
+    "join": ("paused", False),
 }
 """What the emulator's actions begin (True) and end."""
 

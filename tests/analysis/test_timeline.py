@@ -72,6 +72,22 @@ def test_pauses_and_absence_go_before_work(directory: Path) -> None:
     ]
 
 
+def test_who_joins_again_is_not_paused_any_more(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(2.0, "mute", "scenario", 0.0, {"action": "pause"}),
+        events.Acted(3.0, "mute", "scenario", 0.0, {"action": "leave"}),
+        events.Acted(5.0, "mute", "scenario", 0.0, {"action": "join"}),
+        events.ClientStatus(6.0, "mute", "ready"),
+    )
+    assert [span[:3] for span in of(run, "mute")] == [
+        ("wait", 0.0, 2.0),
+        ("paused", 2.0, 3.0),
+        ("offline", 3.0, 6.0),
+        ("wait", 6.0, 10.0),
+    ]
+
+
 def test_who_was_not_there_at_the_start_is_offline_until_ready(directory: Path) -> None:
     missing = EVENTS[0].replace('"missing":[]', '"missing":["mute","stranger"]')
     ready = events.to_line(events.ClientStatus(4.0, "mute", "ready"))
