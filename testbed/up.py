@@ -153,7 +153,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
         found = _measured(spec, controller, records)
         found.save(spec.directory.fidelity)
         steps = tuple(asking.steps(records))
-        judged = verdict(controller.host_samples, found, steps)
+        judged = verdict(controller.host_samples, found, steps, controller.failures)
         entries["validity"] = judged.as_dict()
         return Outcome(ended, found, judged, steps)
 

@@ -176,8 +176,11 @@ class Aggregator:
             return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
         if command.get("do") == "stop":
             return self._handle(_Terminated())
-        if command.pop("do", None) == "log" and self._finished is None:
-            return [act.Log(events.Acted(**command))]
+        match command.pop("do", None):
+            case "log" if self._finished is None:
+                return [act.Log(events.Acted(**command))]
+            case "note" if self._finished is None:
+                return [act.Log(events.Note(self._now(), command["message"]))]
         return []
 
     def _losses(self) -> act.Actions:
