@@ -63,6 +63,10 @@ class Topics:
         """device -> controller: what the device used."""
         return self._topic("telemetry", device)
 
+    def failure(self, device: str) -> str:
+        """device or router -> controller: an order that could not be done, and why."""
+        return self._topic("failure", device)
+
     def name_in(self, topic: str) -> str:
         """The client or device that `topic` (a topic of this run) is addressed to or comes from."""
         return topic.rsplit("/", 1)[1]

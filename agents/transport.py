@@ -22,7 +22,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
 
-_KEEPALIVE = 30
+KEEPALIVE = 30
+"""Seconds: brokers give up on who has said nothing for one and a half times as long."""
 _MAX_IN_FLIGHT = 1000
 
 
@@ -86,7 +87,7 @@ class Connection:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._paho.connect(self._broker.host, self._broker.port, _KEEPALIVE)
+                self._paho.connect(self._broker.host, self._broker.port, KEEPALIVE)
                 break
             except OSError as error:
                 if time.monotonic() > deadline:

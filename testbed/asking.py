@@ -88,7 +88,7 @@ class _Device:
                 self._ask_link(SetLink(told["link"]).applied_to(self._now), record.at)
             case "pause":
                 self._hold("paused", record.at - record.lateness)
-            case "resume":
+            case "resume" | "join":
                 self._let_go("paused", record.at)
             case "crash" | "leave":
                 self._hold("down", record.at - record.lateness)

@@ -71,15 +71,21 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
             ],
             [topics.update("+"), topics.status("+"), topics.control(AGGREGATOR)],
         ),
-        CONTROLLER: ([topics.control("+")], [topics.status("+"), topics.telemetry("+")]),
-        ROUTER: ([topics.status(ROUTER)], [topics.control(ROUTER)]),
+        CONTROLLER: (
+            [topics.control("+")],
+            [topics.status("+"), topics.telemetry("+"), topics.failure("+")],
+        ),
+        ROUTER: ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)]),
     }
     for name in names:
         rights[name] = (
             [topics.update(name), topics.status(name)],
             [topics.model(name), topics.broadcast, topics.request(name)],
         )
-        rights[init_user(name)] = ([topics.telemetry(name)], [topics.control(name)])
+        rights[init_user(name)] = (
+            [topics.telemetry(name), topics.failure(name)],
+            [topics.control(name)],
+        )
     return {
         user: Account(user, secrets.token_urlsafe(24), tuple(publish), tuple(subscribe))
         for user, (publish, subscribe) in rights.items()

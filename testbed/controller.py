@@ -76,11 +76,15 @@ class Controller:
         self._ended: events.RunEnded | None = None
         self._orders: list[Order] = []
         self._dilation = spec.plan.dilation
-        self._director = Director(spec.steps(), runtime, self._orders.append, self._dilation)
+        self._director = Director(
+            spec.steps(), runtime, self._orders.append, self._failed, self._dilation
+        )
         self._mailbox = Mailbox(spec.directory.orders)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
         """Once a second while the run clock goes."""
+        self.failures: list[str] = []
+        """What was to be done to devices, and could not be."""
         self.epoch: float | None = None
         """What the monotonic clock shows at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -133,7 +137,8 @@ class Controller:
             connection.close()
 
     def _connect(self, broker: Broker) -> Connection:
-        subscriptions = [self._topics.status("+"), self._topics.telemetry("+")]
+        names = self._topics
+        subscriptions = [names.status("+"), names.telemetry("+"), names.failure("+")]
         connection = Connection(broker, subscriptions, self._inbox.put)
         try:
             connection.open()
@@ -262,9 +267,17 @@ class Controller:
                 self._unmeasured.discard(name)
             write_telemetry(text + "\n")
             return
+        if event.topic == self._topics.failure(name):
+            self._failed(f"{name} could not do as it was told: {text}")
+            return
         self._status[name] = text
         if text == "ready" and name in self._devices:
             self._runtime.limit(name)
+
+    def _failed(self, what: str) -> None:
+        """The run goes on, and is not what was asked."""
+        self.failures.append(what)
+        self._orders.append((AGGREGATOR, {"do": "note", "message": what}))
 
     def _look_after(self) -> None:
         """A device that ends is part of the experiment's story; broker or aggregator end it."""
@@ -298,7 +311,8 @@ class Controller:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, SetCpu):
             shares = (self._shares | {device: action.share}).values()
-            if (why := self._spec.plan.too_much(shares)) is not None:
+            why = self._spec.plan.too_little(action.share) or self._spec.plan.too_much(shares)
+            if why is not None:
                 raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
         self._director.order(device, action)
 

@@ -86,6 +86,9 @@ def what_holds(steps: Sequence[Step]) -> list[Step]:
     joined = {step.device for step in steps if isinstance(step.action, Join)}
     last: dict[tuple[str, str], Step] = {}
     for step in steps:
+        if isinstance(step.action, Join):  # what held it before does so no more
+            for what in ("frozen", "connected"):
+                last.pop((step.device, what), None)
         key = step.device, _OF[type(step.action)]
         before, action = last.pop(key, None), step.action
         if isinstance(action, SetLink) and before is not None and isinstance(before.action, SetLink):
@@ -100,20 +103,22 @@ def what_holds(steps: Sequence[Step]) -> list[Step]:
 
 
 class Director:
-    """`steps` in the order of their times; `tell` hands an order over; `dilation` is how many seconds of
-    the host make one of device time."""
+    """`steps` in the order of their times; `tell` hands an order over, `failed` hears what could not be
+    done; `dilation` is how many seconds of the host make one of device time."""
 
     def __init__(
         self,
         steps: Iterator[Step],
         stage: Stage,
         tell: Callable[[Order], None],
+        failed: Callable[[str], None],
         dilation: float = 1.0,
     ) -> None:
         self._dilation = dilation
         self._steps = steps
         self._stage = stage
         self._tell = tell
+        self._failed = failed
         self._next = next(steps, None)
         self._epoch: float | None = None
 
@@ -122,7 +127,7 @@ class Director:
         on from `begin`, in seconds: of what was before, only what still holds is done again."""
         self._epoch = epoch
         for step in what_holds(list(self._until(begin))):
-            self._do(step.device, step.action, begin)
+            self._play(step, begin)
 
     def _until(self, begin: float) -> Iterator[Step]:
         while (step := self._next) is not None and step.at < begin:
@@ -140,11 +145,18 @@ class Director:
         """Do what is due."""
         while (step := self._next) is not None and time.monotonic() >= self.next_due:
             self._next = next(self._steps, None)
-            self._do(step.device, step.action, step.at)
+            self._play(step, step.at)
 
     def order(self, device: str, action: Action) -> None:
-        """Do at once what a user wants."""
+        """Do at once what a user wants. Raises BadInputError, HostError."""
         self._do(device, action, None)
+
+    def _play(self, step: Step, planned: float) -> None:
+        """A step that the devices no longer allow is no reason to end the run."""
+        try:
+            self._do(step.device, step.action, planned)
+        except BadInputError as error:
+            self._failed(str(error))
 
     def _do(self, device: str, action: Action, planned: float | None) -> None:
         for order in self._stage.act(device, action):

@@ -148,6 +148,10 @@ class Plan:
             return None
         return refusals.too_much(shares, self.device_capacity * self.dilation)
 
+    def too_little(self, share: float) -> str | None:
+        """What is wrong with a device's `share` of a core, in device time; None where it can be had."""
+        return refusals.too_little(share, self.dilation) if self.runtime == "docker" else None
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -188,6 +192,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
     problems = list(refusals.impossible(topology, runtime))
+    if runtime == "docker":
+        problems += refusals.too_little_cpu(topology, dilation)
     shaper, misfits = choose(topology, runtime, host.lack_of_netem)
     problems += misfits
     if not oversubscribe:

@@ -14,6 +14,8 @@ _RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _ROUNDING = 1e-9
 """Of a sum of shares: ten devices at 0.1 fit on one core."""
+_LEAST_SHARE = 0.001
+"""Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
 
 
 def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
@@ -62,6 +64,29 @@ def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
         f"the {runtime} runtime does not emulate this yet: remove it, or use the virtual runtime",
         at_key=True,
     )
+
+
+def too_little(share: float, dilation: float) -> str | None:
+    """What is wrong with a container's `share` of a core of device time; None where it can be had."""
+    if (got := share / dilation) >= _LEAST_SHARE - _ROUNDING:
+        return None
+    least = f"a container has at least {_LEAST_SHARE:g} of a core"
+    return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"
+
+
+def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
+    """Groups, and entries of the scenario, with less CPU than a container can have."""
+    asked: list[tuple[Where, float | None]] = [
+        *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(topology.devices)),
+        *((("scenario", index, "cpu"), entry.cpu) for index, entry in enumerate(topology.scenario)),
+    ]
+    for where, share in asked:
+        if share is not None and (why := too_little(share, dilation)) is not None:
+            less = "" if dilation == 1 else ", stretch time less (a larger host, or fewer devices)"
+            yield topology.source.problem(
+                where,
+                f"found {share:g}: {why}. Raise it{less}, or use the process or virtual runtime",
+            )
 
 
 def too_much(shares: Iterable[float], capacity: float) -> str | None:

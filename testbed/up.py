@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
-from testbed.validity import HostSample, Judgement, verdict
+from testbed.validity import Judgement, verdict
 from testbed.view import View
 from testbed.wakeful import wakeful
 
@@ -141,12 +141,12 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             entries["timings"] = controller.timings.as_dict()
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement = _judged(spec, controller.epoch, controller.host_samples)
+                    judgement = _judged(spec, controller, controller.epoch)
                     entries["validity"] = judgement.validity.as_dict()
                     view.judged(judgement)
 
 
-def _judged(spec: RunSpec, epoch: float, host: Sequence[HostSample]) -> Judgement:
+def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
     """What the devices got of what was asked, kept in the run directory, and what speaks against it."""
     records = list(events.read(spec.directory.events))
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
@@ -159,7 +159,8 @@ def _judged(spec: RunSpec, epoch: float, host: Sequence[HostSample]) -> Judgemen
     )
     fidelity.save(spec.directory.fidelity)
     steps = tuple(asking.steps(records))
-    return Judgement(fidelity, verdict(host, fidelity, steps), steps)
+    judged = verdict(controller.host_samples, fidelity, steps, controller.failures)
+    return Judgement(fidelity, judged, steps)
 
 
 @contextmanager

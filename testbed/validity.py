@@ -92,16 +92,21 @@ class Judgement:
 
 
 def verdict(
-    host: Sequence[HostSample], fidelity: Fidelity | None = None, steps: Iterable[StepDone] = ()
+    host: Sequence[HostSample],
+    fidelity: Fidelity | None = None,
+    steps: Iterable[StepDone] = (),
+    failures: Sequence[str] = (),
 ) -> Validity:
-    """Whether the run can be believed, from samples taken while its clock went. No samples, figures or
-    steps say nothing against it."""
+    """Whether the run can be believed, from samples taken while its clock went, and what was to be done
+    in it and could not be. No samples, figures or steps say nothing against it."""
     reasons = [*_server(host), *_stolen(host), *_late(host)]
     if fidelity is not None:
         reasons += _shares(fidelity, host)
         if (doubt := link_doubt(fidelity)) is not None:
             reasons.append(doubt)
     reasons += _late_steps(steps)
+    if failures:
+        reasons.append(f"{failures[0]}{_others(len(failures))}")
     return Validity(not reasons, tuple(reasons))
 
 

@@ -171,15 +171,16 @@ class Aggregator:
         return self._control(json.loads(payload))
 
     def _control(self, command: dict[str, Any]) -> act.Actions:
-        if command.get("do") == "start" and self._epoch is None:
-            self._epoch = self._clock.now() - self._past.at
-            return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
-        if command.get("do") == "stop":
-            return self._handle(_Terminated())
-        if command.get("do") == "note" and self._finished is None:
-            return [act.Log(events.Note(self._now(), command["message"]))]
-        if command.pop("do", None) == "log" and self._finished is None:
-            return [act.Log(events.Acted(**command))]
+        match command.pop("do", None):
+            case "start" if self._epoch is None:
+                self._epoch = self._clock.now() - self._past.at
+                return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
+            case "stop":
+                return self._handle(_Terminated())
+            case "log" if self._finished is None:
+                return [act.Log(events.Acted(**command))]
+            case "note" if self._finished is None:
+                return [act.Log(events.Note(self._now(), command["message"]))]
         return []
 
     def _losses(self) -> act.Actions:

@@ -48,8 +48,10 @@ class Init:
         control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
         self._interface = link.interface_besides(control)
         self._client: subprocess.Popen[bytes] | None = None
-        self._away = False
-        """The client was told to end, and may be told to start again."""
+        self._wanted = cfg.present
+        """Whether there is to be a client: where one still ends, the next one waits for that."""
+        self._ending = False
+        """The client was told to end: that it does is not the container's end."""
         self._paused = False
         self._stopped = False
         self._unknown = False
@@ -57,7 +59,7 @@ class Init:
         self._orders: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         """None: a process has ended, or is to."""
         names = topics.Topics(cfg.run)
-        self._telemetry = names.telemetry(cfg.device)
+        self._telemetry, self._failure = names.telemetry(cfg.device), names.failure(cfg.device)
         self._connection = Connection(cfg.broker, [names.control(cfg.device)], self._orders.put)
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
@@ -69,7 +71,7 @@ class Init:
         ConnectionFailedError."""
         if self._config.link is not None:
             self._shape(self._config.link)
-        if self._config.present:
+        if self._wanted:
             self._start()
         self._connection.open()
         if self._config.probed is not None:
@@ -113,16 +115,18 @@ class Init:
         return code
 
     def _exit_code(self) -> int | None:
-        """None as long as there is, or may be, a client."""
+        """None as long as there is, or may be, a client; where one was awaited, the next one starts."""
         if self._client is None or (code := self._client.poll()) is None:
             return 0 if self._stopped and self._client is None else None
-        if self._away and not self._stopped:
+        if self._ending and not self._stopped:
             self._client = None
+            if self._wanted:
+                self._start()
             return None
         return int(code) if code >= 0 else 128 - code
 
     def _obey(self, event: Event | None) -> None:
-        """An order that cannot be done is told in the log; the device goes on as it is."""
+        """An order that cannot be done is told; the device goes on as it is."""
         if not isinstance(event, Received):
             return
         order = json.loads(event.payload)
@@ -130,20 +134,29 @@ class Init:
             self._do(order.pop("do"), order)
         except (link.LinkError, OSError) as error:
             sys.stderr.write(f"device {self._config.device}: {error}\n")
+            self._connection.publish(self._failure, str(error))
 
     def _do(self, what: str, details: Mapping[str, Any]) -> None:
         match what:
-            case "restart" | "join" if self._client is None:
-                self._start()
+            case "restart":
+                self._wanted = True
+                if self._client is None:
+                    self._start()
+            case "join":  # nothing of what held it before does so now
+                for switch in ("resume", "reconnect", "restart"):
+                    self._do(switch, {})
             case "crash":
-                self._away = True
-                self._signal(signal.SIGKILL)
-            case "pause" | "resume":
-                self._paused = what == "pause"
-                self._signal(signal.SIGSTOP if self._paused else signal.SIGCONT)
+                self._end(signal.SIGKILL)
             case "leave":
-                self._away, self._paused = True, False
-                self._signal(signal.SIGTERM, signal.SIGCONT)
+                self._paused = False
+                self._end(signal.SIGTERM, signal.SIGCONT)
+            case "pause":
+                self._paused = True
+                if not self._ending:  # else it would never end
+                    self._signal(signal.SIGSTOP)
+            case "resume":
+                self._paused = False
+                self._signal(signal.SIGCONT)
             case "set":
                 lifted = {name: link.LIFTED for name, value in details.items() if value is None}
                 self._shape(replace(self._link or Link(), **{**details, **lifted}))
@@ -154,8 +167,12 @@ class Init:
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted
 
+    def _end(self, *signals: signal.Signals) -> None:
+        self._wanted, self._ending = False, True
+        self._signal(*signals)
+
     def _start(self) -> None:
-        self._away = False
+        self._ending = False
         self._client = subprocess.Popen(
             [sys.executable, "-m", "agents.client.main", self._config.client_config],
             user=self._config.user,

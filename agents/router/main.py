@@ -103,13 +103,14 @@ class Router:
         self._held.add(name)
 
     def _obey(self, event: Event) -> None:
-        """In paho's thread. What cannot be done is told in the log; the link stays as it is."""
+        """In paho's thread. What cannot be done is told; the link stays as it is."""
         if isinstance(event, Reconnected):
             return self._say_ready()
         try:
             self._change(json.loads(event.payload))
         except (ValueError, KeyError, LinkError) as error:
             sys.stderr.write(f"router: {error}\n")
+            self._connection.publish(self._topics.failure(topics.ROUTER), str(error))
         return None
 
     def _change(self, order: dict[str, Any]) -> None:

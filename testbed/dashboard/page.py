@@ -118,7 +118,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     """A class, and words."""
     if feed.lives and run.ended is None:
         return "live", "live"
-    outcome = run.manifest.get("outcome") or (run.ended and run.ended.reason)
+    outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
     if outcome is None:
         return "bad", "crashed"
     return ("bad" if outcome == "failed" else "over"), f"ended: {REASONS.get(outcome, outcome)}"

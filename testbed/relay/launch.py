@@ -19,6 +19,7 @@ from agents import config
 from agents.config import Broker, Link
 from agents.topics import ROUTER
 from testbed.configs import RunSpec
+from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.relay import probe
 from testbed.relay.main import RelayConfig
@@ -54,8 +55,8 @@ def needed(spec: RunSpec) -> bool:
 def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]) -> Entrances:
     """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
 
-    `broker` is the relay's login. A link that cannot be measured is told in the relay's log. Raises
-    OSError where no relay answers.
+    `broker` is the relay's login. Raises OSError where no relay answers, HostError where nobody knows
+    what a link is.
     """
     devices = spec.plan.devices
     host = broker.host
@@ -83,13 +84,8 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
         # It serves as soon as a byte comes back.
         probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _PATIENCE)
         found = _measured(host, ports, [d for d in devices if not d.direct])
-    samples = []
-    with (spec.directory.logs / f"{ROUTER}.log").open("a", encoding="utf-8") as log:
-        for device, figures in found.items():
-            if isinstance(figures, OSError):
-                log.write(f"the link of {device} cannot be measured: {figures}\n")
-            else:
-                samples.append({"device": device, "at": time.monotonic(), "probe": figures})
+    at = time.monotonic()
+    samples = [{"device": device, "at": at, "probe": figures} for device, figures in found.items()]
     return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, samples, traffic)
 
 
@@ -110,21 +106,23 @@ def _port(sock: socket.socket) -> int:
 
 def _measured(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
-) -> dict[str, dict[str, float] | OSError]:
-    """What the way of each of `devices` gives, or why it cannot be told: all at once, but those that
-    share a part of it in turn."""
+) -> dict[str, dict[str, float]]:
+    """What the way of each of `devices` gives: all at once, but those that share a part of it in turn.
+    Raises HostError."""
     turns: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         turns[device.shared].append(device)
 
-    def one(device: PlannedDevice) -> dict[str, float] | OSError:
+    def one(device: PlannedDevice) -> dict[str, float]:
         _, transfers, echoes = ports[device.name]
         try:
             return probe.measure(device.host_way or Link(), host, transfers, echoes)
-        except OSError as error:
-            return error
+        except OSError as error:  # fail closed
+            raise HostError(
+                f"the link of {device.name} cannot be measured ({error}), so the run does not start."
+            ) from error
 
-    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, dict[str, float] | OSError]:
+    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, dict[str, float]]:
         return {member.name: one(member) for member in members}
 
     pool = ThreadPoolExecutor(max(1, len(turns)))

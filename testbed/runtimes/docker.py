@@ -40,7 +40,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
-from testbed.timeline import Action, Join, Restart, SetCpu, SetLink, describe
+from testbed.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -78,6 +78,8 @@ class DockerRuntime:
         self._owner = os.getuid() or configs.CLIENT_USER
         self._devices = {device.name: device for device in spec.plan.devices}
         self._containers: dict[str, str] = {}
+        self._away = set(spec.absent)
+        """Devices whose client is not there, or was told to end, and may start."""
         self._codes: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self.congestion_control = kernel.congestion_control()
@@ -100,22 +102,16 @@ class DockerRuntime:
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
-        planned = self._devices[device]
-        self._update(
-            device,
-            cpu_period=planned.period,
-            cpu_quota=planned.quota,
-            cpu_shares=planned.weight,
-            cpuset_cpus=self._spec.plan.device_cpus,
-        )
+        self._limit(self._devices[device])
 
     def act(self, device: str, action: Action) -> list[Order]:
         """CPU limits are the engine's, delay and loss the router's where netem does not make them, all
         else the device's init's."""
         match action:
             case SetCpu(share):
-                self._devices[device] = replace(self._devices[device], cpu=share)
-                self.limit(device)
+                changed = replace(self._devices[device], cpu=share)
+                self._limit(changed)
+                self._devices[device] = changed
                 return []
             case SetLink(asked):
                 changes = dilated(asked, self._spec.plan.dilation)
@@ -134,10 +130,30 @@ class DockerRuntime:
                 if impaired:
                     orders.append((ROUTER, {"device": device, "link": impaired}))
                 return orders
+            case Crash() | Leave():
+                self._away.add(device)
             case Restart() | Join():
-                # Start-up is no part of the experiment, but must not take what others are promised.
-                self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
+                with _as_host_error(f"look at {device}"):
+                    code = self._exit_code(self._containers[device])
+                if code is not None:
+                    raise BadInputError(
+                        f"{device} cannot start again: its container has ended (exit code {code}) with "
+                        "its client, which nobody had told to end. See its log."
+                    )
+                if device in self._away:  # else it is there, and stays under its quota
+                    self._away.discard(device)
+                    # Start-up is no part of the experiment, but must not take what others are promised.
+                    self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
         return [(device, {"do": describe(action)["action"]})]
+
+    def _limit(self, planned: PlannedDevice) -> None:
+        self._update(
+            planned.name,
+            cpu_period=planned.period,
+            cpu_quota=planned.quota,
+            cpu_shares=planned.weight,
+            cpuset_cpus=self._spec.plan.device_cpus,
+        )
 
     def _update(self, device: str, **limits: Any) -> None:
         container = self._containers[device]

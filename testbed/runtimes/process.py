@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,8 @@ class ProcessRuntime:
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
         """Devices that were told to end, and may come back."""
+        self._again: set[str] = set()
+        """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
         self._relayed = relay.needed(spec)
         self._probes: list[dict[str, Any]] = []
@@ -102,7 +104,7 @@ class ProcessRuntime:
         """Start broker, aggregator and every device; return the controller's broker.
 
         Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
-        the broker or the relay does not come up.
+        the broker or the relay does not come up, or a link cannot be measured.
         """
         accounts = broker.accounts(self._directory.run, self._devices)
         port = free_port()
@@ -130,32 +132,31 @@ class ProcessRuntime:
         """Links are the relay's, all else is done by signals. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, {"device": device, **self._of_link(action)})]
-        child = self._children.get(device)
-        alive = child is not None and child.poll() is None
         match action:
             case SetCpu(share):
                 self._devices[device] = replace(self._devices[device], cpu=share)
-                if alive and device not in self._paused:
+                if self._works(device) and device not in self._paused:
                     self.limit(device)
-            case Crash() if alive and child is not None:
-                self._end(device, child.kill)
-            case Leave() if alive and child is not None:
+            case Crash():
+                self._end(device, signal.SIGKILL)
+            case Leave():
                 self._paused.discard(device)
-                self._end(device, child.terminate)
-            case Restart() | Join() if not alive:
-                self._away.discard(device)
-                self._spawn_client(device)
-                if device in self._paused:  # while it was down
-                    self._children[device].send_signal(signal.SIGSTOP)
+                self._end(device, signal.SIGTERM)
+            case Restart() if not self._works(device):
+                self._again.add(device)
+                self._start_again()
+            case Join():  # nothing of what held it before does so now
+                plugged = [*self.act(device, Reconnect())] if self._relayed else []
+                return [*plugged, *self.act(device, Resume()), *self.act(device, Restart())]
             case Pause():
                 self._paused.add(device)
-                self._release(device)
-                if child is not None:
-                    child.send_signal(signal.SIGSTOP)
+                if self._works(device):  # one that is to end would never do so
+                    self._release(device)
+                    self._children[device].send_signal(signal.SIGSTOP)
             case Resume() if device in self._paused:
                 self._paused.discard(device)
-                if child is not None and alive:
-                    child.send_signal(signal.SIGCONT)
+                if self._works(device):
+                    self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
         return []
 
@@ -177,19 +178,39 @@ class ProcessRuntime:
         rates = ("up", "down")
         return {"link": {k: v if k in rates else v or 0.0 for k, v in changes.items()}}
 
-    def _end(self, device: str, how: Callable[[], None]) -> None:
+    def _alive(self, device: str) -> bool:
+        return device in self._children and self._children[device].poll() is None
+
+    def _works(self, device: str) -> bool:
+        """Whether it has a process that nobody has told to end."""
+        return self._alive(device) and device not in self._away
+
+    def _end(self, device: str, how: signal.Signals) -> None:
         """End a device that may come back. A suspended one heeds nothing but SIGKILL."""
-        self._away.add(device)
-        self._release(device)
-        how()
-        self._children[device].send_signal(signal.SIGCONT)
+        self._again.discard(device)
+        if self._alive(device):
+            self._away.add(device)
+            self._release(device)
+            self._children[device].send_signal(how)
+            self._children[device].send_signal(signal.SIGCONT)
+
+    def _start_again(self) -> None:
+        """Those that are to, and whose old process has gone."""
+        for device in [device for device in self._again if not self._alive(device)]:
+            self._again.discard(device)
+            self._away.discard(device)
+            self._spawn_client(device)
+            if device in self._paused:  # while it was down
+                self._children[device].send_signal(signal.SIGSTOP)
 
     def _release(self, device: str) -> None:
         if self._duty_cycle is not None:
             self._duty_cycle.release(device)
 
     def ended(self) -> dict[str, int]:
-        """Exit code of each part that has ended by itself: negative for the number of a signal."""
+        """Exit code of each part that has ended by itself: negative for the number of a signal. What
+        waited for an old process to end starts now."""
+        self._start_again()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
@@ -212,6 +233,7 @@ class ProcessRuntime:
 
     def stop(self) -> None:
         """End every process of the run: agents first, so that none mourns the broker. Idempotent."""
+        self._again.clear()
         if self._duty_cycle is not None:
             self._duty_cycle.close()
         children = dict(self._children)

@@ -2,12 +2,13 @@
 
 A restart takes no time here: how long a client needs to start is not part of the experiment. What was
 under way to or from a device that crashes is lost; what could not pass while it was disconnected arrives
-once it can, as TCP would have it.
+once it can, as TCP would have it. So does the end of a client that ends meanwhile, farewell included, if
+the broker has not given up on it before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agents import wire
@@ -27,6 +28,10 @@ from testbed.timeline import (
 )
 from testbed.virtual.device import Device, Work
 
+_PATIENCE = 45.0
+"""Seconds after which the broker gives up on a client that is cut off: one and a half times its
+keep-alive. Its last packet is taken to be of the moment before."""
+
 
 class World(Protocol):
     """What `testbed.virtual.simulation.Simulation` lets happen."""
@@ -36,6 +41,7 @@ class World(Protocol):
     def say(self, name: str, state: str) -> None: ...
     def tell(self, name: str, message: wire.UpdateMessage) -> None: ...
     def now_and_then(self, happens: Callable[[], None], device: Device) -> None: ...
+    def at(self, time: float, happens: Callable[[], None], device: Device) -> None: ...
     def work_on(self, device: Device, work: Work) -> None: ...
 
 
@@ -52,14 +58,10 @@ def act(world: World, name: str, action: Action, now: float) -> None:
         case SetLink(changes):
             device.line.change(changes)
         case Crash() if device.alive:
-            device.end()
-            world.say(name, "offline")
+            _end(world, name, device, [], now)
         case Leave() if device.alive:
-            for wanted in device.core.leave(now):
-                if isinstance(wanted, client.SendUpdate):
-                    world.tell(name, wanted.message())
-            device.end()
-            world.say(name, "offline")
+            sent = [one for one in device.core.leave(now) if isinstance(one, client.SendUpdate)]
+            _end(world, name, device, sent, now)
         case Pause() if device.frozen_at is None:
             device.frozen_at = now
         case Resume() if device.frozen_at is not None:
@@ -67,12 +69,37 @@ def act(world: World, name: str, action: Action, now: float) -> None:
             device.frozen_at = None
             _let_go(device.held)
         case Disconnect():
-            device.cut_off = True
+            device.cut_off_at = now
             device.line.plug(connected=False)
         case Reconnect():
-            device.cut_off = False
+            device.cut_off_at = None
             _let_go(device.kept)
             device.line.plug(connected=True)
+
+
+def _end(
+    world: World, name: str, device: Device, farewell: Sequence[client.SendUpdate], now: float
+) -> None:
+    """The server hears its `farewell`, and that it is offline, as soon as packets pass; where that takes
+    too long, the latter alone, from the broker."""
+    messages = [one.message() for one in farewell]
+    device.end()
+
+    def passes() -> None:
+        for message in messages:
+            world.tell(name, message)
+        world.say(name, "offline")
+
+    def is_given_up() -> None:
+        if passes in device.kept:
+            device.kept.remove(passes)
+            world.say(name, "offline")
+
+    if device.cut_off_at is None:
+        passes()
+    else:
+        device.kept.append(passes)
+        world.at(max(now, device.cut_off_at + _PATIENCE), is_given_up, device)
 
 
 def _begin(world: World, name: str, action: Action, now: float) -> None:
@@ -80,11 +107,13 @@ def _begin(world: World, name: str, action: Action, now: float) -> None:
     last = world.device(name)
     if last.alive:
         return
+    if isinstance(action, Join):
+        _let_go(last.kept)  # the end of the last life, where nobody has heard of it
     device = world.begin_life(name)
     if isinstance(action, Join):
         device.line.plug(connected=True)
     else:
-        device.cut_off = last.cut_off
+        device.cut_off_at, device.kept = last.cut_off_at, last.kept
         device.frozen_at = None if last.frozen_at is None else now
 
     def announces() -> None:

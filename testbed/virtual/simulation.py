@@ -161,6 +161,10 @@ class Simulation:
         """As soon as `device`'s packets pass and its client runs."""
         self._inbound(self._agenda.now, device, happens)
 
+    def at(self, time: float, happens: Callable[[], None], device: Device) -> None:
+        """At `time`, or at once where that is over."""
+        self._at(time, DEVICE, device, happens)
+
     def say(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
         self._execute(self._core.status(name, state, self._agenda.now))
@@ -213,9 +217,11 @@ class Simulation:
         """Plan what the aggregator does with what reaches it from `device` at `time`."""
 
         def due() -> None:
+            if not device.alive:
+                return
             if device.cut_off:
                 device.kept.append(due)
-            elif device.alive:
+            else:
                 happens()
 
         self._at(time, ARRIVAL, device, due)

@@ -15,6 +15,7 @@ def test_topics_of_a_run() -> None:
     assert topics.status("a") == "testbed/run-1/status/a"
     assert topics.control("a") == "testbed/run-1/control/a"
     assert topics.telemetry("a") == "testbed/run-1/telemetry/a"
+    assert topics.failure("a") == "testbed/run-1/failure/a"
     assert topics.name_in("testbed/run-1/status/pi4-2") == "pi4-2"
 
 

@@ -24,6 +24,7 @@ from testbed.timeline import (
     Crash,
     Disconnect,
     Join,
+    Leave,
     Pause,
     Reconnect,
     Restart,
@@ -75,6 +76,22 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
     assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
 
+def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
+    topology = parse(TOPOLOGY)
+    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    a, _ = asking.asked(
+        spec,
+        [
+            _acted(5.0, "a", action="pause"),
+            _acted(6.0, "a", action="leave"),
+            _acted(8.0, "a", action="join"),
+            events.ClientStatus(9.0, "a", "ready"),
+        ],
+    )
+    assert a.away == ((5.0, 8.0), (6.0, 9.0))
+
+
 def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) -> None:
     """What a user had set by hand is not set again."""
     topology = parse(TOPOLOGY)
@@ -104,9 +121,14 @@ class Stage:
         return [(device, {"do": "it"})]
 
 
+def _never(failure: str) -> None:
+    raise AssertionError(failure)
+
+
 def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
     stage, told = Stage(), list[Order]()
-    director = Director(iter([Step(0.0, "a", Crash()), Step(1e6, "b", Crash())]), stage, told.append)
+    steps = [Step(0.0, "a", Crash()), Step(1e6, "b", Crash())]
+    director = Director(iter(steps), stage, told.append, _never)
     director.play()
     assert stage.done == []  # the run clock has not started
     director.start(time.monotonic())
@@ -132,21 +154,39 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
         Step(8.0, "late", Restart()),
         Step(9.0, "c", Disconnect()),
         Step(9.5, "c", Reconnect()),
+        Step(9.6, "back", Pause()),
+        Step(9.7, "back", Leave()),
+        Step(9.8, "back", Join()),
         *(Step(at, "traced", SetLink({"up": 1000 * at})) for at in range(10)),
         Step(9.6, "traced", SetLink({"rtt": 0.5})),
         Step(20.0, "b", Resume()),
     ]
     stage, told = Stage(), list[Order]()
-    director = Director(iter(steps), stage, told.append)
+    director = Director(iter(steps), stage, told.append, _never)
     director.start(time.monotonic() - 10.0, begin=10.0)
     director.play()
     assert stage.done == [
         ("a", SetCpu(0.1)),
         ("b", Pause()),
         ("late", Restart()),
+        ("back", Join()),
         ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
     assert director.next_due > time.monotonic() + 9
+
+
+def test_a_step_that_cannot_be_done_is_told_and_the_run_goes_on() -> None:
+    class Refusing(Stage):
+        def act(self, device: str, action: Action) -> list[Order]:
+            raise BadInputError(f"{device} has ended")
+
+    told, failed = list[Order](), list[str]()
+    director = Director(iter([Step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
+    director.start(time.monotonic())
+    director.play()
+    assert (told, failed) == ([], ["a has ended"])
+    with pytest.raises(BadInputError, match="b has ended"):
+        director.order("b", Restart())  # a user is told at once
 
 
 def test_orders_are_read_as_they_are_told() -> None:

@@ -46,7 +46,7 @@ def test_rights_of_a_run() -> None:
     assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
     assert a.subscribe == ("testbed/r/model/a", "testbed/r/model", "testbed/r/request/a")
     assert (init.publish, init.subscribe) == (
-        ("testbed/r/telemetry/a",),
+        ("testbed/r/telemetry/a", "testbed/r/failure/a"),
         ("testbed/r/control/a",),
     )
     assert not a.may_publish(TOPICS.update("b"))

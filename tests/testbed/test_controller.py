@@ -20,7 +20,7 @@ from agents.transport import Received
 from testbed import fleet
 from testbed.controller import Controller
 from testbed.director import Order
-from testbed.errors import RunFailedError
+from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
@@ -112,6 +112,26 @@ class Idle:
 
     def telemetry(self) -> list[dict[str, Any]]:
         return []
+
+
+def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    written: list[str] = []
+    said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0.0)
+    controller._received(said, written.append)
+    told = "d-1 could not do as it was told: `tc qdisc` failed"
+    assert controller.failures == [told]
+    assert controller._orders == [("aggregator", {"do": "note", "message": told})]
+    assert written == []
+
+
+def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    run = replace(run, plan=replace(run.plan, runtime="docker"))
+    controller = Controller(run, Idle(), Lines())
+    with pytest.raises(BadInputError, match=r"cannot have 0\.0005 cpu: a container has at least 0\.001"):
+        controller._obey({"device": "d-1", "action": "set", "cpu": 0.0005})
 
 
 def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tmp_path: Path) -> None:

@@ -97,6 +97,25 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
     assert plan(wanted, "docker", FOUR_CORES).devices
 
 
+def test_less_cpu_than_a_container_can_have_is_refused() -> None:
+    """The engine takes no quota below 1 ms; `auto` stretches as the strong ones need."""
+    later = "scenario: [{at: 1s, set: pi, cpu: 0.0009}]"
+    with pytest.raises(BadInputError) as refused:
+        plan(fleet("{name: pi, cpu: 0.001}", later), "docker", FOUR_CORES)
+    (line,) = (line for line in str(refused.value).splitlines() if "scenario[0].cpu" in line)
+    assert "6:35: scenario[0].cpu: found 0.0009: a container has at least 0.001 of a core" in line
+
+    wanted = fleet("{name: pi, cpu: 0.02}, {name: big, count: 30, cpu: 3}", "dilation: auto")
+    with pytest.raises(BadInputError) as refused:
+        plan(wanted, "docker", FOUR_CORES)
+    assert (
+        "devices[0].cpu: found 0.02: dilation 30.01 makes 0.00067 of it, and a container has at least "
+        "0.001 of a core. Raise it, stretch time less"
+    ) in str(refused.value)
+    assert plan(wanted, "process", FOUR_CORES).too_little(0.0005) is None
+    assert plan(fleet("{name: pi, cpu: 0.001}"), "docker", FOUR_CORES).devices[0].quota == 1000
+
+
 @pytest.mark.parametrize(
     ("devices", "told"),
     [

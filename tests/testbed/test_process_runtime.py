@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from agents import config
-from agents.config import Broker, ClientConfig
+from agents.config import Broker, ClientConfig, Link
 from agents.transport import Connection
 from testbed import tether
 from testbed.configs import RunSpec
@@ -24,7 +25,17 @@ from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
-from testbed.timeline import Action, Disconnect, Pause, SetLink
+from testbed.timeline import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Restart,
+    Resume,
+    SetLink,
+)
 from testbed.topology import parse
 
 T = TypeVar("T")
@@ -137,6 +148,21 @@ def test_a_relay_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> N
         runtime.stop()
 
 
+def test_a_run_does_not_start_on_a_link_that_nobody_knows(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> dict[str, float]:
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("testbed.relay.probe.measure", measure)
+    run = spec(tmp_path, more="scenario: [{at: 1s, set: d-1, link: {rtt: 1ms}}]")
+    linked = [replace(device, link=Link(rtt=0.01)) for device in run.plan.devices]
+    runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
+    with pytest.raises(HostError, match=r"link of d-1 cannot be measured \(timed out\)"):
+        runtime.start()
+    assert {info.part for info in of(run)} == {"broker", "router"}  # which the controller then stops
+
+
 def log_in(broker: Broker) -> None:
     connection = Connection(broker, [], lambda _: None)
     connection.open()
@@ -175,6 +201,66 @@ def test_one_that_never_joined_can_be_paused(make: Make, tmp_path: Path) -> None
     runtime.act("d-2", Pause())
     runtime.stop()
     assert runtime.ended().keys() == {"broker", "aggregator", "d-1"}
+
+
+SLOW_GOODBYE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(0)))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("ends", "begins"), [(Crash(), Restart()), (Leave(), Join())], ids=["crash", "leave"]
+)
+def test_who_is_to_come_back_at_once_does(
+    make: Make, tmp_path: Path, ends: Action, begins: Action, pause: float
+) -> None:
+    """Its old process may still be there then; what freezes it meanwhile is not to keep it so."""
+    run = spec(tmp_path, devices=1)
+    runtime = make(run, SLOW_GOODBYE)
+    runtime.start()
+    log_of(run, "d-1")
+    (old,) = (info.pid for info in of(run) if info.part == "d-1")
+    for action in (ends, None, begins, Pause(), Resume()):
+        if action is None:
+            time.sleep(pause)
+        else:
+            runtime.act("d-1", action)
+
+    def came_back() -> bool:
+        assert runtime.ended() == {}
+        return [info.pid for info in of(run) if info.part == "d-1"] not in ([], [old])
+
+    eventually(came_back)
+    assert runtime.act("d-1", Restart()) == []  # it is there
+    assert len([info for info in of(run) if info.part == "d-1"]) == 1
+
+
+def test_who_was_to_come_back_does_not_after_the_end(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, devices=1)
+    runtime = make(run, SLOW_GOODBYE)
+    runtime.start()
+    log_of(run, "d-1")
+    runtime.act("d-1", Leave())
+    runtime.act("d-1", Join())
+    runtime.stop()
+    runtime.ended()
+    assert of(run) == []
+
+
+def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, more=CUTS)
+    runtime = make(run)
+    runtime.start()
+    for action in (Disconnect(), Pause(), Crash()):
+        runtime.act("d-1", action)
+    eventually(lambda: "d-1" not in {info.part for info in of(run)})
+    assert runtime.act("d-1", Join()) == [("router", {"device": "d-1", "connected": True})]
+    (device,) = (info.process for info in of(run) if info.part == "d-1")
+    assert device.status() != psutil.STATUS_STOPPED
 
 
 def test_a_device_that_ends_is_told(make: Make, tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def test_a_run_that_nothing_speaks_against_is_valid() -> None:
     assert found.as_dict() == {"valid": True, "reasons": []}
 
 
+def test_what_could_not_be_done_speaks_against_a_run() -> None:
+    failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
+    assert reason(verdict(host(), failures=failures[:1])) == failures[0]
+    assert reason(verdict(host(), failures=failures)) == f"{failures[0]} (and 1 more)"
+
+
 def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
     assert verdict(host(server=[1.0] * 5)).valid  # evaluations
     assert verdict(host(4, server=[1.0] * 2)).valid  # the end of a short run

@@ -10,6 +10,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from agents import events
+from agents.transport import KEEPALIVE
 from testbed import up
 from testbed.rundir import RunDirectory
 from testbed.view import View
@@ -144,6 +145,44 @@ def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> No
         if isinstance(r, events.Acted | events.ClientStatus)
     ]
     assert told == [(2, "crash"), (2, "offline"), (3, "restart"), (3, "joining"), (3, "ready")]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "told"),
+    [
+        # A client that ends while it is cut off: the server hears of it when packets pass again,
+        (
+            [
+                {"at": "2s", "disconnect": "a", "for": "3s"},
+                {"at": "3s", "crash": "a", "restart_after": "1s"},
+            ],
+            [(5, "offline"), (5, "joining"), (5, "ready")],
+        ),
+        # when it comes anew,
+        (
+            [
+                {"at": "2s", "disconnect": "a", "for": "9s"},
+                {"at": "3s", "leave": "a"},
+                {"at": "4s", "join": "a"},
+            ],
+            [(4, "offline"), (4, "joining"), (4, "ready")],
+        ),
+        # or when the broker gives up on it.
+        (
+            [{"at": "2s", "disconnect": "a", "for": "90s"}, {"at": "3s", "leave": "a"}],
+            [(2 + 1.5 * KEEPALIVE, "offline")],
+        ),
+        (
+            [{"at": "2s", "disconnect": "a", "for": "90s"}, {"at": "60s", "crash": "a"}],
+            [(60, "offline")],
+        ),
+    ],
+)
+def test_the_end_of_who_is_cut_off_is_heard_later(
+    tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
+) -> None:
+    records = _run(tmp_path, scenario, stop={"after": "100s"})
+    assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
 
 
 def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:

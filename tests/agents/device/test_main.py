@@ -1,0 +1,132 @@
+"""The device's init as it is told to end and start its client, which is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from agents.config import Broker, DeviceConfig
+from agents.device import link
+from agents.device.main import Init
+from agents.transport import Received
+
+SLOW_GOODBYE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), sys.exit(0)))
+print("up", flush=True)
+time.sleep(600)
+"""
+CONFIG = DeviceConfig(
+    "r", "pi", Broker("control", 1883, "init/pi", ""), "server", None, None, "pi", "client.json", 1000
+)
+
+
+class Connection:
+    def __init__(self, *_: object) -> None:
+        self.published: list[tuple[str, str]] = []
+
+    def publish(self, topic: str, payload: str) -> None:
+        self.published.append((topic, payload))
+
+
+@pytest.fixture
+def cables(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What became of the cable."""
+    plugged: list[bool] = []
+    monkeypatch.setattr(link, "plug", lambda _interface, *, up: plugged.append(up))
+    return plugged
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
+    """With a client that is up."""
+    start = subprocess.Popen
+
+    def client(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        child = start([sys.executable, "-c", SLOW_GOODBYE], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        with child.stdout:
+            child.stdout.readline()
+        return child
+
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.1")
+    monkeypatch.setattr(link, "interface_towards", lambda _: "eth0")
+    monkeypatch.setattr(link, "interface_besides", lambda _: "eth1")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("agents.device.main.Connection", Connection)
+    monkeypatch.setattr(subprocess, "Popen", client)
+    init = Init(CONFIG)
+    init._start()
+    yield init
+    if init._client is not None:
+        init._client.kill()
+        init._client.wait()
+
+
+def pid(init: Init) -> int | None:
+    """Of the client, after init has looked after it as it does all the time."""
+    assert init._exit_code() is None
+    return None if init._client is None else init._client.pid
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+@pytest.mark.parametrize(("ends", "begins"), [("crash", "restart"), ("leave", "join")])
+def test_who_is_to_come_back_at_once_does(init: Init, ends: str, begins: str, pause: float) -> None:
+    old = pid(init)
+    init._do(ends, {})
+    time.sleep(pause)
+    init._do(begins, {})
+    init._do("pause", {})  # not the old one, which would never end
+    eventually(lambda: pid(init) not in (old, None))
+    new = pid(init)
+    eventually(lambda: psutil.Process(new).status() == psutil.STATUS_STOPPED)
+    init._do("resume", {})
+    init._do("restart", {})
+    assert pid(init) == new  # it is there
+
+
+def test_who_is_ended_again_before_it_comes_back_stays_away(init: Init) -> None:
+    for order in ("crash", "restart", "crash"):
+        init._do(order, {})
+    eventually(lambda: pid(init) is None)
+
+
+def test_who_joins_again_is_neither_frozen_nor_cut_off(init: Init, cables: list[bool]) -> None:
+    for order in ("disconnect", "pause", "crash"):
+        init._do(order, {})
+    eventually(lambda: pid(init) is None)
+    init._do("join", {})
+    assert cables == [False, True]
+    assert psutil.Process(pid(init)).status() != psutil.STATUS_STOPPED
+
+
+def test_the_container_ends_with_a_client_that_ends_by_itself(init: Init) -> None:
+    assert init._client is not None
+    init._client.kill()
+    eventually(lambda: init._exit_code() == 128 + signal.SIGKILL)
+
+
+def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise link.LinkError("no tbf")
+
+    monkeypatch.setattr(link, "apply", fails)
+    order = json.dumps({"do": "set", "up": 1_000_000}).encode()
+    init._obey(Received("testbed/r/control/pi", order, 0.0))
+    assert isinstance(init._connection, Connection)
+    assert init._connection.published == [("testbed/r/failure/pi", "no tbf")]
