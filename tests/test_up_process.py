@@ -24,7 +24,8 @@ from tests.running import (
 
 def test_runs_to_the_end(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules."""
-    topology = write_small_topology(tmp_path, rule={"name": "fedavg"}, stop={"updates": 20, "after": "60s"})
+    stop = {"updates": 20, "after": "60s"}
+    topology = write_small_topology(tmp_path, rule={"name": "fedavg"}, stop=stop)
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
