@@ -155,6 +155,13 @@ class RunEnded:
     updates: int
 
 
+REASONS = {
+    "after": "stop.after reached",
+    "updates": "stop.updates reached",
+    "target_accuracy": "stop.target_accuracy reached",
+}
+"""What a topology's reasons to end mean, in words; the others are words."""
+
 Record = (
     RunStarted
     | ClientStatus

@@ -18,6 +18,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from agents import events
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.chart import INKS, Chart
@@ -100,7 +101,7 @@ def _headline(run: Run) -> str:
     line = summary.headline(run)
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
     facts = f"{line.updates:,} updates in {line.versions:,} versions"
-    ended = "not ended" if line.ended is None else f"ended by {line.ended}"
+    ended = "not ended" if line.ended is None else f"ended: {events.REASONS.get(line.ended, line.ended)}"
     fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
     return f"{fleet}: {line.quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
 
@@ -109,8 +110,9 @@ def _devices(run: Run) -> _Table:
     table, left = summary.devices(run), 3
     if len(table) > _ROWS:
         table, left = summary.groups(table), 2
-    table = table.drop(columns="cpu", errors="ignore")  # the profile tells it
-    shares = ("share", "busy", "idle")
+    # The profile tells the CPU, and who is not busy is idle.
+    table = table.drop(columns=["cpu", "idle"], errors="ignore")
+    shares = ("share", "busy")
     rows = [
         [
             str(name),
@@ -137,7 +139,8 @@ def _participation(run: Run) -> _Table:
         "mean staleness": float(run.updates["staleness"].mean()),
         "highest staleness": int(run.updates["staleness"].max()),
     }
-    return _Table("Participation", list(told), [[_text(value, 1.0) for value in told.values()]])
+    rows = [[words, _text(value, 1.0)] for words, value in told.items()]
+    return _Table("Participation", ["figure", "value"], rows)
 
 
 def _fidelity(run: Run) -> _Table:

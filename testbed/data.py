@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
 from agents.shards import Shard
-from testbed import cache
+from testbed import cache, partition
 from testbed.errors import BadInputError, HostError
 from testbed.partition import Indices, Resampled, Scheme
 from testbed.rundir import RunDirectory
@@ -228,7 +228,8 @@ def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
     of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
-    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"))
+    ours = Path(partition.__file__).read_bytes()  # a change there may deal out otherwise
+    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"), ours)
     path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
     try:
         kept = load_file(path)

@@ -25,11 +25,6 @@ if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
 
 _MOST_ROWS = 20  # a summary of more devices is by group
 _SAY_EVERY = 1.0  # seconds; lines come no faster
-REASONS = {
-    "after": "stop.after reached",
-    "updates": "stop.updates reached",
-    "target_accuracy": "stop.target_accuracy reached",
-}
 
 
 class LiveView(View):
@@ -115,7 +110,7 @@ class LiveView(View):
         last = self._tally.evaluation
         if last is not None and last is not self._said:
             self._say_evaluation(last)
-        self._say(f"{ended.at:8.1f} s  ended: {REASONS.get(ended.reason, ended.reason)}")
+        self._say(f"{ended.at:8.1f} s  ended: {events.REASONS.get(ended.reason, ended.reason)}")
 
     def _say_evaluation(self, evaluation: events.Evaluated) -> None:
         self._said = evaluation
@@ -146,7 +141,7 @@ def render_summary(run: Run) -> RenderableType:
             percent(row["idle"]),
         )
     line = summary.headline(run)
-    ended = "not ended" if line.ended is None else REASONS.get(line.ended, line.ended)
+    ended = "not ended" if line.ended is None else events.REASONS.get(line.ended, line.ended)
     facts = f"{line.updates} updates in {line.versions} versions, {line.duration:.1f} s ({ended})"
     came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), came_to, Text(facts))

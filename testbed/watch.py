@@ -16,7 +16,7 @@ from agents import events
 from testbed import fullscreen, overview
 from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Follower
-from testbed.live import REASONS, LiveView
+from testbed.live import LiveView
 from testbed.overview import Overview
 from testbed.rundir import RunDirectory
 from testbed.validity import Validity
@@ -108,5 +108,5 @@ class _Watch:
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
     """How the run ended, and whether it can be believed, where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
-    told = "crashed" if outcome is None else f"ended: {REASONS.get(outcome, outcome)}"
+    told = "crashed" if outcome is None else f"ended: {events.REASONS.get(outcome, outcome)}"
     return told, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))

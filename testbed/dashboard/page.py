@@ -13,13 +13,13 @@ from bokeh.events import ConnectionLost
 from bokeh.models import CustomJS
 from bokeh.models.widgets import Div
 
+from agents import events
 from analysis import summary
 from analysis.charts import screen
 from analysis.charts.chart import INKS, Theme
 from analysis.load import Run
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.live import REASONS
 
 _LOOK = 150
 """Milliseconds between two looks at whether the board has something new."""
@@ -121,7 +121,9 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
     if outcome is None:
         return "bad", "crashed"
-    return ("bad" if outcome == "failed" else "over"), f"ended: {REASONS.get(outcome, outcome)}"
+    return (
+        "bad" if outcome == "failed" else "over"
+    ), f"ended: {events.REASONS.get(str(outcome), outcome)}"
 
 
 def _pace(run: Run) -> str:
