@@ -150,8 +150,8 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
                 "cpu": 0.2,
                 "availability": {"trace": [["0s", "on"], ["2s", "off"], ["4s", "on"]]},
             },
-            {"name": "a", "cpu": 0.3, "access": wifi},
-            {"name": "b", "cpu": 0.3, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
+            {"name": "a", "cpu": 0.2, "access": wifi},
+            {"name": "b", "cpu": 0.2, "access": wifi, "link": {"up": "1mbit", "rtt": "20ms"}},
         ],
         scenario=[
             {"at": "4s", "set": "far", "link": {"up": "2mbit", "rtt": "20ms"}},
