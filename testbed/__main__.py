@@ -1,5 +1,5 @@
 """`python -m testbed` is `testbed`."""
 
-from testbed.cli import main
+from testbed.cli.main import main
 
 main()

@@ -23,8 +23,8 @@ from pydantic import AwareDatetime
 from agents import files
 from testbed import cache
 from testbed.errors import BadInputError
-from testbed.fields import Count, Model, Positive
-from testbed.profiles import DeviceProfile
+from testbed.topology.fields import Count, Model, Positive
+from testbed.topology.profiles import DeviceProfile
 
 _SIZE = 1024
 """Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""

@@ -12,13 +12,12 @@ from agents import turns
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
-from testbed import linktraces, scenario
 from testbed.broker import Account, init_user
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.tether import cpu_numbers
-from testbed.timeline import Step, timeline
-from testbed.topology import Topology
+from testbed.topology import Topology, linktraces, scenario
+from testbed.topology.timeline import Step, timeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -19,19 +19,18 @@ from agents import events
 from agents.config import Broker
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
-from testbed import asking
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
 from testbed.director import Director, Order, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import Clock, measure
+from testbed.fidelity import Clock, asking, measure
+from testbed.fidelity.validity import FAILED_LINK, HostSample, Sampler, link_doubt
 from testbed.follow import Follower, Samples
 from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
-from testbed.timeline import SetCpu
-from testbed.validity import FAILED_LINK, HostSample, Sampler, link_doubt
+from testbed.topology.timeline import SetCpu
 from testbed.view import View
 
 _TICK = 0.1

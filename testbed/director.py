@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from agents.topics import AGGREGATOR
 from testbed.errors import BadInputError
-from testbed.timeline import (
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,

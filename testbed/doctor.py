@@ -17,8 +17,9 @@ from typing import Any, Literal
 import docker
 import psutil
 
-from testbed import debian, engine, images, kernel
+from testbed import engine, images, kernel
 from testbed.errors import HostError
+from testbed.images import debian
 from testbed.wakeful import LATENCY
 
 Status = Literal["ok", "warn", "missing"]

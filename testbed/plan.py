@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 
 from agents.config import Access, Duration, Link, Local
-from testbed import linktraces, refusals
-from testbed.devices import DeviceGroup
+from testbed import refusals
 from testbed.errors import BadInputError
 from testbed.shaper import Shaper, choose, lack_of_netem
-from testbed.topology import Topology
+from testbed.topology import Topology, linktraces
+from testbed.topology.devices import DeviceGroup
 from testbed.units import format_duration, format_rate, format_size
 
 RUNTIMES = ("docker", "process", "virtual")

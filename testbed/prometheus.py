@@ -30,7 +30,7 @@ from agents import events
 from testbed.errors import BadInputError
 from testbed.follow import Follower, Samples
 from testbed.rundir import RunDirectory
-from testbed.usage import number
+from testbed.watching.usage import number
 
 HOST = "127.0.0.1"
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)

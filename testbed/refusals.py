@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from testbed import linktraces, scenario
-from testbed.topology import Topology
+from testbed.topology import Topology, linktraces, scenario
+from testbed.topology.yamlfile import Problem, Where
 from testbed.units import format_size
-from testbed.yamlfile import Problem, Where
 
 _RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from testbed import kernel
 from testbed.topology import Topology
-from testbed.yamlfile import Problem
+from testbed.topology.yamlfile import Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed import asking, data, engine, manifest
+from testbed import data, engine, manifest
 from testbed.calibration import calibrate
 from testbed.configs import RunSpec
 from testbed.controller import Controller
 from testbed.data import Prepared
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, measure, trainings
+from testbed.fidelity import Clock, asking, measure, trainings
+from testbed.fidelity.validity import Judgement, verdict
 from testbed.follow import Samples
 from testbed.plan import Plan, plan, this_host
-from testbed.resolution import needs_calibration, on_host, resolved
 from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load
-from testbed.validity import Judgement, verdict
+from testbed.topology.resolution import needs_calibration, on_host, resolved
 from testbed.view import View
 from testbed.wakeful import wakeful
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents import events
-from testbed.validity import Judgement
+from testbed.fidelity.validity import Judgement
 
 
 class View:

@@ -22,12 +22,12 @@ from rich.console import Console
 
 from agents import events
 from agents.shards import Shard
-from testbed import data, yamlfile
+from testbed import data
 from testbed.configs import RunSpec
 from testbed.data import Prepared
 from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
-from testbed.topology import Topology, parse
+from testbed.topology import Topology, parse, yamlfile
 from testbed.view import View
 from testbed.virtual.run import run as simulate
 

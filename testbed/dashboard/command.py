@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import typer
 
 from testbed import fleet, tether
-from testbed.arguments import DEFAULT_RUNS, Runs
+from testbed.cli.arguments import DEFAULT_RUNS, Runs
 from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from agents.config import Broker
 from testbed.director import Order
-from testbed.timeline import Action
+from testbed.topology.timeline import Action
 
 
 class Runtime(Protocol):

@@ -40,7 +40,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
-from testbed.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
+from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"

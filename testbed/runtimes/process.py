@@ -27,13 +27,13 @@ from testbed import broker, configs, tether
 from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.director import Order
-from testbed.dutycycle import DutyCycle, cpu_clock
 from testbed.errors import BadInputError, HostError
 from testbed.plan import dilated
 from testbed.relay import launch as relay
 from testbed.relay.traffic import Traffic
 from testbed.rundir import RunDirectory
-from testbed.timeline import (
+from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,
@@ -269,7 +269,7 @@ class ProcessRuntime:
     def _broker_command(self, accounts: Mapping[str, Account], port: int) -> list[str]:
         if self._programs.mosquitto is None:
             config = broker.write_embedded(self._directory.config(BROKER), accounts, HOST, port)
-            return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
+            return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
         folder = self._directory.work / BROKER
         conf = broker.write_mosquitto(folder, accounts, HOST, port)
         return [self._programs.mosquitto, "-c", str(conf)]

@@ -1,4 +1,4 @@
-"""What a step of the scenario makes of a device in virtual time (`testbed.timeline` has the meanings).
+"""What a step of the scenario makes of a device in virtual time (meanings: `testbed.topology.timeline`).
 
 A restart takes no time here: how long a client needs to start is not part of the experiment. What was
 under way to or from a device that crashes is lost; what could not pass while it was disconnected arrives
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agents import wire
 from agents.client import core as client
-from testbed.timeline import (
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,

@@ -34,7 +34,7 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
-from testbed.timeline import SetLink
+from testbed.topology.timeline import SetLink
 from testbed.view import View
 from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device

@@ -20,7 +20,7 @@ from agents.config import Stop
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
-from testbed.timeline import Step, describe
+from testbed.topology.timeline import Step, describe
 from testbed.virtual import fate
 from testbed.virtual.agenda import ARRIVAL, DEVICE, SAME_INSTANT, SCENARIO, Agenda, rounded
 from testbed.virtual.device import Device, Work

@@ -220,8 +220,8 @@ import itertools, sys, time
 from pathlib import Path
 from agents.config import Link
 from agents.device import link
-from testbed import linktraces
-from testbed.devices import LinkTrace
+from testbed.topology import linktraces
+from testbed.topology.devices import LinkTrace
 
 now, interface = Link(), link.interface_towards("10.213.0.1")
 begin = time.time()

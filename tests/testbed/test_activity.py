@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.activity import (
+from testbed.watching.activity import (
     DOWNLOAD,
     OFFLINE,
     PAUSED,

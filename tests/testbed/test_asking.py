@@ -12,14 +12,16 @@ import pytest
 
 from agents import events
 from agents.config import Link
-from testbed import asking, mailbox
+from testbed import mailbox
 from testbed.configs import RunSpec
 from testbed.director import Director, Order, ordered
 from testbed.errors import BadInputError
-from testbed.figures import AskedCpu, AskedLink
+from testbed.fidelity import asking
+from testbed.fidelity.figures import AskedCpu, AskedLink
 from testbed.plan import Host, plan
 from testbed.rundir import RunDirectory
-from testbed.timeline import (
+from testbed.topology import parse
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,
@@ -33,7 +35,6 @@ from testbed.timeline import (
     SetLink,
     Step,
 )
-from testbed.topology import parse
 
 TOPOLOGY = """
 name: asked

@@ -200,7 +200,7 @@ def connect(logins: Logins) -> Iterator[Connect]:
 def broker_command(kind: str, folder: Path, made: Mapping[str, Account], port: int) -> list[str]:
     if kind == "embedded":
         config = write_embedded(folder / "broker.json", made, "127.0.0.1", port)
-        return [sys.executable, "-m", "testbed.embedded_broker", str(config)]
+        return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
     mosquitto = find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")

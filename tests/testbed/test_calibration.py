@@ -8,7 +8,7 @@ import pytest
 from testbed import calibration
 from testbed.calibration import Calibration, Host
 from testbed.errors import BadInputError
-from testbed.profiles import DeviceProfile
+from testbed.topology.profiles import DeviceProfile
 
 HERE = Host(cpu="Abacus", cores=4, torch="2.0")
 ELSEWHERE = Host(cpu="Slide rule", cores=1, torch="2.0")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed import cli
+from testbed.cli import main as cli
 from testbed.rundir import RunDirectory
 from tests.running import TOPOLOGIES, write_topology
 

@@ -24,7 +24,7 @@ from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
-from testbed.timeline import Action
+from testbed.topology.timeline import Action
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 

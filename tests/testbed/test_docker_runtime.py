@@ -14,7 +14,7 @@ from docker.errors import APIError
 from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.runtimes.docker import DockerRuntime
-from testbed.timeline import Action, Crash, Join, Leave, Restart, SetCpu
+from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu
 from tests.testbed.test_process_runtime import spec
 
 

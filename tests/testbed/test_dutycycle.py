@@ -11,7 +11,7 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from testbed.dutycycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
+from testbed.runtimes.dutycycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
 
 BUSY = "while True: pass"
 BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"

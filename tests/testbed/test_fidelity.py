@@ -12,7 +12,7 @@ import pytest
 
 from agents import events
 from testbed.fidelity import Clock, measure, trainings
-from testbed.figures import (
+from testbed.fidelity.figures import (
     Asked,
     AskedCpu,
     AskedLink,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from testbed import fidelity_table
-from testbed.figures import DeviceFidelity, Fidelity, Figure
+from testbed.fidelity import table as fidelity_table
+from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
 
 
 def device(

@@ -16,8 +16,9 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from testbed import debian, images, subprocesses, wheels
+from testbed import images, subprocesses
 from testbed.errors import HostError
+from testbed.images import debian, wheels
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from rich.console import Console
 from agents import events
 from agents.config import Stop
 from analysis.load import load
-from testbed import live
-from testbed.live import LiveView
-from testbed.overview import Overview
-from testbed.tally import Notice, Tally, merged
+from testbed.watching import live
+from testbed.watching.live import LiveView
+from testbed.watching.overview import Overview
+from testbed.watching.tally import Notice, Tally, merged
 from tests.analysis.conftest import directory as directory
 from tests.testbed.told import STARTED, fleet, update
 

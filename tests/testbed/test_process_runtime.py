@@ -25,7 +25,8 @@ from testbed.plan import plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
-from testbed.timeline import (
+from testbed.topology import parse
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,
@@ -36,7 +37,6 @@ from testbed.timeline import (
     Resume,
     SetLink,
 )
-from testbed.topology import parse
 
 T = TypeVar("T")
 SLEEP = "import time; time.sleep(600)"

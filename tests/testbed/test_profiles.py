@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed import profiles, yamlfile
-from testbed.devices import Link
 from testbed.errors import BadInputError
-from testbed.profiles import DeviceProfile, LinkClass, Profiles
+from testbed.topology import profiles, yamlfile
+from testbed.topology.devices import Link
+from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 
 LINK = "links:\n  lte: {down: 1mbit}\n"
 

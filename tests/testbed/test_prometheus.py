@@ -76,7 +76,7 @@ def test_scrapes_at_the_same_time_wait_for_each_other(
 
 def test_the_controller_imports_neither_bokeh_nor_pandas_nor_prometheus() -> None:
     code = (
-        "import sys, testbed.cli, testbed.controller; "
+        "import sys, testbed.cli.main, testbed.controller; "
         "print({'bokeh', 'pandas', 'prometheus_client'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from testbed import linktraces, plan
+from testbed import plan
 from testbed.calibration import Calibration, Host
-from testbed.devices import LinkTrace
 from testbed.errors import BadInputError
-from testbed.resolution import needs_calibration, on_host, resolved
-from testbed.timeline import SetLink, Step
-from testbed.topology import Topology, load
+from testbed.topology import Topology, linktraces, load
+from testbed.topology.devices import LinkTrace
+from testbed.topology.resolution import needs_calibration, on_host, resolved
+from testbed.topology.timeline import SetLink, Step
 
 HOST = Calibration(
     host=Host(cpu="test", cores=2, torch="0"),

@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from agents import config, durations
 from agents.durations import DISTRIBUTIONS, Distribution
-from testbed import complaints, scenario, yamlfile
-from testbed.devices import DeviceGroup
 from testbed.errors import BadInputError
-from testbed.fields import Model
-from testbed.scenario import Churn, Entry, frequency
-from testbed.timeline import (
+from testbed.topology import complaints, scenario, yamlfile
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.fields import Model
+from testbed.topology.scenario import Churn, Entry, frequency
+from testbed.topology.timeline import (
     Action,
     Crash,
     Disconnect,

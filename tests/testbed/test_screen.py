@@ -9,13 +9,13 @@ import pytest
 
 from agents import events
 from agents.config import Stop
-from testbed.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
-from testbed.choice import Choice, Order, Quit, Wish, pressed
-from testbed.overview import Device, Overview
-from testbed.rows import SORTS, Row, in_order, rows
-from testbed.screen import Screen, stacked
-from testbed.tally import Tally
-from testbed.validity import Validity
+from testbed.fidelity.validity import Validity
+from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
+from testbed.watching.choice import Choice, Order, Quit, Wish, pressed
+from testbed.watching.overview import Device, Overview
+from testbed.watching.rows import SORTS, Row, in_order, rows
+from testbed.watching.screen import Screen, stacked
+from testbed.watching.tally import Tally
 from tests.testbed.told import STARTED, fleet, update
 
 SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))

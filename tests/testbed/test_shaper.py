@@ -18,8 +18,8 @@ from testbed.plan import Host, plan
 from testbed.rundir import RunDirectory
 from testbed.runtimes.docker import DockerRuntime
 from testbed.shaper import Shaper, lack_of_netem
-from testbed.timeline import SetLink
 from testbed.topology import Topology, parse
+from testbed.topology.timeline import SetLink
 
 LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
 HAVING = Host((0, 1), 2**34, None)

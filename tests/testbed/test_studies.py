@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed import cli, sweeping
+from testbed.cli import main as cli
+from testbed.sweep import sweeping
 from tests.running import started, until_printed
 
 BASE = """

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import traces
-from testbed.traces import Conditions, Trace
+from testbed.topology import traces
+from testbed.topology.traces import Conditions, Trace
 
 EXAMPLES = Path(__file__).parents[2] / "topologies" / "traces"
 CSV = "time,up,down,delay,loss\n0,1e6,5000000,0.04,0\n2,0,0,0.1,0.5\n3,2000000,5e6,0.04,0\n"

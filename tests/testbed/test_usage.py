@@ -4,7 +4,7 @@ from math import isnan, nan
 
 import pytest
 
-from testbed.usage import Usage
+from testbed.watching.usage import Usage
 
 
 def test_shares_and_rates_are_those_of_the_last_five_seconds() -> None:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from testbed.figures import DeviceFidelity, Fidelity, Figure
-from testbed.validity import HostSample, Sampler, StepDone, Validity, verdict
+from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
+from testbed.fidelity.validity import HostSample, Sampler, StepDone, Validity, verdict
 
 
 def host(

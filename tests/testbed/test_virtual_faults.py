@@ -18,7 +18,7 @@ from agents.vectors import Vector
 from testbed import up
 from testbed.configs import RunSpec
 from testbed.rundir import RunDirectory
-from testbed.timeline import describe
+from testbed.topology.timeline import describe
 from testbed.view import View
 from testbed.virtual.run import Recorder, _simulation
 from testbed.virtual.simulation import Simulation

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from agents import events
-from testbed import overview
 from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
+from testbed.watching import overview
 from tests.running import cli, left_as_processes, write_small_topology
 from tests.testbed.told import STARTED, update
 

@@ -1,0 +1,307 @@
+"""The command line. Each command parses, calls one function of the product, and prints what it returns.
+
+Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted. What a user or a program wrote is
+printed as it is: never read as markup, and never broken into lines where it does not meet a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.text import Text
+
+from testbed import fleet, rundir, up
+from testbed.cli import beside, detach, orders, reference, studies
+from testbed.cli.arguments import (
+    DEFAULT_RUNS,
+    AsJson,
+    DataRoot,
+    Oversubscribe,
+    Run,
+    Runs,
+    RuntimeName,
+)
+from testbed.console import err, out, say, show
+from testbed.dashboard import command as dashboard
+from testbed.errors import BadInputError, TestbedError
+from testbed.rundir import RunDirectory
+from testbed.signals import interrupting
+from testbed.view import View
+
+if TYPE_CHECKING:
+    from testbed.fidelity.validity import Judgement
+    from testbed.plan import Plan
+    from testbed.topology import Topology
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An edge-device emulation testbed with containers for asynchronous federated learning.",
+)
+
+
+TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
+
+
+def main() -> None:
+    """Entry point of `testbed`."""
+    try:
+        with interrupting():
+            app()
+    except TestbedError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:  # a full disk, a file that may not be read
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    except KeyboardInterrupt:  # before or after typer's own handling of it
+        sys.exit(130)
+
+
+@app.command("up")
+def up_command(
+    topology: Annotated[
+        Path | None, typer.Argument(help="The topology file.", metavar="TOPOLOGY", show_default=False)
+    ] = None,
+    runtime: RuntimeName = None,
+    detached: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
+    ] = False,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+    page: beside.Page = False,
+    port: beside.Port = None,
+    metrics_port: beside.MetricsPort = None,
+    directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Launch a topology, watch it to its end, and remove everything."""
+    options = up.Options(
+        runtime, oversubscribe, data, resume is not None, beside.chosen(page, port), metrics_port
+    )
+    chosen = RunDirectory(directory) if directory else None
+    if resume is not None and topology is None:
+        chosen = chosen or fleet.resumable(runs, resume)
+        topology = chosen.topology
+        options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
+    elif resume is not None or topology is None:
+        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
+    parsed, plan = up.planned(topology, options)
+    beside.check(options)
+    chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+    if detached:
+        _detach(chosen, topology, options)
+    else:
+        _up(parsed, plan, chosen, options)
+
+
+@app.command()
+def down(
+    run: Annotated[str | None, typer.Argument(help="Run id (`testbed ps` lists them).")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
+) -> None:
+    """End runs and remove all that is theirs, and nothing else; works from any directory."""
+    if (run is None) != everything:
+        raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
+    live = [found for found in fleet.find() if everything or found.run == run]
+    if not live:
+        say("Nothing is running." if everything else f"{run}: nothing is running.")
+        return
+    for each in live:
+        fleet.take_down(each)
+        say(f"{each.run}: down")
+
+
+@app.command()
+def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
+    """Watch a run, or see how one ended; `q` leaves, and the run continues."""
+    from testbed.watching import watch as watching
+
+    watching.watch(fleet.located(run, runs), out)
+
+
+@app.command()
+def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
+    """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
+    from testbed import replay as replaying
+
+    same = replaying.replay(fleet.located(run, runs))
+    say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
+    say(f"Nothing differs: {same}.")
+
+
+@app.command()
+def ps(as_json: AsJson = False) -> None:
+    """List the runs that are running on this machine."""
+    rows = [
+        {
+            "run": live.run,
+            "runtime": live.runtime,
+            "parts": live.parts,
+            "directory": str(live.directory) if live.directory else None,
+        }
+        for live in fleet.find()
+    ]
+    show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
+
+
+@app.command("runs")
+def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+    """List the run directories, newest last."""
+    rows = rundir.listing(runs)
+    if not as_json:  # the run id carries the date already
+        rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
+    show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
+
+
+@app.command()
+def logs(
+    run: Run,
+    part: Annotated[
+        str | None, typer.Argument(help="aggregator, broker or a device (default: all).")
+    ] = None,
+    tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Print the logs of a run."""
+    from testbed import logs as reader
+
+    for name, text in reader.read(run, part, runs, tail):
+        out.print(f"── {name} ", style="bold")
+        say(text or "(empty)")
+
+
+@app.command()
+def validate(topology: TopologyFile) -> None:
+    """Check a topology, and report all its errors at once."""
+    from testbed.topology import load
+    from testbed.topology.resolution import resolved
+
+    parsed = resolved(load(topology))
+    say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
+
+
+@app.command("plan")
+def plan_command(
+    topology: TopologyFile,
+    runtime: RuntimeName = None,
+    oversubscribe: Oversubscribe = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what would be launched on this host."""
+    from testbed.plan import describe
+
+    _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
+    show(describe(plan), "", as_json=as_json)
+    if not as_json and plan.runtime == "virtual":
+        say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
+    elif not as_json:
+        asked = sum(device.share for device in plan.devices)
+        say(
+            f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
+            f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
+            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
+            + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
+            + f"Next: testbed up {topology}"
+        )
+
+
+@app.command()
+def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
+    """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
+    from testbed.fidelity import selfcheck
+
+    selfcheck.run(runtime, runs, _Progress())
+
+
+class _Progress(View):
+    """How launching and ending go on, and what came of it."""
+
+    def progress(self, message: str) -> None:
+        say(message)
+
+    def judged(self, judgement: Judgement) -> None:
+        _show(judgement)
+
+
+def _show(judgement: Judgement) -> None:
+    """What the devices got of what was asked, and whether to believe the run."""
+    from testbed.fidelity import table as fidelity_table
+
+    out.print(fidelity_table.render(judgement.fidelity))
+    if judgement.steps:
+        latest = max(step.done - step.due for step in judgement.steps)
+        say(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+    if not judgement.validity.valid:
+        out.print("\nNot valid:", style="bold red")
+        for reason in judgement.validity.reasons:
+            say(f"  {reason}")
+
+
+def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
+    """Run in the foreground, and say at the end what came of it and what to try next."""
+    from testbed.watching import fullscreen, live, overview
+
+    shown = _relative(directory.path)
+    if plan.runtime == "process":
+        auto = (options.runtime or topology.runtime.name) == "auto"
+        why = "No Docker engine answers (`testbed doctor` shows the fix): " if auto else ""
+        say(
+            f"{why}devices are local processes. They are stopped and continued to keep their CPU "
+            "shares, and a relay makes their links; memory is not limited."
+        )
+    virtual = plan.runtime == "virtual"
+    view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
+    try:
+        with view, beside.served(directory, plan, options, view.keep):
+            up.run(topology, plan, directory, options, view)
+    except BaseException:
+        if view.judgement is not None:
+            _show(view.judgement)
+        raise
+    finally:
+        say(f"Run directory: {shown}")
+    from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
+    from testbed.optimum import ending
+
+    run = load(directory.path)
+    out.print(live.render_summary(run))
+    if view.judgement is not None:
+        _show(view.judgement)
+    if virtual:
+        say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
+    if (ended := ending(run)) is not None:
+        say("\n" + "\n".join(ended.lines()))
+    logs = "" if virtual else f"testbed logs {directory.run} · "
+    say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+
+
+def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
+    """Run in the background; an error before the start has been told by the controller itself."""
+    if code := detach.start(directory, topology, options, say):
+        raise typer.Exit(code)
+    run = directory.run
+    say(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    sys.exit(code)
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+# After the commands above: in this order help shows them.
+dashboard.add_to(app)
+orders.add_to(app)
+studies.add_to(app)
+reference.add_to(app)

@@ -1,0 +1,134 @@
+"""Commands about what there is, whatever is run: rules, tasks, profiles, this host, the images."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from testbed.cli.arguments import AsJson
+from testbed.console import out, say, show, table
+
+if TYPE_CHECKING:
+    from testbed.cli.listing import Entry
+
+
+_PANEL = "Reference"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands known."""
+    for command in (schema, rules, tasks, profiles, calibrate, doctor):
+        app.command(rich_help_panel=_PANEL)(command)
+    images = typer.Typer(no_args_is_help=True, help="Images for devices and broker.")
+    images.command()(build)
+    app.add_typer(images, name="images", rich_help_panel=_PANEL)
+
+
+def schema() -> None:
+    """Print the JSON Schema of a topology, for editors."""
+    from testbed.topology import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+RuleOrTask = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
+]
+
+
+def rules(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+    """List the aggregation rules, or explain one: paper, equation, parameters."""
+    from testbed.cli import listing
+
+    _show_catalogue(listing.rules(), "rule", name, as_json)
+
+
+def tasks(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+    """List the learning tasks, or explain one: dataset, parameters."""
+    from testbed.cli import listing
+
+    _show_catalogue(listing.tasks(), "task", name, as_json)
+
+
+def profiles(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List device profiles and link classes, or explain one: figures and their sources."""
+    from testbed.topology import profiles
+
+    known = profiles.load(Path())
+    shown = known if name is None else known.only(name)
+    if as_json:
+        show(profiles.rows(shown), "", as_json=True)
+    else:
+        say(profiles.listing(shown) if name is None else profiles.explained(shown))
+
+
+def calibrate(
+    force: Annotated[bool, typer.Option("--force", help="Measure again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
+    from testbed import calibration
+
+    found = calibration.calibrate(anew=force)
+    if as_json:
+        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
+    else:
+        say(found.summary())
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check what this host can do, and show commands that fix what it cannot."""
+    from testbed.doctor import examine
+
+    findings = examine()
+    if as_json:
+        show([vars_of(finding) for finding in findings], "", as_json=True)
+        return
+    colours = {"ok": "green", "warn": "yellow", "missing": "red"}
+    shown = table(["", "what", "found", "fix"])
+    for finding in findings:
+        mark = Text(finding.status, style=colours[finding.status])
+        shown.add_row(mark, finding.name, finding.detail, finding.fix or "")
+    out.print(shown)
+
+
+def build(
+    force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
+) -> None:
+    """Build missing images."""
+    from testbed import engine, images
+
+    client = engine.connect()
+    try:
+        built = images.build(client, say, force=force)
+    finally:
+        client.close()
+    say(f"{built.agent}\n{built.broker}")
+
+
+def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
+    from testbed.cli import listing
+
+    chosen = entries if name is None else [listing.find(name, entries, what)]
+    if as_json:
+        found = [entry.as_dict() for entry in chosen]
+        sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
+    elif name is None:
+        say("\n\n".join(map(listing.brief, chosen)))
+        say(f"\nNext: testbed {what}s NAME explains one.")
+    else:
+        say(listing.full(chosen[0]))
+
+
+def vars_of(finding: Any) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in ("name", "status", "detail", "fix")}

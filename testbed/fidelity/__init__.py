@@ -1,0 +1,230 @@
+"""How faithful an emulation was: what each device was asked to be against what it got.
+
+CPU. A device that waits for the network uses less than its share and lies to nobody, so its share is
+measured only over stretches (from one sample to the next) in which it wanted more than it had. That is
+known in two ways:
+
+- The kernel held it back: it was throttled in nearly all of the CFS periods in which it ran at all. What
+  it got is CPU seconds ÷ seconds of those periods, so that pauses in between do not count.
+- It trained nearly throughout, as the records of its updates say. What it got is CPU seconds ÷ seconds
+  of the stretch. Without throttling counters (`process` runtime) this is all there is; with them it
+  shows the host that had less to give than was asked, where nobody is throttled.
+
+Pauses that these let pass make `got` too small: by a few per cent, at the very most by 10 %. Where
+neither holds, the device was never busy, and `got` is None.
+
+Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
+
+Where what was asked changed, each phase is measured by itself, and the worst one is the device's figure.
+Times are device time in seconds, shares those of one host core, rates bit/s.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from agents import events
+from testbed.fidelity.figures import (
+    CPU,
+    DELAYS,
+    ENOUGH,
+    RATES,
+    Asked,
+    AskedCpu,
+    AskedLink,
+    DeviceFidelity,
+    Fidelity,
+    Figure,
+    Interval,
+)
+
+_THROTTLED = 0.9
+"""Of the periods in which a device ran: where work begins and where it ends, one each is not used up."""
+_TRAINED = 0.95
+"""Of a stretch: between two trainings a client waits for a moment."""
+_SETTLE = 0.5
+"""Seconds: a limit takes effect a moment after it is told."""
+
+_MOST = 1e18
+"""No number of a sample is as large."""
+
+_Covered = Callable[[float, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The run clock, and the part of the run to look at."""
+
+    epoch: float
+    """What the monotonic clock of the samples showed at device time 0."""
+    begin: float = 0.0
+    """Where a resumed run carried on."""
+    end: float = math.inf
+
+
+def measure(
+    asked: Iterable[Asked],
+    samples: Iterable[Mapping[str, Any]],
+    clock: Clock,
+    trainings: Mapping[str, Sequence[Interval]],
+) -> Fidelity:
+    """Compare what was asked with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
+
+    A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
+    `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. One of before
+    `clock.begin` is of the link as first asked. What is no number is passed over.
+    """
+    usage: dict[str, list[_Usage]] = {}
+    probes: dict[str, list[_Probe]] = {}
+    for sample in samples:
+        at, name = _number(sample, "at"), sample.get("device")
+        if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
+            continue
+        if isinstance(probe := sample.get("probe"), Mapping):
+            before = when < clock.begin  # of the link as first asked, also where a run is resumed
+            probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
+        elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
+            counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
+            usage.setdefault(name, []).append(_Usage(when, cpu, *counters))
+    devices = []
+    for one in asked:
+        used = sorted(usage.get(one.device, ()))
+        trained = _covered(trainings.get(one.device, ()))
+        devices.append(_device(one, used, probes.get(one.device, ()), trained))
+    return Fidelity(tuple(devices))
+
+
+def trainings(records: Iterable[events.Record]) -> dict[str, list[Interval]]:
+    """When each client trained, as far as updates that were applied tell."""
+    found: dict[str, list[Interval]] = {}
+    for update in (record for record in records if isinstance(record, events.UpdateApplied)):
+        found.setdefault(update.client, []).append((update.train_start, update.train_end))
+    return found
+
+
+class _Usage(NamedTuple):
+    at: float
+    cpu: float
+    periods: float
+    throttled: float
+    """Periods in which it was throttled."""
+
+
+class _Probe(NamedTuple):
+    at: float
+    values: Mapping[str, Any]
+
+
+def _device(
+    asked: Asked, usage: Sequence[_Usage], probes: Sequence[_Probe], trained: _Covered
+) -> DeviceFidelity:
+    share, measured = _share(asked, usage, trained)
+    link = {name: _link_figure(name, asked.link, probes) for name in (*RATES, *DELAYS)}
+    figures = {CPU: share, **link}
+    return DeviceFidelity(asked.device, asked.group, figures, measured, _used(usage), len(probes))
+
+
+def _used(usage: Sequence[_Usage]) -> float | None:
+    """Share of one core over all of `usage`; None for less than two samples."""
+    if len(usage) < 2 or usage[-1].at <= usage[0].at:
+        return None
+    cpu = sum(b.cpu if _restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
+    return cpu / (usage[-1].at - usage[0].at)
+
+
+def _restarted(before: _Usage, after: _Usage) -> bool:
+    """Whether the device began anew in between, its counters at 0."""
+    return after.cpu < before.cpu or after.periods < before.periods
+
+
+def _share(asked: Asked, usage: Sequence[_Usage], trained: _Covered) -> tuple[Figure, float]:
+    """The share, and the seconds that it rests on: of the worst phase that rests on enough, or of the
+    longest."""
+    cpu, seconds = [0.0] * len(asked.cpu), [0.0] * len(asked.cpu)
+    away = _covered((begin, end + _SETTLE) for begin, end in asked.away)
+    for before, after in pairwise(usage):
+        phase = _phase(asked.cpu, before.at, after.at)
+        if phase is None or _restarted(before, after) or away(before.at, after.at):
+            continue
+        wanted = _wanted(before, after, asked.cpu[phase].period, trained(before.at, after.at))
+        if wanted:
+            cpu[phase] += after.cpu - before.cpu
+            seconds[phase] += wanted
+    found = [
+        (Figure(one.share, used / over), over)
+        for one, used, over in zip(asked.cpu, cpu, seconds, strict=True)
+        if over
+    ]
+    if enough := [entry for entry in found if entry[1] >= ENOUGH]:
+        return max(enough, key=lambda entry: entry[0].distance)
+    never = Figure(asked.cpu[0].share), 0.0
+    return max(found, key=lambda entry: entry[1], default=never)
+
+
+def _wanted(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:
+    """Seconds of a stretch in which the device wanted more CPU than it had; 0 where nothing says so."""
+    periods = after.periods - before.periods
+    # With no period before it, the limit may have been set in mid-stretch, after a restart.
+    held_back = before.periods and after.throttled - before.throttled >= _THROTTLED * periods
+    if period is not None and periods and held_back:
+        # Not by the clock: a throttled device may read it a period before it reads its counters.
+        return periods * period
+    seconds = after.at - before.at
+    return seconds if trained >= _TRAINED * seconds else 0.0
+
+
+def _phase(asked: Sequence[AskedCpu] | Sequence[AskedLink], begin: float, end: float) -> int | None:
+    """Which of `asked` was in force, and settled, from `begin` to `end`; None if none was throughout."""
+    index = bisect_right(asked, begin, key=lambda one: one.at) - 1
+    if index < 0 or (index > 0 and begin < asked[index].at + _SETTLE):
+        return None
+    changed = index + 1 < len(asked) and asked[index + 1].at < end
+    return None if changed else index
+
+
+def _link_figure(name: str, asked: Sequence[AskedLink], probes: Sequence[_Probe]) -> Figure:
+    """Of the worst phase; within a phase the median, as the run's own traffic may disturb a probe."""
+    phases = asked or (AskedLink(),)
+    values: dict[int, list[float]] = {}
+    for probe in probes:
+        at = max(probe.at, phases[0].at)
+        value, phase = _number(probe.values, name), _phase(phases, at, at)
+        if value is not None and phase is not None:
+            values.setdefault(phase, []).append(value)
+    if not values:
+        return Figure(phases[0].figures()[name])
+    figures = [Figure(phases[phase].figures()[name], median(got)) for phase, got in values.items()]
+    return max(figures, key=lambda figure: figure.distance)
+
+
+def _covered(intervals: Iterable[Interval]) -> _Covered:
+    """A function of begin and end: how many seconds between them `intervals` cover, overlaps once."""
+    begins: list[float] = []
+    ends: list[float] = []
+    total: list[float] = []  # covered before each begin
+    for begin, end in sorted(interval for interval in intervals if not math.isnan(sum(interval))):
+        begin = max(begin, ends[-1]) if ends else begin
+        if end > begin:
+            total.append(total[-1] + ends[-1] - begins[-1] if ends else 0.0)
+            begins.append(begin)
+            ends.append(end)
+
+    def until(at: float) -> float:
+        index = bisect_right(begins, at) - 1
+        return total[index] + min(at, ends[index]) - begins[index] if index >= 0 else 0.0
+
+    return lambda begin, end: until(end) - until(begin)
+
+
+def _number(values: Mapping[str, Any], name: str) -> float | None:
+    """What devices send is theirs: whatever is no finite number, zero or more, is none."""
+    value = values.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST:
+        return float(value)
+    return None

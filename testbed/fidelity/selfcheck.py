@@ -1,0 +1,33 @@
+"""`testbed fidelity`: how faithful the emulation is on this host, over a grid of shares and links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed import rundir, up
+from testbed.rundir import RunDirectory
+from testbed.topology import load
+from testbed.topology.devices import DeviceGroup
+from testbed.up import Options
+from testbed.view import View
+
+_GRIDS = Path(__file__).parents[1] / "catalog"
+_CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
+
+
+def run(runtime: str | None, runs: Path, view: View) -> None:
+    """One run over CPU shares and one over links, which is more than virtual time has to check; their
+    directories go to `runs`. In processes no link loses packets. Raises TestbedError."""
+    options = Options(runtime)
+    name = up.chosen_runtime(options)
+    for grid in (_CPU,) if name == "virtual" else (_CPU, _LINKS):
+        topology = load(grid)
+        if name == "process":
+            topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
+        topology, plan = up.planned_here(topology, options)
+        directory = RunDirectory.create(runs, rundir.new_run_id(topology.name))
+        up.run(topology, plan, directory, options, view)
+
+
+def _loses_nothing(group: DeviceGroup) -> bool:
+    return group.link is None or not group.link.loss

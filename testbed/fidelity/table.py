@@ -1,0 +1,112 @@
+"""Tables of how faithful an emulation was, for the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from testbed import tables
+from testbed.fidelity.figures import CPU, DELAYS, RATES, DeviceFidelity, Fidelity, Figure
+
+_MOST_ROWS = 20  # more devices than this are shown by group, as in the other tables
+_NONE = "–"
+_UNITS = {
+    "up": ("up Mbit/s", 1e-6),
+    "down": ("down Mbit/s", 1e-6),
+    "rtt": ("rtt ms", 1e3),
+    "jitter": ("jitter ms", 1e3),
+    "loss": ("loss %", 1e2),
+}
+"""What a figure is called, and multiplied with to be in that unit."""
+
+
+def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
+    """What the tables show: the devices, or, where they are many, a row for each group: of each figure
+    the worst, and the mean of `used`."""
+    if len(fidelity.devices) <= _MOST_ROWS:
+        return fidelity.devices
+    groups: dict[str, list[DeviceFidelity]] = {}
+    for one in fidelity.devices:
+        groups.setdefault(one.group, []).append(one)
+    return tuple(_gathered(members) for members in groups.values())
+
+
+def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
+    def worst(name: str) -> DeviceFidelity:
+        return max(members, key=lambda one: one.figures[name].distance)
+
+    used = [one.used for one in members if one.used is not None]
+    return replace(
+        worst(CPU),  # with the seconds that it rests on
+        device=f"{members[0].group} ×{len(members)}",
+        figures={name: worst(name).figures[name] for name in members[0].figures},
+        used=fmean(used) if used else None,
+        probes=sum(one.probes for one in members),
+    )
+
+
+def render(fidelity: Fidelity) -> RenderableType:
+    """Tables of what was asked and got, and the worst of it in words. A figure of the links that was
+    neither asked nor measured of anyone is left out."""
+    shown = rows(fidelity)
+    parts: list[RenderableType] = [Text(), _cpu_table(shown)]
+    for names in (RATES, DELAYS):
+        told = [name for name in names if any(one.figures[name] != Figure() for one in fidelity.devices)]
+        if told:
+            parts += [Text(), _link_table(shown, told)]
+    return Group(*parts, Text(), Text(summary(fidelity)))
+
+
+def summary(fidelity: Fidelity) -> str:
+    """One line: the worst CPU error and, where links were asked for, the worst of theirs."""
+    line = "CPU: no device was busy long enough to tell"
+    if worst := fidelity.worst(CPU):
+        line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
+    links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
+    if any(figure.asked is not None for figure in links):
+        if worst := fidelity.worst(*RATES, *DELAYS):
+            line += f"; links: {worst.off} ({worst.whose})"
+        elif any(figure.error is not None for figure in links):
+            line += "; links: no error beyond chance"
+        else:
+            line += "; links: not measured"
+    return line
+
+
+def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
+    table = tables.plain("device", CPU, "got", "error", "measured", "used")
+    for one in shown:
+        asked, got, error = _cells(one.figures[CPU])
+        if one.figures[CPU].got is None and one.used is not None:
+            got = "never busy"
+        table.add_row(
+            tables.short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used)
+        )
+    return table
+
+
+def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
+    table = tables.plain(
+        "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
+    )
+    for one in shown:
+        cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
+        table.add_row(tables.short(one.device), *cells)
+    return table
+
+
+def _cells(figure: Figure, scale: float = 1.0) -> tuple[str, str, str]:
+    error = _NONE if figure.error is None else f"{figure.error:+.1f}%"
+    return _number(figure.asked, scale), _number(figure.got, scale), error
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    if value is None:
+        return _NONE
+    value *= scale
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,314 @@
+"""The container images, made where they are missing: base -> libraries -> agent, and base -> broker.
+
+A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is
+right, and a change makes just the images below it anew. Everything goes through the Docker SDK and the
+engine's own builder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import secrets
+import shutil
+import tarfile
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import docker
+from docker.errors import APIError, ImageNotFound
+
+from testbed import cache, engine
+from testbed.errors import HostError
+from testbed.images import debian, wheels
+from testbed.signals import uninterrupted
+
+_ROOT = Path(__file__).parents[2]
+FOLDER = _ROOT / "images"
+AGENTS = _ROOT / "agents"
+LABEL = "testbed.image"
+"""On every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
+
+_BUILD_LABEL = "testbed.build"
+"""One value for each building of an image: finds the containers that an interrupted one left."""
+
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Architectures that torch has wheels for, in Docker's (and Debian's) words and in pip's."""
+
+Progress = Callable[[str], None]
+Tags = Mapping[str, str]
+"""Kind of image -> its tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Tags of the two images that a run starts containers from."""
+
+    agent: str
+    broker: str
+
+
+def ensure(client: docker.DockerClient, progress: Progress) -> Images:
+    """The images for this version of the code; builds what is missing, saying so line by line.
+
+    Raises HostError with the last words of pip, mmdebstrap or the engine where one fails.
+    """
+    return build(client, progress)
+
+
+def build(client: docker.DockerClient, progress: Progress, *, force: bool = False) -> Images:
+    """As `ensure`; `force` makes all of them anew, with the newest packages."""
+    tags = current_tags(FOLDER, AGENTS)
+    if force or _missing(client, tags):
+        try:
+            with _one_at_a_time(), _scratch() as scratch:
+                todo = set(tags) if force else _missing(client, tags)
+                _Builder(client, tags, scratch, progress).build(todo)
+                remove_superseded(client, tags)
+        except engine.ERRORS as error:
+            raise HostError(f"The Docker engine failed on an image: {error}") from error
+    return Images(tags["agent"], tags["broker"])
+
+
+def are_built(client: docker.DockerClient) -> bool:
+    """Whether the images for this version of the code are there."""
+    return not _missing(client, current_tags(FOLDER, AGENTS))
+
+
+def current_tags(folder: Path, sources: Path) -> dict[str, str]:
+    """The tags that belong to the inputs in `folder` (as `images/`) and the package `sources`."""
+    base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
+    libraries = _tag("libraries", _inputs(folder / "libraries"), base)
+    agent = _tag("agent", _inputs(folder / "agent") | _sources(sources), libraries)
+    broker = _tag("broker", _inputs(folder / "broker"), base)
+    return {"base": base, "libraries": libraries, "agent": agent, "broker": broker}
+
+
+def _tag(kind: str, files: Mapping[str, Path], parent: str) -> str:
+    digest = hashlib.sha256(parent.encode())
+    for name, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    return f"testbed-{kind}:{digest.hexdigest()[:12]}"
+
+
+def _inputs(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in folder.iterdir() if path.is_file()}
+
+
+def _sources(package: Path) -> dict[str, Path]:
+    """The modules of `package` alone: no byte code, no editor's backups."""
+    return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}
+
+
+def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
+    """The kinds that have to be made; an image that nothing missing is built on is not needed."""
+    missing = {kind for kind in ("agent", "broker") if not _exists(client, tags[kind])}
+    if "agent" in missing and not _exists(client, tags["libraries"]):
+        missing.add("libraries")
+    if missing & {"libraries", "broker"} and not _exists(client, tags["base"]):
+        missing.add("base")
+    return missing
+
+
+def _exists(client: docker.DockerClient, tag: str) -> bool:
+    try:
+        client.images.get(tag)
+    except ImageNotFound:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two runs started at once share one building of the images: the second waits for the first."""
+    cache.folder().mkdir(parents=True, exist_ok=True)
+    with (cache.folder() / "images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for all temporary files: beside the cache, since /tmp may be memory."""
+    folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache.folder()))
+    try:
+        yield folder
+    finally:
+        with uninterrupted():
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Makes images in the order of their dependence; its folder `scratch` is gone afterwards."""
+
+    client: docker.DockerClient
+    tags: Tags
+    scratch: Path
+    progress: Progress
+
+    def build(self, kinds: set[str]) -> None:
+        self.progress(
+            f"Container images to build: {', '.join(kind for kind in self.tags if kind in kinds)}"
+        )
+        architecture = self.client.version()["Arch"]
+        if architecture not in _MACHINES:
+            raise HostError(f"There is no torch wheel for the engine's architecture, {architecture}.")
+        stop = threading.Event()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            try:
+                if "libraries" in kinds:  # beside the base image: each takes half a minute
+                    machine = _MACHINES[architecture]
+                    libraries = pool.submit(self._libraries_context, machine, stop)
+                if "base" in kinds:
+                    self._base(architecture, stop)
+                if "broker" in kinds:
+                    self._image("broker", self._context("broker", {}), "base")
+                if "libraries" in kinds:
+                    self._image("libraries", libraries.result(), "base")
+                if "agent" in kinds:
+                    self._image("agent", self._context("agent", _sources(AGENTS)), "libraries")
+            except BaseException:
+                stop.set()  # the pool waits for its thread, which ends pip at this
+                raise
+
+    def _libraries_context(self, machine: str, stop: threading.Event) -> Path:
+        inputs = FOLDER / "libraries"
+        fetched = wheels.fetch(inputs / "requirements.txt", machine, self.scratch, stop)
+        context = self._context("libraries", {})
+        with tarfile.open(context, "a") as archive:
+            wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
+        return context
+
+    def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
+        """The tar archive that the engine builds from: Dockerfile and `files` (path in it -> here)."""
+        context = self.scratch / f"{kind}.tar"
+        with tarfile.open(context, "w") as archive:
+            for name, path in {"Dockerfile": FOLDER / kind / "Dockerfile", **files}.items():
+                archive.add(path, name, filter=_readable_by_all)
+        return context
+
+    def _base(self, architecture: str, stop: threading.Event) -> None:
+        """Pull and extend Debian's image; bootstrap it where no registry answers."""
+        packages = FOLDER / "base" / "packages.txt"
+        if _exists(self.client, debian.IMAGE) or engine.registry_has(debian.IMAGE):
+            self._image("base", self._context("base", {packages.name: packages}))
+            return
+        with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
+            names = packages.read_text(encoding="utf-8").split()
+            archive = debian.bootstrap(names, architecture, self.scratch, stop)
+            repository, tag = self.tags["base"].split(":")
+            self.client.api.import_image_from_file(
+                str(archive), repository, tag, changes=[f"LABEL {LABEL}=base"]
+            )
+            archive.unlink()
+
+    def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
+        """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
+        arguments = {parent.upper(): self.tags[parent]} if parent else {}
+        with self._step(kind, "built"), context.open("rb") as file:
+            network = "none" if parent else None  # only the base image fetches something
+            engine_build(self.client, self.tags[kind], file, arguments, network)
+        context.unlink()
+
+    @contextlib.contextmanager
+    def _step(self, kind: str, what: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        size = self.client.images.get(self.tags[kind]).attrs["Size"]
+        seconds = time.monotonic() - start
+        self.progress(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+
+
+def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Root owns it and all may read it, whoever checked the sources out under whatever umask."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
+    return entry
+
+
+def engine_build(
+    client: docker.DockerClient,
+    tag: str,
+    context: IO[bytes],
+    arguments: Mapping[str, str],
+    network: str | None = "none",
+) -> None:
+    """Let the engine build `context`, without a network unless `network` is another Docker network mode
+    (None: the engine's default). Whatever ends it early leaves no container and no layer.
+    """
+    token = secrets.token_hex(6)
+    said: deque[str] = deque(maxlen=15)
+    try:
+        for entry in client.api.build(
+            fileobj=context,
+            custom_context=True,
+            tag=tag,
+            buildargs={"BUILD": token, **arguments},
+            network_mode=network,
+            nocache=True,  # the tags are the cache
+            rm=True,
+            forcerm=True,
+            decode=True,
+        ):
+            said.extend(str(entry.get("stream", "")).rstrip().splitlines())
+            if "error" in entry:
+                lines = "\n".join(f"    {line}" for line in said)
+                raise HostError(f"Building {tag} failed: {entry['error'].strip()}\n{lines}")
+    except BaseException:
+        with uninterrupted():
+            _discard(client, token)
+        raise
+
+
+def _discard(client: docker.DockerClient, token: str, patience: float = 5.0) -> None:
+    """Remove the containers and layers of an unfinished build, looking until there are none.
+
+    The engine ends a build whose connection is closed, but within a second or so rather than at once,
+    and it keeps the layers made so far.
+    """
+    deadline = time.monotonic() + patience
+    with contextlib.suppress(*engine.ERRORS):  # whatever ended the build is the error to tell of
+        while time.monotonic() < deadline:
+            containers = client.containers.list(
+                all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True
+            )
+            for container in containers:
+                with contextlib.suppress(APIError):  # the engine was faster
+                    container.remove(force=True, v=True)
+            if not containers and not _remove_untagged(client):
+                return
+            time.sleep(0.3)
+
+
+def remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
+    """Remove our images of other versions, but for those that a container still uses."""
+    for image in client.images.list(filters={"label": LABEL}):
+        for name in set(image.tags) - set(tags.values()):
+            if name.startswith("testbed-"):
+                with contextlib.suppress(APIError):  # in use
+                    client.images.remove(name)
+    _remove_untagged(client)
+
+
+def _remove_untagged(client: docker.DockerClient) -> int:
+    """Remove our layers that no tag leads to and no container uses; how many.
+
+    They are left-overs: `_one_at_a_time` lets nobody else build meanwhile.
+    """
+    removed = 0
+    for image in client.images.list(filters={"label": LABEL, "dangling": True}):
+        with contextlib.suppress(APIError):  # in use
+            client.images.remove(str(image.id))
+            removed += 1
+    return removed

@@ -1,0 +1,269 @@
+"""A sweep: one topology, and what is to differ from run to run (`testbed sweep`). Pure but for reading.
+
+    topology: base.yaml                         # beside the sweep file
+    variants:                                   # perhaps: named sets of changes
+      fedavg: {rule: {name: fedavg}}
+      fedbuff: {rule: {name: fedbuff, buffer_size: 3}, task.local.lr: 0.05}
+    grid:                                       # perhaps: every combination of these
+      "devices[0].cpu": [0.1, 0.25]
+      seed: [1, 2, 3]
+    target: 80%                                 # accuracy that the table at the end tells the cost of
+
+A cell is one variant with one combination of the grid. Errors in a cell point at the sweep's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from testbed import topology, up
+from testbed.plan import Plan
+from testbed.topology import Topology, complaints, yamlfile
+from testbed.topology.fields import Model, PositiveShare
+from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
+
+_MOST_CELLS = 10_000
+_STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
+_LONG = 24
+"""Letters of a value that a label takes."""
+
+
+def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not values:
+        raise ValueError("expected at least one value such as [1, 2, 3]")
+    return values
+
+
+class SweepFile(Model):
+    """The file as it is written."""
+
+    topology: str
+    variants: dict[str, dict[str, Any]] = Field(default={})
+    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_some)]] = Field(default={})
+    target: PositiveShare | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str
+    where: Where
+    """`path`, taken apart."""
+    value: Any
+    at: Where
+    """Where the sweep's file has the value."""
+    words: str
+    """For the cell's label; none of a variant's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a sweep."""
+
+    label: str
+    """What tells it from the others, but for the seed."""
+    changes: tuple[Change, ...]
+    topology: Topology
+    plan: Plan
+    fingerprint: str
+    """The same for the same run on the same runtime, whatever file it comes from."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, seed {self.topology.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    name: str
+    target: float | None
+    """Accuracy, as a share."""
+    cells: tuple[Cell, ...]
+
+
+def load(path: Path, options: up.Options) -> Sweep:
+    """Read a sweep and plan each of its cells on this host.
+
+    Raises BadInputError that lists all that is wrong with the file, and with any cell, and where.
+    """
+    document = yamlfile.read(path)
+    try:
+        told = SweepFile.model_validate(document.data)
+    except ValidationError as error:
+        found = complaints.problems(error, document, SweepFile)
+        raise document.source.error([*document.problems, *found]) from None
+    base = _base(path, told, document)
+    count = max(1, len(told.variants)) * math.prod(map(len, told.grid.values()))
+    problems = [*document.problems, *_unclear(told, document.source)]
+    if count > _MOST_CELLS:
+        problems.append(
+            document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MOST_CELLS:,}")
+        )
+        raise document.source.error(problems)
+    return Sweep(path.stem, told.target, _cells(told, base, document, problems, options))
+
+
+def _base(path: Path, told: SweepFile, document: Document) -> Document:
+    file = path.parent / told.topology
+    if not file.is_file():
+        message = f"there is no file {file}; name a topology by its path from the sweep's folder"
+        raise document.source.error([document.source.problem(("topology",), message)])
+    topology.load(file)  # what is wrong with it by itself is said of it
+    return yamlfile.read(file)
+
+
+def _unclear(told: SweepFile, source: Source) -> Iterator[Problem]:
+    """Paths that are none, or have two values, and values that are listed twice."""
+    settings: list[Where] = [("grid", path) for path in told.grid]
+    settings += [("variants", name, path) for name, paths in told.variants.items() for path in paths]
+    for at in settings:
+        path = str(at[-1])
+        if parse_path(path) is None:
+            message = "is no path to a field, expected one such as rule.buffer_size or devices[0].cpu"
+            yield source.problem(at, message, at_key=True)
+        elif at[0] == "variants" and path in told.grid:
+            yield source.problem(at, "the grid has values for this too; keep one of them", at_key=True)
+    for path, values in told.grid.items():
+        for index, value in enumerate(values):
+            if any(_same(value, before) for before in values[:index]):
+                yield source.problem(("grid", path, index), "this value is in the list already")
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def parse_path(path: str) -> Where | None:
+    """`devices[0].cpu` is ("devices", 0, "cpu"); None for what is no path."""
+    where: list[str | int] = []
+    for step in path.split("."):
+        match = _STEP.fullmatch(step)
+        if match is None:
+            return None
+        where += [match[1], *map(int, re.findall(r"\d+", match[2]))]
+    return tuple(where)
+
+
+def _cells(
+    told: SweepFile,
+    base: Document,
+    document: Document,
+    unclear: Iterable[Problem],
+    options: up.Options,
+) -> tuple[Cell, ...]:
+    """Raises FaultyFileError of what is `unclear` already, and of all that is wrong with any cell."""
+    cells: list[Cell] = []
+    problems = list(unclear)
+    for label, changes in _combinations(told):
+        changed, misplaced = _changed(base, changes, document.source)
+        problems += misplaced
+        try:
+            cells.append(_cell(label, changes, topology.checked(changed), options))
+        except FaultyFileError as error:  # its places are the sweep's
+            problems += error.problems
+    if problems:
+        raise document.source.error(problems)
+    return tuple(_told_apart(cells))
+
+
+def _cell(label: str, changes: tuple[Change, ...], read: Topology, options: up.Options) -> Cell:
+    """Raises BadInputError where it cannot be planned on this host."""
+    resolved, plan = up.planned_here(read, options)
+    text = f"{plan.runtime}\n{resolved.to_yaml()}"
+    return Cell(label, changes, resolved, plan, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _combinations(told: SweepFile) -> Iterator[tuple[str, tuple[Change, ...]]]:
+    """Label and changes of each cell."""
+    grid = [
+        [
+            _change(path, value, ("grid", path, i), _words(path, value, i))
+            for i, value in enumerate(values)
+        ]
+        for path, values in told.grid.items()
+    ]
+    for name, paths in (told.variants or {"": {}}).items():
+        own = [_change(path, value, ("variants", name, path)) for path, value in paths.items()]
+        for chosen in itertools.product(*grid):
+            words = [name, *(change.words for change in chosen if change.path != "seed")]
+            yield ", ".join(filter(None, words)), (*own, *chosen)
+
+
+def _change(path: str, value: Any, at: Where, words: str = "") -> Change:
+    return Change(path, parse_path(path) or (), value, at, words)
+
+
+def _words(path: str, value: Any, index: int) -> str:
+    key = path.split(".")[-1]
+    match value:
+        case {"name": str(name), **others}:
+            return " ".join([name, *(f"{k} {v}" for k, v in others.items() if not isinstance(v, dict))])
+        case dict() | tuple():
+            return f"{key} #{index + 1}"
+        case str() if key in ("name", "scheme"):
+            return value
+    return f"{key} {str(value)[:_LONG]}"
+
+
+def _changed(
+    base: Document, changes: Iterable[Change], source: Source
+) -> tuple[Document, list[Problem]]:
+    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made. The
+    place of what is not changed is that of the sweep's `topology`."""
+    data = base.data
+    values: dict[Where, Place] = {(): source.place(("topology",))}
+    keys: dict[Where, Place] = {}
+    problems: list[Problem] = []
+    for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
+        place = source.place(change.at)
+        try:
+            data = _with(data, change.where, change.value)
+        except LookupError as error:
+            at = change.at if change.at[0] == "variants" else change.at[:-1]
+            problems.append(source.problem(at, str(error.args[0]), at_key=True))
+            continue
+        for length in range(1, len(change.where)):
+            values.setdefault(change.where[:length], place)
+        depth = len(change.at)
+        for found, known in ((source.values, values), (source.keys, keys)):
+            inside = {at: p for at, p in found.items() if at[:depth] == change.at}
+            known |= {(*change.where, *at[depth:]): p for at, p in inside.items()}
+        keys[change.where] = source.keys.get(change.at) or source.keys.get(change.at[:-1]) or place
+    return Document(data, Source(base.source.name, (), values, keys), ()), problems
+
+
+def _with(data: Any, where: Where, value: Any) -> Any:
+    """`data` with `value` at `where`; keys that are not there are made. Raises LookupError."""
+    if not where:
+        return value
+    key, rest = where[0], where[1:]
+    if isinstance(key, str):
+        if not isinstance(data, Mapping | None):
+            raise LookupError(f"leads into a value that has no keys, at {key}")
+        known = data or {}
+        return {**known, key: _with(known.get(key), rest, value)}
+    if not isinstance(data, tuple) or key >= len(data):
+        count = len(data) if isinstance(data, tuple) else 0
+        raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
+    return (*data[:key], _with(data[key], rest, value), *data[key + 1 :])
+
+
+def _told_apart(cells: list[Cell]) -> Iterator[Cell]:
+    """Cells of one label differ in nothing but their seed; where they do, they are numbered."""
+    groups: dict[str, list[str]] = {}
+    for cell in cells:
+        seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()
+        same = groups.setdefault(cell.label, [])
+        if seedless not in same:
+            same.append(seedless)
+        label = cell.label or cell.topology.rule.name
+        number = same.index(seedless) + 1
+        yield replace(cell, label=f"{label} #{number}" if number > 1 else label)

@@ -1,0 +1,316 @@
+"""The topology: one YAML file that says what a run is (README.md, "A topology").
+
+`load` gives it resolved: every default filled in, every group with its own local training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+
+from agents import config
+from agents.rules import RULES
+from agents.tasks import TASKS
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from testbed.partition import SCHEMES
+from testbed.topology import complaints, yamlfile
+from testbed.topology.devices import DeviceGroup, Local, ServerLink
+from testbed.topology.fields import (
+    Count,
+    Model,
+    Name,
+    OneOf,
+    Positive,
+    PositiveSeconds,
+    PositiveShare,
+    Variant,
+    expecting,
+)
+from testbed.topology.scenario import Churn, Entry, misfits
+from testbed.topology.yamlfile import Document, Problem, Source, Where
+
+RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
+"""Names of the run's other processes."""
+
+
+def _says_how_long(local: Local) -> Local:
+    if local.steps is None and local.epochs is None:
+        raise ValueError("found neither steps nor epochs, expected one of them such as steps: 20")
+    return local
+
+
+class Partition(Variant):
+    """Which samples each device has."""
+
+    tag: ClassVar[str] = "scheme"
+    scheme: str
+
+
+class Task(Variant):
+    """What is learned, from which data, and how."""
+
+    name: str
+    importance: Literal["uniform", "samples"] = Field(
+        default="uniform", description="What a client counts for in the objective: 1/N, or its samples"
+    )
+    partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
+        default={"scheme": "iid"}, validate_default=True
+    )
+    local: Annotated[Local, AfterValidator(_says_how_long)]
+    flops_per_step: Positive | None = Field(
+        default=None, description="Operations of one mini-batch step, for devices with gflops"
+    )
+
+    @property
+    def named(self) -> config.Named:
+        return config.Named(self.name, self.params)
+
+    @property
+    def dataset(self) -> str | None:
+        """Name in `testbed.data.DATASETS`; None where the task brings its data."""
+        return TASKS[self.name].dataset
+
+
+class Rule(Variant):
+    """How updates become the next global model."""
+
+    name: str
+
+    @property
+    def named(self) -> config.Named:
+        return config.Named(self.name, self.params)
+
+
+class Server(Model):
+    """The aggregator's own access link, shared by all transfers; in virtual time."""
+
+    link: ServerLink | None = None
+
+
+def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
+    if not groups:
+        raise ValueError("found no device, expected at least one such as {name: nano, cpu: 0.25}")
+    return groups
+
+
+class Evaluate(Model):
+    """How often the global model is put to the test set."""
+
+    every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
+
+
+class Stop(Model):
+    """The run ends at whichever comes first."""
+
+    after: PositiveSeconds | None = Field(default=None, description="Since the run clock started")
+    updates: Count | None = Field(default=None, description="Updates applied")
+    target_accuracy: PositiveShare | None = Field(default=None, description="On the test set")
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.after is None and self.updates is None and self.target_accuracy is None:
+            raise ValueError(
+                "found no condition, expected after, updates or target_accuracy such as after: 60s"
+            )
+        return self
+
+    def plain(self) -> config.Stop:
+        return config.Stop(self.after, self.updates, self.target_accuracy)
+
+
+class Start(Model):
+    """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
+
+    timeout: PositiveSeconds = Field(default=300.0, json_schema_extra={"default": "5min"})
+    quorum: PositiveShare = Field(default=1.0, description="Share of the clients")
+
+
+class Runtime(Model):
+    """Where the devices run; auto takes docker where an engine answers, else process."""
+
+    name: Literal["auto", "docker", "process", "virtual"] = "auto"
+    shaper: Literal["auto", "netem", "tbf+delay"] = Field(
+        default="auto",
+        description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "
+        "takes netem where the kernel has it. For docker",
+    )
+    step_time: PositiveSeconds | None = Field(
+        default=None,
+        description="One mini-batch step on a whole host core, for the virtual time of devices with "
+        "cpu; measured where not given",
+    )
+
+
+class Topology(Model):
+    """An experiment of asynchronous federated learning on emulated edge devices."""
+
+    name: Name
+    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = 0
+    task: Annotated[Task, OneOf(TASKS)]
+    rule: Annotated[Rule, OneOf(RULES)]
+    devices: Annotated[
+        tuple[DeviceGroup, ...],
+        Field(json_schema_extra={"minItems": 1}),
+        AfterValidator(_at_least_one),
+    ]
+    server: Server = Server()
+    dilation: Annotated[
+        Literal["auto"] | Annotated[float, Field(ge=1)],
+        Field(
+            description="Seconds of the host that make one of device time; auto: the least at which the "
+            "devices fit on this host"
+        ),
+        expecting("auto, or a number from 1 on"),
+    ] = 1.0
+    scenario: tuple[Entry, ...] = Field(default=(), description="What happens to devices, and when")
+    churn: Churn | None = None
+    evaluate: Evaluate = Evaluate()
+    stop: Stop
+    start: Start = Start()
+    record: Literal["nothing", "updates"] = Field(
+        default="nothing",
+        description="updates: keep every update that the aggregator got, for testbed replay",
+    )
+    runtime: Runtime = Runtime()
+    _source: Source = PrivateAttr(default=Source())
+
+    @property
+    def source(self) -> Source:
+        """Where it was read, for errors that point at it."""
+        return self._source
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(name for group in self.devices for name in group.device_names)
+
+    def with_devices(self, devices: tuple[DeviceGroup, ...]) -> Topology:
+        topology = self.model_copy(update={"devices": devices})
+        topology._source = self._source
+        return topology
+
+    def to_yaml(self) -> str:
+        """Every default spelled out; `parse` reads an equal topology back."""
+        return yamlfile.write(self.model_dump(mode="json", by_alias=True))
+
+
+def load(path: Path) -> Topology:
+    """Read a topology file. Raises BadInputError that lists all that is wrong with it, and where."""
+    return checked(yamlfile.read(path))
+
+
+def parse(text: str, name: str = "<text>") -> Topology:
+    """`load` of a text that no file holds; `name` is what errors call it."""
+    return checked(yamlfile.parse(text, name))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the topology file, for editors."""
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return dialect | Topology.model_json_schema()
+
+
+def checked(document: Document) -> Topology:
+    """`load` of what has been read. Raises FaultyFileError."""
+    problems = [*document.problems, *_name_problems(document)]
+    try:
+        topology = Topology.model_validate(document.data)
+    except ValidationError as error:
+        problems += complaints.problems(error, document, Topology)
+        raise document.source.error(problems) from None
+    problems += _misfits(topology, document)
+    if problems:
+        raise document.source.error(problems)
+    devices = tuple(
+        group.model_copy(update={"local": topology.task.local.changed_by(group.local)})
+        for group in topology.devices
+    )
+    topology._source = document.source
+    return topology.with_devices(devices)
+
+
+def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
+    """Parts of which each is right by itself, and that do not go together."""
+    for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
+        try:
+            parameters.check(len(topology.device_names))
+        except ValueError as error:
+            yield complaints.misfit(document, (part,), error)
+    yield from misfits(topology.scenario, topology.churn, topology.devices, document.source)
+    for where, message in _contradictions(topology):
+        yield document.source.problem(where, message, at_key=True)
+
+
+def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
+    task, groups = topology.task, topology.devices
+    if not topology.rule.build().takes_fednova:
+        settings: list[tuple[Where, Local]] = [(("task",), task.local)]
+        settings += [(("devices", index), group.local) for index, group in enumerate(groups)]
+        for where, local in settings:
+            if local.fednova:
+                yield (
+                    (*where, "local", "fednova"),
+                    f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
+                    "take a rule that does (testbed rules shows them)",
+                )
+    for index, group in enumerate(groups):
+        first = next(
+            (
+                g.access
+                for g in groups
+                if g.access and group.access and g.access.name == group.access.name
+            ),
+            None,
+        )
+        if first != group.access and first is not None:
+            yield (
+                ("devices", index, "access"),
+                f"{first.name} has other rates before: write the same, or give it another name",
+            )
+        if group.gflops is not None and task.flops_per_step is None:
+            yield (
+                ("devices", index, "gflops"),
+                "how long a step takes is not known: add task.flops_per_step, such as "
+                "flops_per_step: 1e6",
+            )
+    if task.dataset is None and task.partition.scheme != "iid":
+        yield (
+            ("task", "partition"),
+            f"the task {task.name} brings each device its own data: remove this",
+        )
+    if topology.stop.target_accuracy is not None and not TASKS[task.name].has_accuracy:
+        yield (
+            ("stop", "target_accuracy"),
+            f"the task {task.name} has no accuracy: remove this, and give after or updates",
+        )
+
+
+def _name_problems(document: Document) -> Iterator[Problem]:
+    """Devices of one name, and names of the run's own processes, however broken the rest may be."""
+    devices = document.data.get("devices") if isinstance(document.data, dict) else None
+    first: dict[str, int] = {}
+    for index, group in enumerate(devices if isinstance(devices, tuple) else ()):
+        where = ("devices", index, "name")
+        for name in _names(group):
+            if name in RESERVED:
+                yield document.source.problem(
+                    where, f"found {name!r}, expected another name: the {name} of the run has it"
+                )
+            elif name in first:
+                line = document.source.place(("devices", first[name], "name")).line
+                yield document.source.problem(
+                    where, f"a device named {name!r} is there already, from line {line}; rename one"
+                )
+                break
+            first.setdefault(name, index)
+
+
+def _names(group: Any) -> tuple[str, ...]:
+    """The names of the devices of a group not yet validated."""
+    try:
+        fields = {key: group[key] for key in ("name", "count") if key in group}
+        return DeviceGroup.model_validate({**fields, "cpu": 1.0}).device_names
+    except (TypeError, ValidationError):
+        return ()

@@ -1,0 +1,202 @@
+"""What pydantic found wrong, in this project's words: field, what was found, what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from testbed.topology.fields import OneOf
+from testbed.topology.yamlfile import Document, Problem, Where
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "keys and values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "string_type": "a text (in quotes, if it looks like something else)",
+    "tuple_type": "a list",
+}
+"""By pydantic's type of the error, for fields that say nothing better themselves."""
+
+_EXAMPLES = {
+    "alpha": "alpha: 0.3",
+    "at": "at: 10s",
+    "availability": "availability: {on: 30s, off: 5s}",
+    "churn": "churn: {rate: 2/min, downtime: 10s}",
+    "devices": "devices: [{name: nano, count: 4, cpu: 0.25}]",
+    "distribution": "distribution: exponential",
+    "downtime": "downtime: 10s",
+    "evaluate": "evaluate: {every: 2s}",
+    "link": "link: {up: 5mbit, down: 20mbit}",
+    "local": "local: {steps: 20, batch_size: 32, lr: 0.1}",
+    "name": "name: quickstart",
+    "partition": "partition: {scheme: dirichlet, alpha: 0.3}",
+    "rate": "rate: 2/min",
+    "rule": "rule: {name: fedbuff, buffer_size: 3}",
+    "runtime": "runtime: {name: docker}",
+    "scheme": "scheme: dirichlet",
+    "server": "server: {link: {up: 100mbit, down: 100mbit}}",
+    "start": "start: {timeout: 5min, quorum: 90%}",
+    "stop": "stop: {after: 60s}",
+    "task": "task: {name: digits-logreg, local: {steps: 20}}",
+    "topology": "topology: topologies/quickstart.yaml",
+}
+"""For keys that are missing, and for those that have a value where they should have keys."""
+
+_TAGS = ("name", "distribution", "scheme")
+"""Keys that name a variant."""
+
+
+def problems(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[Problem]:
+    """Each error that pydantic found in `document`, which it read as a `model`."""
+    for details in error.errors(include_url=False):
+        yield _problem(details, document, model)
+
+
+def misfit(document: Document, where: Where, error: ValueError) -> Problem:
+    """Values that do not fit together. A message that begins with one of their keys points there."""
+    message = str(error)
+    first, _, rest = message.partition(" ")
+    first = first.rstrip(":")
+    values = document.value(where)
+    if isinstance(values, Mapping) and first in values:
+        where = (*where, first)
+        message = f"found {rest[3:]}" if rest.startswith("is ") else rest
+    return document.source.problem(where, message)
+
+
+def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) -> Problem:
+    source, context = document.source, details.get("ctx", {})
+    where = _where(details["loc"], document.data)
+    match details["type"]:
+        case "extra_forbidden":
+            message = _unknown_key(str(where[-1]), _keys_at(model, details["loc"][:-1]))
+            return source.problem(where, message, at_key=True)
+        case "missing":
+            return source.problem(where[:-1], _missing(str(where[-1])))
+        case "union_tag_not_found":
+            return source.problem(where, _missing(_quoted(context["discriminator"])[0]))
+        case "union_tag_invalid":
+            (tag,) = _quoted(context["discriminator"])
+            expected = _among(details["input"][tag], _quoted(context["expected_tags"]))
+            where, found = (*where, tag), details["input"][tag]
+        case "literal_error":
+            found = details["input"]
+            expected = _among(found, _quoted(context["expected"]))
+        case "value_error" if not str(context["error"]).startswith("expected"):
+            return misfit(document, where, context["error"])
+        case "value_error":
+            found, expected = details["input"], str(context["error"])
+        case "model_type" | "model_attributes_type":
+            found, expected = details["input"], _keys_expected(where)
+        case kind:
+            found = details["input"]
+            expected = f"expected {_EXPECTED[kind]}" if kind in _EXPECTED else details["msg"]
+    return source.problem(where, f"found {_shown(found)}, {expected}")
+
+
+def _where(loc: Where, data: Any) -> Where:
+    """`loc` without what is not in the file: pydantic puts the names of variants there."""
+    where: Where = ()
+    for key in loc:
+        if isinstance(data, Mapping):
+            if key not in data and key in (data.get(tag) for tag in _TAGS):
+                continue
+            where, data = (*where, key), data.get(str(key))
+        elif isinstance(data, tuple) and isinstance(key, int):
+            where, data = (*where, key), data[key]
+        else:
+            break  # a value that is short for several keys
+    return where
+
+
+def _keys_at(model: type[BaseModel], loc: Where) -> list[str]:
+    """The keys that the mapping at `loc`, in pydantic's sense, may have."""
+    models = [model]
+    for key in loc:
+        if isinstance(key, int):
+            continue
+        chosen = [variant for variant in models if key in _names(variant)]
+        models = chosen or [
+            inner
+            for outer in models
+            if (field := outer.model_fields.get(key))
+            for inner in _models(field.annotation, field.metadata)
+        ]
+    return [field.alias or name for inner in models for name, field in inner.model_fields.items()]
+
+
+def _names(variant: type[BaseModel]) -> Iterable[str]:
+    """What the tag of a variant may be."""
+    for tag in _TAGS:
+        if tag in variant.model_fields:
+            yield from get_args(variant.model_fields[tag].annotation)
+
+
+def _models(hint: Any, metadata: Iterable[Any] = ()) -> list[type[BaseModel]]:
+    """The models that a field of this type may hold."""
+    for marker in metadata:
+        if isinstance(marker, OneOf):
+            return list(marker.models(hint).values())
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return [hint]
+    if get_origin(hint) is Annotated:
+        inner, *markers = get_args(hint)
+        return _models(inner, markers)
+    return [model for inner in get_args(hint) for model in _models(inner)]
+
+
+def _unknown_key(key: str, known: Iterable[str]) -> str:
+    known = list(known)
+    guess = did_you_mean(key, known) or f"expected one of {', '.join(known)}"
+    return f"unknown key; {guess}"
+
+
+def _missing(key: str) -> str:
+    return f"{key} is missing; add it, such as {_EXAMPLES.get(key, key)}"
+
+
+def _keys_expected(where: Where) -> str:
+    example = _EXAMPLES.get(str(where[-1])) if where else None
+    return "expected keys and values" + (f" such as {example}" if example else "")
+
+
+def _among(found: Any, choices: list[str]) -> str:
+    guess = did_you_mean(str(found), choices)
+    return f"expected {_either(choices)}" + (f"; {guess}" if guess else "")
+
+
+def _either(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`did you mean rate?`, or nothing where none of `known` is near."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case Mapping():
+            return "keys and values"
+        case tuple():
+            return "a list"
+        case str() if len(value) > 60:
+            return f"{value[:57]!r}..."
+    return repr(value)

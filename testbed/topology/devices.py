@@ -1,0 +1,271 @@
+"""What a topology says of its devices: their speed, link, waiting and local training."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agents import config, durations
+from agents.durations import Distribution
+from testbed import seeds
+from testbed.topology.availability import Availability
+from testbed.topology.fields import (
+    Count,
+    Duration,
+    Memory,
+    Model,
+    Name,
+    NotNegative,
+    OrConstant,
+    Positive,
+    Power,
+    Rate,
+    Seconds,
+    Share,
+    Variant,
+    expecting,
+)
+
+_MOST_DEVICES = 100_000  # of one group
+
+
+class Local(Model):
+    """Local training of one round: SGD on the device's shard. Give steps or epochs."""
+
+    steps: Count | None = Field(default=None, description="Mini-batch steps per round")
+    epochs: Count | None = Field(default=None, description="Passes over the shard per round")
+    batch_size: Count = 32
+    lr: Positive = Field(default=0.1, description="Step size")
+    momentum: Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")] = 0.0
+    proximal: NotNegative = Field(default=0.0, description="FedProx's mu")
+    clip: Positive | None = Field(default=None, description="Upper bound of an update's l2 norm")
+    fednova: bool = Field(
+        default=False, description="Updates are divided by their effective number of local steps"
+    )
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("found both steps and epochs, expected one of them")
+        return self
+
+    def changed_by(self, other: Local) -> Local:
+        """What `other` says, and where `other` is silent what this one says."""
+        changes = {name: getattr(other, name) for name in other.model_fields_set}
+        if changes.get("steps") or changes.get("epochs"):
+            changes = {"steps": None, "epochs": None} | changes
+        return self.model_copy(update=changes)
+
+    def plain(self) -> config.Local:
+        return config.Local(**self.model_dump())
+
+
+class ServerLink(Model):
+    """An access link; a rate left out is unlimited."""
+
+    up: Rate | None = None
+    down: Rate | None = None
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
+        if all(getattr(self, name) is None for name in fields.values()):
+            raise ValueError(f"found none of {', '.join(fields)}, expected a rate such as up: 5mbit")
+        return self
+
+    def plain(self) -> config.Link:
+        return config.Link(self.up, self.down)
+
+
+class LinkTrace(Model):
+    """What a link does in the course of time, from files: paths are relative to the topology."""
+
+    up: str | None = Field(default=None, description="mahimahi trace of the uplink's rate; repeats")
+    down: str | None = Field(default=None, description="mahimahi trace of the downlink's rate; repeats")
+    csv: str | None = Field(default=None, description="Columns time and any of up, down, delay, loss")
+    loop: bool = Field(default=True, description="Whether csv begins again at its end")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if (self.csv is None) == (self.up is None and self.down is None):
+            raise ValueError("expected either csv, or up and down, such as {csv: train.csv}")
+        return self
+
+
+class Link(ServerLink):
+    """Access link of each device of the group; a rate left out is unlimited."""
+
+    kind: Annotated[
+        Name | None,
+        Field(alias="class", description="Of testbed profiles; what is given beside it wins"),
+    ] = None
+    rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
+    delay: Seconds | None = Field(default=None, description="Half of rtt: one way; give one of both")
+    jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
+    loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
+    trace: LinkTrace | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.rtt is not None and self.delay is not None:
+            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
+        if (self.jitter or 0.0) > self.one_way and self.kind is None:
+            raise ValueError("jitter is more than the delay of one way, rtt/2: lower it, or raise rtt")
+        return self
+
+    @property
+    def one_way(self) -> float:
+        """Seconds."""
+        return self.delay if self.delay is not None else (self.rtt or 0.0) / 2
+
+    def plain(self) -> config.Link:
+        return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
+
+
+class Access(Model):
+    """A link that all devices share whose group names it, such as a Wi-Fi cell; at least one rate."""
+
+    name: Name
+    up: Rate | None = Field(default=None, description="From all its devices together")
+    down: Rate | None = Field(default=None, description="To all its devices together")
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+        return self
+
+    def plain(self) -> config.Access:
+        return config.Access(self.name, self.up, self.down)
+
+
+class _Speed(Variant):
+    """Drawn once per device, as durations of the same distribution are anew each time."""
+
+    tag: ClassVar[str] = "distribution"
+
+    def draw(self, seed: int, device: str) -> float:
+        distribution: Distribution = self.build()
+        return distribution.sampler(seeds.generator(seed, device, "speed"))()
+
+
+class ConstantSpeed(_Speed):
+    """The same for every device."""
+
+    parameters: ClassVar[type] = durations.Constant
+    distribution: Literal["constant"]
+    value: Positive
+
+
+class UniformSpeed(_Speed):
+    """Every speed between `low` and `high` is equally likely."""
+
+    parameters: ClassVar[type] = durations.Uniform
+    distribution: Literal["uniform"]
+    low: Positive
+    high: Positive
+
+
+class NormalSpeed(_Speed):
+    """Normal, truncated: what would be below `low` is drawn again."""
+
+    parameters: ClassVar[type] = durations.Normal
+    distribution: Literal["normal"]
+    mean: Positive
+    std: NotNegative
+    low: Positive = 0.1
+
+
+class LognormalSpeed(_Speed):
+    """exp of a normal with mean ln(`median`) and standard deviation `sigma`."""
+
+    parameters: ClassVar[type] = durations.Lognormal
+    distribution: Literal["lognormal"]
+    median: Positive
+    sigma: NotNegative
+
+
+Speed = Annotated[
+    ConstantSpeed | UniformSpeed | NormalSpeed | LognormalSpeed,
+    Field(discriminator="distribution"),
+    OrConstant(
+        (int, float),
+        {"type": "number", "exclusiveMinimum": 0},
+        "a number such as 0.5, or a distribution such as {distribution: uniform, low: 0.5, high: 2}",
+    ),
+]
+_PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
+
+
+class DeviceGroup(Model):
+    """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
+
+    name: Name = Field(description="Of the device, or with count of name-1, name-2, ...")
+    count: (
+        Annotated[
+            int,
+            Field(ge=1, le=_MOST_DEVICES),
+            expecting(f"a whole number of devices from 1 to {_MOST_DEVICES}"),
+        ]
+        | None
+    ) = None
+    # No default: how slow a device is, is what the experiment is about.
+    cpu: (
+        Annotated[
+            float,
+            Field(gt=0, description="Share of one host core; above 1 is more than one core"),
+            expecting("a positive share of one host core such as 0.25"),
+        ]
+        | None
+    ) = None
+    profile: Name | None = Field(
+        default=None, description="Type of device (testbed profiles): gives cpu on this host"
+    )
+    gflops: Positive | None = Field(
+        default=None, description="1e9 operations per second, of task.flops_per_step; in virtual time"
+    )
+    timing: Duration | None = Field(
+        default=None, description="From receiving a model to its update's arrival, at the least"
+    )
+    speed: Speed = Field(
+        default=_PLAIN_SPEED, description="Drawn once per device: divides timing, multiplies gflops"
+    )
+    memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
+    link: Link | None = None
+    access: Access | None = Field(
+        default=None, description="What its devices share with all whose access has the same name"
+    )
+    think: Duration | None = Field(default=None, description="Extra delay before an update is sent")
+    availability: Availability | None = Field(
+        default=None, description="When a device can be reached; always, where not given"
+    )
+    power: Power | None = Field(
+        default=None, description="What a device draws in each state; the profile's, where not given"
+    )
+    local: Local = Field(default_factory=Local, description="What differs from task.local here")
+
+    @model_validator(mode="after")
+    def _has_a_speed(self) -> Self:
+        speeds = (self.cpu, self.profile, self.timing, self.gflops)
+        if all(speed is None for speed in speeds):
+            raise ValueError(
+                "found none of cpu, profile, timing and gflops; add one such as "
+                "cpu: 0.25 (a share of one host core)"
+            )
+        if not self.has_plain_speed and self.timing is None and self.gflops is None:
+            raise ValueError(
+                "speed has nothing to act on: it divides timing and multiplies gflops. "
+                "Give one of these, or change cpu instead"
+            )
+        return self
+
+    @property
+    def has_plain_speed(self) -> bool:
+        return self.speed == _PLAIN_SPEED
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        if self.count is None:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))

@@ -1,0 +1,252 @@
+"""Named device types and link classes: those that come with the testbed, and the user's own.
+
+A profiles file has `devices:` and `links:`, each by name. Three are read: what comes with the testbed,
+the user's (`~/.config/testbed/profiles.yaml`), and `profiles.yaml` beside the topology. An entry of a
+later one replaces the whole entry of that name of an earlier one.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from testbed.errors import BadInputError
+from testbed.topology import complaints, yamlfile
+from testbed.topology.fields import Count, Memory, Model, Name, Positive, Power, Rate, Seconds, Share
+from testbed.topology.yamlfile import Document, Problem, Source, Where
+
+FILE = "profiles.yaml"
+_BUILT_IN = Path(__file__).parents[1] / "catalog"
+_WIDTH = 80
+_ABOUT = ("description", "source")
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+class _Entry(Model):
+    description: str = ""
+    source: str = Field(default="", description="Where the figures are from")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        figures = [name for name in type(self).model_fields if name not in _ABOUT]
+        if all(getattr(self, name) is None for name in figures):
+            raise ValueError(f"found none of {', '.join(figures)}, expected at least one of them")
+        return self
+
+    def figures(self) -> dict[str, Any]:
+        """What is known, as a topology writes it: `{"down": "12mbit", "rtt": "70ms"}`."""
+        return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
+
+
+class DeviceProfile(_Entry):
+    """A type of device. What is not known is None."""
+
+    gflops: Positive | None = Field(
+        default=None, description="FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
+    )
+    cores: Count | None = None
+    memory: Memory | None = None
+    power: Power | None = Field(default=None, description="Watts of the whole device, by state")
+
+
+class LinkClass(_Entry):
+    """An access link. What is not known is None: a rate is then unlimited, the others are not added."""
+
+    down: Rate | None = None
+    up: Rate | None = None
+    rtt: Seconds | None = Field(default=None, description="Round-trip time that it adds")
+    jitter: Seconds | None = None
+    loss: Share | None = Field(default=None, description="Share of the packets that are lost")
+
+
+E = TypeVar("E", bound=_Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    devices: Mapping[str, DeviceProfile] = field(default_factory=dict)
+    links: Mapping[str, LinkClass] = field(default_factory=dict)
+
+    def device(self, name: str) -> DeviceProfile:
+        """Raises BadInputError that names one that may be meant."""
+        return _named(name, self.devices, "device profile")
+
+    def link(self, name: str) -> LinkClass:
+        """Raises BadInputError that names one that may be meant."""
+        return _named(name, self.links, "link class")
+
+    def changed_by(self, other: Profiles) -> Profiles:
+        """Both; of one name, the entry of `other`."""
+        return Profiles({**self.devices, **other.devices}, {**self.links, **other.links})
+
+    def only(self, name: str) -> Profiles:
+        """The device profile, or the link class, of that name, or both.
+
+        Raises BadInputError that names one that may be meant.
+        """
+        _named(name, {**self.devices, **self.links}, "device profile or link class")
+        return Profiles(_only(name, self.devices), _only(name, self.links))
+
+
+def load(beside: Path | None = None) -> Profiles:
+    """All profiles, for a topology in the folder `beside`.
+
+    Raises BadInputError that lists all that is wrong with one of the files, and where.
+    """
+    paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
+    if beside is not None:
+        paths.append(beside / FILE)
+    found = Profiles()
+    for path in paths:
+        if path.exists():
+            found = found.changed_by(read(path))
+    return found
+
+
+def user_file() -> Path:
+    """The user's own profiles, in `$XDG_CONFIG_HOME/testbed`, by default under ~/.config."""
+    root = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(root) / "testbed" / FILE
+
+
+def read(path: Path) -> Profiles:
+    """The profiles of one file. Raises BadInputError that lists all that is wrong, and where."""
+    return Profiles() if _is_blank(path) else _profiles(yamlfile.read(path))
+
+
+def parse(text: str, name: str = "<text>") -> Profiles:
+    """`read` of a text that no file holds; `name` is what errors call it."""
+    return _profiles(yamlfile.parse(text, name))
+
+
+def guess(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by `name`, which is unknown."""
+    known = list(known)
+    longer = next((each for each in known if name in each), None)
+    found = complaints.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
+    return found or f"there are {', '.join(known)}."
+
+
+def rows(profiles: Profiles) -> list[dict[str, Any]]:
+    """Everything that is known, an entry a row, quantities as a topology writes them."""
+    return [
+        {"name": name, "kind": kind, **entry.model_dump(mode="json")}
+        for kind, entries in (("device", profiles.devices), ("link", profiles.links))
+        for name, entry in entries.items()
+    ]
+
+
+def listing(profiles: Profiles) -> str:
+    """A table of the devices and one of the links, without descriptions; 80 columns suffice."""
+    tables = _table("device", profiles.devices), _table("link", profiles.links)
+    return "\n\n".join(filter(None, tables))
+
+
+def explained(profiles: Profiles) -> str:
+    """A block for each entry: its figures, what it is and where they are from."""
+    entries = (*profiles.devices.items(), *profiles.links.items())
+    return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
+
+
+def _named(name: str, entries: Mapping[str, E], what: str) -> E:
+    if name in entries:
+        return entries[name]
+    raise BadInputError(f"no {what} is called {name!r}: {guess(name, entries)}")
+
+
+def _only(name: str, entries: Mapping[str, E]) -> dict[str, E]:
+    return {name: entries[name]} if name in entries else {}
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether a file says nothing, or has comments only: its user wants none of what is in it."""
+    lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
+    return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Source):
+    """What is at `within` in a source, for complaints of a model that knows nothing around it."""
+
+    within: Where = ()
+
+    def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
+        return Source.problem(self, (*self.within, *where), message, at_key=at_key)
+
+
+def _profiles(document: Document) -> Profiles:
+    problems = list(document.problems)
+    if not isinstance(document.data, Mapping):
+        problem = document.source.problem((), "expected devices: or links:, and entries by name below")
+        raise document.source.error([*problems, problem])
+    for key in document.data.keys() - {"devices", "links"}:
+        message = f"unknown key; {guess(key, ('devices', 'links'))}"
+        problems.append(document.source.problem((key,), message, at_key=True))
+    devices = _entries(document, "devices", DeviceProfile, problems)
+    links = _entries(document, "links", LinkClass, problems)
+    if problems:
+        raise document.source.error(problems)
+    return Profiles(devices, links)
+
+
+def _entries(document: Document, section: str, model: type[E], problems: list[Problem]) -> dict[str, E]:
+    """The entries of a section, as far as they are right; what is wrong is added to `problems`."""
+    source, entries = document.source, document.data.get(section)
+    if entries is None:  # left out, or nothing but comments below its key
+        return {}
+    if not isinstance(entries, Mapping):
+        problems.append(source.problem((section,), "expected entries by name, such as my-own: {...}"))
+        return {}
+    found = {}
+    for name, values in entries.items():
+        where = (section, name)
+        part = _Part(source.name, source.lines, source.values, source.keys, where)
+        problems += _name_problems(source, where, name)
+        try:
+            found[name] = model.model_validate(values)
+        except ValidationError as error:
+            problems += complaints.problems(error, Document(values, part, ()), model)
+    return found
+
+
+def _name_problems(source: Source, where: Where, name: str) -> Iterator[Problem]:
+    try:
+        _NAME.validate_python(name)
+    except ValidationError as error:
+        expected = error.errors()[0]["ctx"]["error"]
+        yield source.problem(where, f"found {name!r}, {expected}", at_key=True)
+
+
+def _table(kind: str, entries: Mapping[str, _Entry]) -> str:
+    """A line for each entry, with a column for each figure that one of them has."""
+    known = {name: entry.figures() for name, entry in entries.items()}
+    order = {column: None for entry in entries.values() for column in type(entry).model_fields}
+    columns = [column for column in order if any(column in figures for figures in known.values())]
+    cells = [[kind, *columns]] if entries else []
+    cells += [[name, *(_shown(row.get(column)) for column in columns)] for name, row in known.items()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _block(name: str, entry: _Entry) -> Iterator[str]:
+    yield name
+    told = {**entry.figures(), "source": entry.source}
+    for text in (f"{key}: {_shown(value)}" for key, value in told.items() if value):
+        yield textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
+    if entry.description:
+        yield ""
+        yield textwrap.fill(entry.description, _WIDTH)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

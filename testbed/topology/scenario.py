@@ -1,0 +1,331 @@
+"""What happens to devices during a run: the topology's `scenario` and `churn`, as they are written.
+
+`testbed.topology.timeline` makes of it what is to be done, and when.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Protocol, Self, cast
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from testbed.topology.availability import Availability
+from testbed.topology.complaints import did_you_mean
+from testbed.topology.devices import Link
+from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, expecting
+from testbed.topology.yamlfile import Problem, Source, Where
+
+Verb = Literal["set", "crash", "pause", "disconnect", "leave", "join"]
+_VERBS: tuple[Verb, ...] = ("set", "crash", "pause", "disconnect", "leave", "join")
+_GOES_WITH: dict[str, tuple[Verb, ...]] = {
+    "cpu": ("set",),
+    "link": ("set",),
+    "restart_after": ("crash",),
+    "for": ("pause", "disconnect"),
+}
+_INSTEAD: dict[tuple[str, Verb], str] = {
+    ("for", "crash"): "write restart_after instead",
+    ("restart_after", "pause"): "write for instead",
+    ("restart_after", "disconnect"): "write for instead",
+}
+_MOST_COMPARED = 1000  # names; to look for one that may be meant takes about 10 µs for each
+
+_FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
+_PER = {"s": 1, "min": 60, "h": 3600}
+_LONGEST = 40  # characters
+
+
+def frequency(value: object) -> float:
+    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
+    match = None
+    if isinstance(value, str) and len(value) <= _LONGEST:
+        match = _FREQUENCY.fullmatch(value)
+    if match is None or not Fraction(match[1]):
+        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
+    return float(Fraction(match[1]) / _PER[match[2]])
+
+
+def format_frequency(per_second: float) -> str:
+    """In the first unit that says it in few digits: 1/30 is `2/min`; `frequency` reads it back."""
+    for unit, seconds in _PER.items():
+        text = f"{per_second * seconds:.12g}/{unit}"
+        if "e" not in text and frequency(text) == per_second:
+            return text
+    return f"{format(Decimal(repr(per_second)), 'f')}/s"
+
+
+Frequency = Annotated[
+    float,
+    BeforeValidator(frequency),
+    PlainSerializer(format_frequency),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^{_FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
+    ),
+]
+
+
+def _as_list(value: Any) -> Any:
+    if value == ():
+        raise ValueError("expected at least one device or group")
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, tuple):
+        raise ValueError("expected a device, a group, or a list of them such as [nano, pi-1]")
+    return value
+
+
+Targets = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_as_list),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ]
+        }
+    ),
+]
+"""Names of devices and groups, as written."""
+
+
+class LinkChange(Link):
+    """What is to change of a link; what is left out stays as it is. A rate of null is unlimited."""
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("found nothing to change, expected a rate such as up: 1mbit")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Jitter is not compared with a delay, which may be what the link has already."""
+        if self.trace is not None:
+            raise ValueError("trace does not begin in mid-run: write figures such as up: 1mbit instead")
+        if self.kind is not None:
+            raise ValueError("class does not change in mid-run: write figures such as up: 1mbit instead")
+        if self.rtt is not None and self.delay is not None:
+            raise ValueError("found both rtt and delay, expected one of them: rtt is twice the delay")
+        return self
+
+    @property
+    def changes(self) -> dict[str, float | None]:
+        """By field of `agents.config.Link`."""
+        plain = self.plain()
+        given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
+        names = ("rtt" if name == "delay" else name for name in given)
+        return {name: getattr(plain, name) for name in names}
+
+    @model_serializer(mode="wrap")
+    def _what_was_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = handler(self)
+        return {name: values[name] for name in values if name in self.model_fields_set}
+
+
+class Entry(Model):
+    """What is done to devices at one time. Give exactly one verb, with a device, a group or a list."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": [verb]} for verb in _VERBS]},
+    )
+
+    at: Seconds = Field(description="Since the run clock started")
+    set: Targets | None = Field(default=None, description="Change their cpu or link, or both")
+    cpu: (
+        Annotated[
+            float,
+            Field(gt=0, description="Share of one host core, with set"),
+            expecting("a positive share of one host core such as 0.25"),
+        ]
+        | None
+    ) = None
+    link: LinkChange | None = Field(default=None, description="What changes of the link, with set")
+    crash: Targets | None = Field(default=None, description="Kill them at once")
+    restart_after: Seconds | None = Field(
+        default=None, description="With crash; where not given they stay away, unless they join"
+    )
+    pause: Targets | None = Field(default=None, description="Freeze them; they go on where they were")
+    disconnect: Targets | None = Field(default=None, description="They run, and no packet passes")
+    for_: PositiveSeconds | None = Field(
+        default=None, alias="for", description="How long, with pause and disconnect"
+    )
+    leave: Targets | None = Field(
+        default=None, description="They say goodbye, and the rule retires them"
+    )
+    join: Targets | None = Field(
+        default=None,
+        description="They come (back); who did not leave or crash before is not there from the start",
+    )
+
+    @model_validator(mode="after")
+    def _one_verb(self) -> Self:
+        found = [verb for verb in _VERBS if getattr(self, verb) is not None]
+        if not found:
+            raise ValueError(
+                f"found none of {', '.join(_VERBS)}, expected one of them such as crash: nano"
+            )
+        if len(found) > 1:
+            raise ValueError(f"found {' and '.join(found)}, expected one: make an entry of each")
+        self._check(found[0])
+        return self
+
+    def _check(self, verb: Verb) -> None:
+        """That what stands beside `verb` goes with it, and that nothing is missing."""
+        for key, verbs in _GOES_WITH.items():
+            given = self.for_ if key == "for" else getattr(self, key)
+            if given is not None and verb not in verbs:
+                mend = _INSTEAD.get((key, verb), "remove it")
+                raise ValueError(f"{key} goes with {' and '.join(verbs)}, not with {verb}: {mend}")
+        if verb == "set" and self.cpu is None and self.link is None:
+            raise ValueError("set changes nothing: add cpu or link, such as cpu: 0.05")
+        if verb in _GOES_WITH["for"] and self.for_ is None:
+            raise ValueError(f"{verb} does not say for how long: add for, such as for: 3s")
+
+    @property
+    def verb(self) -> Verb:
+        return next(verb for verb in _VERBS if getattr(self, verb) is not None)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of devices and groups, as written."""
+        return cast(tuple[str, ...], getattr(self, self.verb))
+
+    @property
+    def lasts(self) -> float | None:
+        """Seconds from its begin to its end; None for what has no end."""
+        return self.restart_after if self.verb == "crash" else self.for_
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Under its keys, without those that do not belong to the verb."""
+        values = handler(self)
+        return {
+            field.alias or name: values.get(name, values.get(field.alias or name))
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) is not None
+        }
+
+
+class Churn(Model):
+    """Devices crash at random, each by itself, and restart."""
+
+    rate: Frequency = Field(description="Crashes of each device, while it is up")
+    downtime: Duration = Field(description="From a crash to the restart")
+    devices: Targets | None = Field(default=None, description="All, where not given")
+
+
+class Group(Protocol):
+    """What is asked of a group of devices."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def device_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def availability(self) -> Availability | None: ...
+
+
+def devices_by_name(groups: Iterable[Group]) -> dict[str, tuple[str, ...]]:
+    """The devices that a name stands for: those of a group in their order, or the one itself."""
+    groups = tuple(groups)
+    found = {group.name: group.device_names for group in groups}
+    return found | {device: (device,) for group in groups for device in group.device_names}
+
+
+def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The devices, each once. `by_name` is that of `devices_by_name`."""
+    return tuple(dict.fromkeys(device for name in targets for device in by_name[name]))
+
+
+def movements(
+    scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[Entry]]:
+    """The entries by which each device comes or goes, in the order of their time."""
+    found: dict[str, list[Entry]] = {}
+    for entry in sorted(scenario, key=lambda entry: entry.at):
+        if entry.verb in ("crash", "leave", "join") and entry.lasts is None:
+            for device in expand(entry.targets, by_name):
+                found.setdefault(device, []).append(entry)
+    return found
+
+
+def absent(scenario: Iterable[Entry], groups: Iterable[Group]) -> frozenset[str]:
+    """Devices that are not there from the start: those that come before they go, if they go."""
+    return frozenset(_joining(scenario, devices_by_name(groups)))
+
+
+def _joining(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """When each device that is not there from the start joins, in seconds."""
+    first = {device: entries[0] for device, entries in movements(scenario, by_name).items()}
+    return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
+
+
+def misfits(
+    scenario: Sequence[Entry], churn: Churn | None, groups: Sequence[Group], source: Source
+) -> Iterator[Problem]:
+    """What does not go with the devices of the topology that was read from `source`."""
+    by_name = devices_by_name(groups)
+    named: list[tuple[Where, tuple[str, ...]]] = [
+        (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
+    ]
+    if churn is not None and churn.devices is not None:
+        named.append((("churn", "devices"), churn.devices))
+    ambiguous = {group.name for group in groups if by_name[group.name] != group.device_names}
+    unknown = False
+    for where, targets in named:
+        for position, name in enumerate(targets):
+            item = (*where, position)
+            # A name that stands alone was made a list when it was read.
+            place = item if item in source.values else where
+            if name not in by_name:
+                unknown = True
+                yield source.problem(place, f"found {name!r}, {_expected(name, by_name)}")
+            elif name in ambiguous:
+                yield source.problem(
+                    place, f"found {name!r}, which is a device and a group too: rename one of the two"
+                )
+    if not unknown:
+        yield from _too_early(scenario, by_name, source)
+
+
+def _too_early(
+    scenario: Sequence[Entry], by_name: Mapping[str, tuple[str, ...]], source: Source
+) -> Iterator[Problem]:
+    """What is done to none but devices that are not there yet."""
+    joins = _joining(scenario, by_name)
+    for index, entry in enumerate(scenario):
+        devices = expand(entry.targets, by_name)
+        if entry.verb in ("crash", "pause", "disconnect") and all(
+            entry.at < joins.get(device, 0.0) for device in devices
+        ):
+            joining = f"{devices[0]} is not there before it joins, at {joins[devices[0]]:g} s"
+            yield source.problem(("scenario", index, "at"), f"{joining}: write a later time")
+    if len(joins) == len({device for devices in by_name.values() for device in devices}):
+        yield source.problem(
+            ("scenario",),
+            "every device joins later, expected at least one that is there from the start",
+            at_key=True,
+        )
+
+
+def _expected(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
+    known = list(itertools.islice(by_name, _MOST_COMPARED))  # groups come first
+    guess = did_you_mean(name, known)
+    return "expected a device or a group" + (f"; {guess}" if guess else f" such as {known[0]}")

@@ -1,0 +1,120 @@
+"""What a user has chosen to look at, and what keys make of that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from testbed.watching.activity import PAUSED
+from testbed.watching.rows import SORTS, Row
+
+HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
+ORDERS = ("p", "x", "r")
+"""Keys that want a row to be selected."""
+_ACTIONS = {"x": "crash", "r": "restart"}
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(10**9), "end": 10**9}
+_PAGES = {"page up": -1, "page down": 1}
+_VERBS = {"crash": "kill"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something to be done to devices, as `testbed.director.ordered` takes it."""
+
+    action: str
+    devices: tuple[str, ...]
+    whose: str
+    """What to call them."""
+
+    def __str__(self) -> str:
+        return f"{_VERBS.get(self.action, self.action)} {self.whose}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """No more watching."""
+
+
+Wish = Order | Quit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    sort: str = ""
+    reverse: bool = False
+    matching: str = ""
+    typing: bool = False
+    """Keys go into `matching`."""
+    grouped: bool | None = None
+    """None: where there are more devices than fit."""
+    stacked: bool = False
+    """Bars show how much of the last minute went into what, not when."""
+    selected: str | None = None
+    """Name of a row."""
+    asking: Order | None = None
+    """Waits for a yes."""
+
+
+def pressed(
+    choice: Choice, key: str, rows: Sequence[Row], *, page: int, grouped: bool
+) -> tuple[Choice, Wish]:
+    """What `key` makes of `choice` where `rows` are shown, `page` of them at a time."""
+    if choice.asking is not None:
+        return replace(choice, asking=None), choice.asking if key in ("y", "Y") else None
+    if choice.typing:
+        return _typed(choice, key), None
+    if key in _MOVES or key in _PAGES:
+        steps = _MOVES.get(key, 0) + page * _PAGES.get(key, 0)
+        return replace(choice, selected=_moved(choice, rows, steps)), None
+    match key:
+        case "q":
+            return choice, Quit()
+        case "s":
+            sorts = list(SORTS)
+            following = sorts[(sorts.index(choice.sort) + 1) % len(sorts)]
+            return replace(choice, sort=following, reverse=False), None
+        case "S":
+            return replace(choice, reverse=not choice.reverse), None
+        case "/":
+            return replace(choice, typing=True), None
+        case "escape":
+            return replace(choice, matching="", selected=None), None
+        case "g":
+            return replace(choice, grouped=not grouped, selected=None), None
+        case "b":
+            return replace(choice, stacked=not choice.stacked), None
+        case _ if key in ORDERS:
+            return _ordered(choice, key, rows, grouped=grouped)
+    return choice, None
+
+
+def _typed(choice: Choice, key: str) -> Choice:
+    match key:
+        case "enter":
+            return replace(choice, typing=False)
+        case "escape":
+            return replace(choice, typing=False, matching="")
+        case "backspace":
+            return replace(choice, matching=choice.matching[:-1])
+        case _ if len(key) == 1 and key.isprintable():
+            return replace(choice, matching=choice.matching + key)
+    return choice
+
+
+def _moved(choice: Choice, rows: Sequence[Row], steps: int) -> str | None:
+    names = [row.name for row in rows]
+    if not names:
+        return None
+    if choice.selected not in names:
+        return names[-1] if steps > 1 and steps >= len(names) else names[0]
+    return names[min(max(0, names.index(choice.selected) + steps), len(names) - 1)]
+
+
+def _ordered(choice: Choice, key: str, rows: Sequence[Row], *, grouped: bool) -> tuple[Choice, Wish]:
+    """To kill asks first: one keystroke too many must not cost an experiment."""
+    row = next((row for row in rows if row.name == choice.selected), None)
+    if row is None:
+        return choice, None
+    pauses = "resume" if row.state == PAUSED else "pause"
+    order = Order(_ACTIONS.get(key, pauses), row.devices, row.label(grouped=grouped))
+    return (replace(choice, asking=order), None) if key == "x" else (choice, order)

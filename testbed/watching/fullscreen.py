@@ -1,0 +1,250 @@
+"""A run on all of a terminal, with keys: what `testbed up` and `testbed watch` show there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from types import TracebackType
+
+from rich.console import Console
+
+from agents import events
+from testbed import mailbox
+from testbed.errors import TestbedError
+from testbed.fidelity.validity import HostSample, Sampler, Validity, verdict
+from testbed.follow import Samples
+from testbed.rundir import RunDirectory
+from testbed.tether import cpu_numbers
+from testbed.watching import overview
+from testbed.watching.choice import ORDERS, Order, Quit, pressed
+from testbed.watching.live import LiveView
+from testbed.watching.overview import Overview
+from testbed.watching.screen import NAMED_COLOURS, Screen
+from testbed.watching.terminal import Terminal
+
+_DRAW_EVERY = 0.25
+"""Seconds."""
+_WATCHING, _BESIDE = 0.05, 0.02
+"""Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
+_SAMPLE_EVERY, _JUDGE_EVERY = 1.0, 5.0
+"""Seconds between two looks at the host, and at all that is known of it."""
+_TELLS = 4096
+"""Bytes of telemetry for each device: what it told in the last seconds."""
+_AHEAD = 0.5
+"""Seconds that a sample may be newer than what is shown."""
+_MOST_KEPT = 20
+"""Messages that are told again when the screen is gone."""
+
+
+def view(
+    console: Console, told: Overview, directory: RunDirectory, *, watching: bool = False
+) -> LiveView:
+    """The view that fits where `console` writes to. `watching`: of a run that another process controls,
+    and that may be over."""
+    terminal = Terminal.of(console)
+    if terminal is None:
+        return LiveView(console, told)
+    return FullScreenView(console, told, directory, terminal, watching=watching)
+
+
+class FullScreenView(LiveView):
+    """Takes the terminal when the run clock starts, and gives it back when the run ends. Lines of before
+    and after that, and what was worth a line meanwhile, stay on it."""
+
+    stays = True
+
+    def __init__(
+        self,
+        console: Console,
+        told: Overview,
+        directory: RunDirectory,
+        terminal: Terminal,
+        *,
+        watching: bool = False,
+    ) -> None:
+        """`watching`: of a run that goes on without us, and that may be over."""
+        super().__init__(console, told)
+        self._directory = directory
+        self._terminal = terminal
+        self._watching = watching
+        self._screen = Screen(told, self._tally, ascii_only=console.options.ascii_only)
+        if console.color_system == "standard":
+            self._screen.colours = NAMED_COLOURS
+        self._screen.way_out = "q quit" if watching else "^C end"
+        self._samples: Samples | None = None
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._pending = ""
+        """The message that an answer takes the place of."""
+        self._kept: list[str] = []
+        self._host: list[HostSample] = []
+        self._sampler: Sampler | None = None
+        self._sampled = self._judged = self._due = 0.0
+        self._epoch: float | None = None
+        self._at = self._zero = 0.0
+        """Device time; what the monotonic clock shows at device time 0."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._give_back()
+
+    def keep(self, message: str) -> None:
+        super().keep(message)
+        self._screen.standing = " · ".join(filter(None, (self._screen.standing, message)))
+
+    def record(self, record: events.Record) -> None:
+        if isinstance(record, events.RunStarted):
+            self._learn()
+            since = time.time() - record.wall_clock + record.at * self._overview.dilation
+            self._zero = time.monotonic() - since
+        super().record(record)
+
+    def refresh(self, now: float, at: float | None = None) -> None:
+        super().refresh(now)
+        ended = self._tally.ended
+        if ended is not None and not self._watching:
+            return
+        if self._tally.started or self._watching:
+            at = self._time(now) if at is None else at
+            end = self._overview.stop.after  # what comes then is not the run's time any more
+            self._at = at if end is None else max(self._tally.at, min(at, end))
+            self._draw(now)
+
+    def over(self, outcome: str, judged: Validity | None = None) -> None:
+        if judged is not None or (self._screen.outcome and not outcome):
+            self._screen.host = judged
+        self._screen.outcome = outcome
+
+    def take_keys(self, timeout: float) -> None:
+        keys = self._terminal.keys(timeout)
+        for key in keys:
+            self._press(key)
+        if keys:
+            self._due = 0.0
+
+    def _time(self, now: float) -> float:
+        """Device time, of a run that this process has just started."""
+        if self._epoch is None:
+            self._epoch = now - (0.0 if self._overview.virtual else self._tally.at)
+        self._screen.real = now - self._epoch
+        return self._tally.at if self._overview.virtual else max(self._tally.at, now - self._epoch)
+
+    def _learn(self) -> None:
+        """What the run directory knows by now and the plan did not."""
+        if (told := overview.read(self._directory)) is not None:
+            self._screen.overview = told
+            if told.cpus:  # of this host
+                self._sampler = Sampler(
+                    cpu_numbers(told.cpus["infrastructure"]), cpu_numbers(told.cpus["devices"])
+                )
+
+    def _draw(self, now: float) -> None:
+        if not self._watching:
+            self.take_keys(0.0)
+        if now < self._due:
+            return
+        begin = time.thread_time()
+        self._read_samples()
+        self._look_at_host(time.monotonic())
+        while not self._answers.empty():
+            if self._screen.messages[-1:] == [self._pending]:
+                self._screen.messages.pop()
+            self._show(self._answers.get())
+        size = self._terminal.size
+        self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
+        share = _WATCHING if self._watching else _BESIDE
+        self._due = now + max(_DRAW_EVERY, (time.thread_time() - begin) / share)
+
+    def _read_samples(self) -> None:
+        """Their clock is the host's. What comes after the end is of no interest."""
+        if self._overview.virtual or not self._tally.started:
+            return
+        if self._samples is None:
+            size = _TELLS * max(16, len(self._overview.devices))
+            self._samples = Samples(self._directory.telemetry, size)
+        for sample in self._samples.read():
+            at = (sample["at"] - self._zero) / self._overview.dilation
+            if at <= self._at + _AHEAD:
+                self._tally.sample(sample["device"], at, sample)
+
+    def _look_at_host(self, now: float) -> None:
+        """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""
+        if self._sampler is None or now < self._sampled + _SAMPLE_EVERY or self._screen.outcome:
+            return
+        sample = self._sampler.sample(now, 0.0)
+        self._sampled = now
+        if sample is not None:
+            self._host.append(sample)
+        if self._host and now >= self._judged + _JUDGE_EVERY:
+            self._judged = now
+            self._screen.host = verdict(self._host)
+
+    def _press(self, key: str) -> None:
+        screen, height = self._screen, self._terminal.size.lines
+        if key == "\x0c":  # Ctrl-L
+            self._terminal.redraw()
+            return
+        screen.choice, wish = pressed(
+            screen.choice,
+            key,
+            screen.rows(self._at, height),
+            page=screen.page(height),
+            grouped=screen.grouped(height),
+        )
+        if isinstance(wish, Quit):
+            self.quit = self._watching
+            if not self._watching:
+                self._show("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
+        elif isinstance(wish, Order):
+            self._order(wish)
+        elif key in ORDERS and screen.choice.selected is None:
+            self._show("Select a row first: ↑ or ↓.")
+
+    def _order(self, order: Order) -> None:
+        """In a thread: the controller that is to answer may be us."""
+        if self._overview.virtual or self._screen.outcome:
+            self._show("Virtual time takes no orders." if self._overview.virtual else "The run is over.")
+            return
+        self._pending = f"{order} …"
+        self._show(self._pending)
+        threading.Thread(target=self._send, args=(order,), daemon=True).start()
+
+    def _send(self, order: Order) -> None:
+        try:
+            for device in order.devices:
+                mailbox.send(self._directory, {"device": device, "action": order.action})
+        except (TestbedError, OSError) as error:
+            self._answers.put(f"{order}: {error}")
+        else:
+            self._answers.put(f"{order}: done")
+
+    def _show(self, message: str) -> None:
+        self._screen.messages.append(message)
+
+    def _say(self, message: str) -> None:
+        if not self._terminal.entered:
+            super()._say(message)
+            return
+        self._show(message.strip())
+        self._kept.append(message)
+        self._due = 0.0
+
+    def _evaluated(self, evaluation: events.Evaluated) -> None:
+        """The header shows it."""
+
+    def _finished(self, ended: events.RunEnded) -> None:
+        """The summary says it."""
+        if not self._watching:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._terminal.leave()
+        kept, self._kept = self._kept, []
+        if self._watching:
+            return
+        if len(kept) > _MOST_KEPT:
+            super()._say(f"({len(kept) - _MOST_KEPT} earlier messages: see {self._directory.events})")
+        for message in kept[-_MOST_KEPT:]:
+            super()._say(message)

@@ -1,0 +1,108 @@
+"""What is known of a run before it begins, from its plan or from its directory."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from agents.config import Stop
+from testbed import units
+from testbed.errors import BadInputError
+from testbed.plan import Plan
+from testbed.rundir import RunDirectory
+from testbed.topology import Topology
+from testbed.watching.tally import DeviceTally, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    group: str
+    cpu: float | None = None
+    """Share of one host core."""
+    importance: float = math.nan
+    """p_i: its part in the objective; NaN before the data have been dealt out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    rule: str
+    stop: Stop
+    devices: tuple[Device, ...]
+    runtime: str = "process"
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
+    run: str = ""
+    links: bool = False
+    """Whether telemetry counts the bytes that devices send and receive: in containers, and where
+    processes have links."""
+    cpus: dict[str, str] = field(default_factory=dict)
+    """CPU numbers of the `infrastructure` and of the `devices`, where these are of this host."""
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the clock is simulated: device time goes as fast as it can be computed."""
+        return self.runtime == "virtual"
+
+    def tally(self) -> Tally:
+        """An empty one, of these devices."""
+        return Tally({device.name: DeviceTally(cpu=device.cpu) for device in self.devices})
+
+
+def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
+    """Of a run that is to be launched."""
+    devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
+    stop = topology.stop.plain()
+    links = _counted(plan.runtime, linked=plan.shaper is not None)
+    return Overview(topology.rule.name, stop, devices, plan.runtime, plan.dilation, run, links)
+
+
+def read(directory: RunDirectory) -> Overview | None:
+    """Of a run that has been launched; None where it is not yet known what it is made of.
+
+    Raises BadInputError.
+    """
+    manifest = directory.read_manifest()
+    if "devices" not in manifest:
+        return None
+    try:
+        told = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
+        return Overview(
+            manifest["rule"],
+            _stop(told["stop"]),
+            tuple(
+                Device(name, d["group"], d["cpu"], d["importance"])
+                for name, d in manifest["devices"].items()
+            ),
+            manifest["runtime"],
+            manifest["dilation"],
+            directory.run,
+            _counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
+            _cpus(manifest),
+        )
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise BadInputError(f"{directory.path} cannot be read as a run: {error!r}") from error
+
+
+def _counted(runtime: str, *, linked: bool) -> bool:
+    return runtime == "docker" or (runtime == "process" and linked)
+
+
+def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
+    """By part of the run; none where they are another host's."""
+    if manifest["host"]["name"] != platform.node():
+        return {}
+    return {name: v for name, v in (manifest.get("cpus") or {}).items() if isinstance(v, str)}
+
+
+def _stop(told: dict[str, Any]) -> Stop:
+    after = told.get("after")
+    return Stop(
+        None if after is None else units.duration(after),
+        told.get("updates"),
+        told.get("target_accuracy"),
+    )

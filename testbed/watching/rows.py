@@ -1,0 +1,143 @@
+"""The rows that a user looks at: of devices or of groups, filtered and sorted. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+
+from testbed.watching.activity import OFFLINE, STATES
+from testbed.watching.overview import Device
+from testbed.watching.tally import DeviceTally, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A device, or a group with what its devices come to. NaN is what is not known."""
+
+    name: str
+    devices: tuple[str, ...]
+    state: str
+    """One of STATES: of a group, that of most of its devices."""
+    online: int
+    """Devices that are not offline."""
+    updates: int
+    last: float
+    """Staleness of the last update, in versions; of a group NaN."""
+    mean: float
+    """Staleness."""
+    cpu: float
+    """Share of a core that each device is asked to be, in the mean, as the next three."""
+    used: float
+    """Share of a core that it had in the last seconds: less than asked where it had to wait."""
+    up: float
+    """bit/s, as `down`."""
+    down: float
+    share: float
+    """Of all updates applied."""
+    importance: float
+
+    def label(self, *, grouped: bool) -> str:
+        return f"{self.name} ×{len(self.devices)}" if grouped else self.name
+
+
+_Key = Callable[[Row], float]
+SORTS: dict[str, _Key | None] = {
+    "": None,  # as in the topology
+    "state": lambda row: STATES.index(row.state),
+    "updates": lambda row: -row.updates,
+    "mean": lambda row: -row.mean,
+    "used": lambda row: -row.used,
+    "share": lambda row: -_ratio(row),
+}
+"""By the name of a column: what brings the most remarkable rows to the top."""
+
+
+def rows(
+    tally: Tally, devices: Sequence[Device], at: float, *, grouped: bool, matching: str = ""
+) -> list[Row]:
+    """At device time `at`, as in the topology; those with `matching` in the name, group or state."""
+    made = (
+        [_device(device, tally, at) for device in devices]
+        if not grouped
+        else _groups(tally, devices, at)
+    )
+    groups = {device.name: device.group for device in devices}
+    wanted = matching.casefold()
+    return [
+        row
+        for row in made
+        if wanted in row.name.casefold()
+        or wanted in row.state
+        or wanted in groups.get(row.name, "").casefold()
+    ]
+
+
+def in_order(found: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
+    """Sorted by one of SORTS; what has no figure comes last either way."""
+    key = SORTS[sort]
+    found = list(found)
+    if key is None:
+        return found[::-1] if reverse else found
+    known = [row for row in found if not isnan(key(row))]
+    return sorted(known, key=key, reverse=reverse) + [row for row in found if isnan(key(row))]
+
+
+def _device(device: Device, tally: Tally, at: float) -> Row:
+    one = tally.devices[device.name]
+    state = one.activity.now(at)
+    return Row(
+        device.name,
+        (device.name,),
+        state,
+        int(state != OFFLINE),
+        one.updates,
+        one.staleness if one.updates else nan,
+        one.staleness_sum / one.updates if one.updates else nan,
+        nan if one.cpu is None else one.cpu,
+        one.usage.share(at),
+        one.usage.up(at),
+        one.usage.down(at),
+        one.updates / tally.updates if tally.updates else nan,
+        device.importance,
+    )
+
+
+def _groups(tally: Tally, devices: Sequence[Device], at: float) -> list[Row]:
+    groups: dict[str, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(device.group, []).append(device)
+    return [_group(name, members, tally, at) for name, members in groups.items()]
+
+
+def _group(name: str, members: Sequence[Device], tally: Tally, at: float) -> Row:
+    tallies: list[DeviceTally] = [tally.devices[member.name] for member in members]
+    states = Counter(one.activity.now(at) for one in tallies)
+    updates = sum(one.updates for one in tallies)
+    return Row(
+        name,
+        tuple(member.name for member in members),
+        states.most_common(1)[0][0],
+        len(members) - states[OFFLINE],
+        updates,
+        nan,
+        sum(one.staleness_sum for one in tallies) / updates if updates else nan,
+        _mean(nan if one.cpu is None else one.cpu for one in tallies),
+        _mean(one.usage.share(at) for one in tallies),
+        _mean(one.usage.up(at) for one in tallies),
+        _mean(one.usage.down(at) for one in tallies),
+        updates / tally.updates if tally.updates else nan,
+        sum(member.importance for member in members),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Of those that are known."""
+    known = [value for value in values if not isnan(value)]
+    return sum(known) / len(known) if known else nan
+
+
+def _ratio(row: Row) -> float:
+    """How much more a device gives than its importance says."""
+    return row.share / row.importance if row.importance else nan

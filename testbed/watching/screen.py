@@ -1,0 +1,292 @@
+"""One frame of a run on a terminal: lines of text, as wide and as many as there is room for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import isnan
+
+from rich.text import Text
+
+from agents import events
+from testbed import tables
+from testbed.fidelity.validity import Validity
+from testbed.watching.activity import DOWNLOAD, OFFLINE, PAUSED, STATES, TRAIN, UPLOAD, WAIT, Cell
+from testbed.watching.choice import HELP, Choice
+from testbed.watching.overview import Overview
+from testbed.watching.rows import Row, in_order, rows
+from testbed.watching.tally import Tally
+
+# Okabe and Ito's colours: they differ for everybody.
+COLOURS = {
+    DOWNLOAD: "#56b4e9",
+    TRAIN: "#009e73",
+    UPLOAD: "#e69f00",
+    WAIT: "grey50",
+    OFFLINE: "#d55e00",
+    PAUSED: "#cc79a7",
+}
+NAMED_COLOURS = {
+    DOWNLOAD: "cyan",
+    TRAIN: "green",
+    UPLOAD: "yellow",
+    WAIT: "bright_black",
+    OFFLINE: "red",
+    PAUSED: "magenta",
+}
+"""Where a terminal has no more than these."""
+_SIGNS = {DOWNLOAD: "▄▂", TRAIN: "█▒", UPLOAD: "▀▔", WAIT: "··", OFFLINE: "××", PAUSED: "=="}
+"""Known and inferred: legible without colours."""
+_ASCII = {DOWNLOAD: "dd", TRAIN: "#+", UPLOAD: "uu", WAIT: "..", OFFLINE: "xx", PAUSED: "=="}
+_WIDTHS = (60, 30, 20, 15, 12, 10)
+"""Of a bar: each cell has whole seconds."""
+_STATE = 8
+_ROOM = 9
+"""Lines beside the rows: header 4, headings, messages 2, legend, help."""
+
+
+@dataclass(slots=True)
+class Screen:
+    """What there is to show. `frame` makes lines of it."""
+
+    overview: Overview
+    tally: Tally
+    choice: Choice = field(default_factory=Choice)
+    host: Validity | None = None
+    """Whether the host has kept up so far; None where that is not known, or does not matter."""
+    outcome: str = ""
+    """Why it does not go on any more."""
+    real: float | None = None
+    """Seconds that a run in virtual time has taken."""
+    messages: list[str] = field(default_factory=list)
+    standing: str = ""
+    """A message that stays."""
+    """The newest last."""
+    ascii_only: bool = False
+    colours: Mapping[str, str] = field(default_factory=lambda: COLOURS)
+    way_out: str = "q quit"
+    """What the help says first."""
+    _top: int = 0
+
+    def page(self, height: int) -> int:
+        """Rows that fit."""
+        return max(1, height - _ROOM)
+
+    def grouped(self, height: int) -> bool:
+        chosen = self.choice.grouped
+        return len(self.overview.devices) > self.page(height) if chosen is None else chosen
+
+    def rows(self, at: float, height: int) -> list[Row]:
+        """Those that can be scrolled through."""
+        choice, grouped = self.choice, self.grouped(height)
+        found = rows(self.tally, self.overview.devices, at, grouped=grouped, matching=choice.matching)
+        return in_order(found, choice.sort, reverse=choice.reverse)
+
+    def frame(self, at: float, width: int, height: int) -> list[Text]:
+        """The screen at device time `at`, in seconds: `height` lines, each shorter than `width`."""
+        found, page = self.rows(at, height), self.page(height)
+        shown = self._visible(found, page)
+        body = self._table(shown, at, width - 1, grouped=self.grouped(height))
+        body += [Text()] * (page + 1 - len(body))
+        lines = [*self._header(at), *body, *self._foot(found, shown)]
+        for line in lines:
+            line.truncate(width - 1)
+        return lines[:height]
+
+    def _visible(self, found: Sequence[Row], page: int) -> Sequence[Row]:
+        """A page of rows, with the selected one on it."""
+        names = [row.name for row in found]
+        if self.choice.selected in names:
+            index = names.index(self.choice.selected)
+            self._top = min(max(self._top, index - page + 1), index)
+        self._top = max(0, min(self._top, len(found) - page))
+        return found[self._top : self._top + page]
+
+    def _header(self, at: float) -> list[Text]:
+        view, tally = self.overview, self.tally
+        title = Text.assemble((view.rule, "bold"), f"  {view.run}  {view.runtime}")
+        if not tally.started and not self.outcome:
+            title.append("  starting", "bold")
+        if self.outcome:
+            title.append(f"  {self.outcome}", "bold")
+        facts = [self._time(at), f"version {tally.version}", f"{tally.updates} updates"]
+        facts += [f"{tally.rate(at):.1f}/s"]
+        facts += [f"{tally.rejected} rejected"] if tally.rejected else []
+        facts += [f"dilation {view.dilation:g}"] if view.dilation != 1 else []
+        return [title, Text("  ".join(facts)), Text(quality_of(tally.evaluation)), self._validity()]
+
+    def _validity(self) -> Text:
+        if self.host is None:
+            return Text()
+        so_far = "" if self.outcome else " so far"
+        if self.host.valid:
+            return Text(f"valid{so_far}")
+        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self.colours[OFFLINE])
+
+    def _time(self, at: float) -> str:
+        stop = self.overview.stop
+        time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} of {stop.after:g} s"
+        gone = [at / stop.after if stop.after else 0.0]
+        gone += [self.tally.updates / stop.updates if stop.updates else 0.0]
+        if max(gone) and not self.outcome:
+            time += f" ({min(1.0, max(gone)):.0%})"
+        if self.overview.virtual:
+            time += " virtual" + ("" if self.real is None else f", {self.real:.1f} s real")
+        return time
+
+    def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
+        columns = self._columns()
+        numbers = sum(1 + width for _, width in columns.values())
+        longest = max([len("device"), *(len(row.label(grouped=grouped)) for row in shown)])
+        room = width - 2 - 1 - _STATE - 1 - numbers
+        name = min(16, longest, max(8, room - _WIDTHS[-1]))
+        bar = next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
+        what, how = ("group", "online") if grouped else ("device", "state")
+        head = Text(f"  {what:<{name}} {how:<{_STATE}} ", "bold")
+        head.append(f"{'last 60 s':<{bar}}")
+        for title, (sort, size) in columns.items():
+            sorted_by = bool(self.choice.sort) and sort == self.choice.sort
+            head.append(f" {title:>{size}}", "underline" if sorted_by else "")
+        return [head, *(self._row(row, at, name, bar, columns, grouped=grouped) for row in shown)]
+
+    def _columns(self) -> dict[str, tuple[str, int]]:
+        """What is told in numbers: by its heading the sort that it stands for, and its width. Virtual
+        time has no telemetry, and processes without links count no bytes."""
+        columns = {"upd": ("updates", 5), "stale": ("", 5), "mean": ("mean", 4), "cpu": ("", 4)}
+        if not self.overview.virtual:
+            columns["used"] = ("used", 4)
+        if self.overview.links:
+            columns |= {"up": ("", 4), "down": ("", 4)}
+        return {**columns, "share": ("share", 5), "p_i": ("", 4)}
+
+    def _row(
+        self,
+        row: Row,
+        at: float,
+        name: int,
+        bar: int,
+        columns: dict[str, tuple[str, int]],
+        *,
+        grouped: bool,
+    ) -> Text:
+        selected = row.name == self.choice.selected
+        label = tables.short(row.label(grouped=grouped), name)
+        line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
+        state = f"{row.online}/{len(row.devices)}" if grouped else row.state
+        colour = (
+            self.colours[row.state]
+            if not grouped
+            else ("" if row.online == len(row.devices) else self.colours[OFFLINE])
+        )
+        line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
+        line.append_text(self._bar(row, at, bar, grouped=grouped))
+        told = {
+            "upd": str(row.updates) if row.updates < 1e5 else f"{row.updates / 1e3:.0f}k",
+            "stale": number(row.last, 0),
+            "mean": number(row.mean, 1) if not row.mean >= 100 else number(row.mean, 0),
+            "cpu": _share(row.cpu),
+            "used": _share(row.used),
+            "up": _rate(row.up),
+            "down": _rate(row.down),
+            "share": _part(row.share),
+            "p_i": _part(row.importance),
+        }
+        for title, (_, size) in columns.items():
+            line.append(f" {told[title]:>{size}}")
+        return line
+
+    def _bar(self, row: Row, at: float, width: int, *, grouped: bool) -> Text:
+        """When the device did what; of a group, or if the user wants it, how much of what."""
+        if not grouped and not self.choice.stacked:
+            cells = self.tally.devices[row.name].activity.cells(at, width)
+        else:
+            total = dict.fromkeys(STATES, 0.0)
+            for device in row.devices:
+                for state, seconds in self.tally.devices[device].activity.shares(at).items():
+                    total[state] += seconds
+            cells = stacked(total, width)
+        bar = Text()
+        for cell, same in groupby(cells):
+            sign, colour = (" ", "") if cell is None else self._sign(cell)
+            bar.append(sign * len(list(same)), colour)
+        return bar
+
+    def _sign(self, cell: Cell) -> tuple[str, str]:
+        signs = _ASCII if self.ascii_only else _SIGNS
+        return signs[cell.state][cell.inferred], self.colours[cell.state]
+
+    def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
+        told = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
+        messages = [Text(message) for message in told]
+        return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
+
+    def _legend(self, found: Sequence[Row], shown: Sequence[Row]) -> Text:
+        legend = Text()
+        if len(shown) < len(found):
+            legend.append(f"{self._top + 1}–{self._top + len(shown)} of {len(found)}  ")
+        for state in STATES:
+            legend.append(*self._sign(Cell(state, inferred=False)))
+            legend.append(f" {state} ")
+        legend.append(*self._sign(Cell(TRAIN, inferred=True)))
+        legend.append(" inferred")
+        return legend
+
+    def _help(self) -> Text:
+        choice = self.choice
+        if choice.asking is not None:
+            return Text(f"{choice.asking}? y: yes, any other key: no", "bold")
+        if choice.typing:
+            return Text(f"filter: {choice.matching}_  Enter: keep it, Esc: all rows", "bold")
+        kept = f"filter: {choice.matching} (Esc: all)  " if choice.matching else ""
+        return Text.assemble((kept, "bold"), (f"{self.way_out}  {HELP}", "dim"))
+
+
+def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
+    """`width` cells dealt out as the seconds of each state are, by largest remainders."""
+    total = sum(seconds.values())
+    if total <= 0:
+        return [None] * width
+    exact = {state: width * spent / total for state, spent in seconds.items()}
+    cells = {state: int(share) for state, share in exact.items()}
+    left = width - sum(cells.values())
+    for state in sorted(exact, key=lambda state: cells[state] - exact[state])[:left]:
+        cells[state] += 1
+    return [Cell(state, inferred=False) for state, count in cells.items() for _ in range(count)]
+
+
+def quality_of(evaluation: events.Evaluated | None) -> str:
+    if evaluation is None:
+        return "accuracy     –  loss     –"
+    if isnan(evaluation.accuracy):  # the task has none
+        return f"loss {evaluation.loss:8.4g}"
+    return f"accuracy {evaluation.accuracy:5.1%}  loss {evaluation.loss:5.3f}"
+
+
+def percent(value: float) -> str:
+    return "–" if isnan(value) else f"{value:.0%}"
+
+
+def number(value: float, decimals: int, unit: str = "") -> str:
+    return "–" if isnan(value) else f"{value:.{decimals}f}{unit}"
+
+
+def _part(value: float) -> str:
+    """Of a whole, in four characters: 12% or 1.2%."""
+    return "–" if isnan(value) else f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
+
+
+def _share(value: float) -> str:
+    """Of a core, in four characters."""
+    return "–" if isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _rate(bits: float) -> str:
+    """bit/s in four characters."""
+    if isnan(bits):
+        return "–"
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if bits >= factor * 0.9995:
+            scaled = bits / factor
+            return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
+    return f"{bits:.0f}"

@@ -1,0 +1,182 @@
+"""What the records of a run so far come to. Pure: no clock, no screen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import Any
+
+from agents import events
+from testbed.watching.activity import Activity
+from testbed.watching.usage import Usage
+
+_RATE_OVER = 10.0
+"""Seconds of device time that the rate of updates is taken over."""
+_BUSY = 0.5
+"""Of its share: a device that uses as much of it trains. Transfers use little."""
+_NAMED = 6
+"""A notice that many devices share names this many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something worth a line of its own; notices of the same `what` can share one."""
+
+    at: float
+    what: str
+    detail: str
+
+
+@dataclass(slots=True)
+class DeviceTally:
+    """What one device has done so far."""
+
+    state: str = "absent"
+    """`online`, `offline`, or `absent`: not ready when the run clock started."""
+    updates: int = 0
+    staleness: int = 0
+    """Of the last update, in versions."""
+    staleness_sum: int = 0
+    """Of all updates."""
+    cpu: float | None = None
+    """Share of a core that it is asked to be now."""
+    activity: Activity = field(default_factory=Activity)
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True)
+class Tally:
+    devices: dict[str, DeviceTally]
+    """By name, in the order to show them in."""
+    started: bool = False
+    at: float = 0.0
+    """Device time of the newest record, in seconds."""
+    version: int = 0
+    updates: int = 0
+    rejected: int = 0
+    evaluation: events.Evaluated | None = None
+    """The newest."""
+    ended: events.RunEnded | None = None
+    _began: float = 0.0
+    _applied: deque[float] = field(default_factory=deque)
+    _made: dict[int, int] = field(default_factory=dict)
+    """Updates that had gone into each version, from the one last asked for on."""
+
+    def take(self, record: events.Record) -> Notice | None:
+        """Count `record` in, and say what about it is worth a line."""
+        self.at = max(self.at, record.at)
+        match record:
+            case events.RunStarted():
+                return self._start(record)
+            case events.ClientStatus():
+                return self._change(record)
+            case events.UpdateApplied():
+                self._count(record)
+            case events.UpdateRejected(at, client, reason):
+                self.rejected += 1
+                return Notice(at, "update rejected", f"{client} ({reason})")
+            case events.VersionMade():
+                self.version = record.version
+                self._made[record.version] = self.updates
+            case events.Evaluated():
+                self.evaluation = record
+                self.version = max(self.version, record.version)  # the first one, of a resumed run
+            case events.Note(at, message):
+                return Notice(at, "note", message)
+            case events.Acted():
+                self._act(record)
+            case events.RunEnded():
+                self.ended = record
+        return None
+
+    def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
+        """What telemetry says of `device`, at device time `at`, in units of device time."""
+        found = self.devices.get(device)
+        if found is None:
+            return
+        found.usage.take(at, values)
+        share = found.usage.latest
+        if not isnan(share):
+            found.activity.used_cpu(at, busy=share >= _BUSY * (found.cpu or 1.0))
+
+    def rate(self, at: float) -> float:
+        """Updates applied per second, over the last ten seconds before `at`, or since the start."""
+        while self._applied and self._applied[0] < at - _RATE_OVER:
+            self._applied.popleft()
+        since = max(self._began, at - _RATE_OVER)
+        return len(self._applied) / (at - since) if at > since else 0.0
+
+    def updates_in(self, version: int) -> int:
+        """Updates that had gone into `version`; an evaluation may be told long after. Ask in order."""
+        while (first := next(iter(self._made), version)) < version:
+            del self._made[first]
+        return self._made.get(version, self.updates if version else 0)
+
+    def _device(self, name: str) -> DeviceTally:
+        return self.devices.setdefault(name, DeviceTally())
+
+    def _start(self, record: events.RunStarted) -> Notice | None:
+        self.started, self._began = True, record.at  # a resumed run's clock goes on
+        self.ended = None
+        for client in record.clients:
+            self._device(client).state = "online"
+            self._device(client).activity.begin(record.at)
+        for client in record.missing:
+            self._device(client).activity.hold("down", record.at)
+        missing = ", ".join(record.missing)
+        return Notice(record.at, "not there at the start", missing) if missing else None
+
+    def _change(self, record: events.ClientStatus) -> Notice | None:
+        state = {"ready": "online", "offline": "offline"}.get(record.state)
+        device = self._device(record.client)
+        if state is None or state == device.state:
+            return None
+        device.state = state
+        if state == "offline":
+            device.activity.hold("down", record.at)
+        else:
+            device.activity.begin(record.at)
+        return Notice(record.at, state, record.client)
+
+    def _act(self, record: events.Acted) -> None:
+        device, told = self._device(record.device), record.details
+        match told["action"]:
+            case "set" if "cpu" in told:
+                device.cpu = told["cpu"]
+            case "pause":
+                device.activity.hold("frozen", record.at)
+            case "resume":
+                device.activity.let_go("frozen", record.at)
+            case "disconnect":
+                device.activity.hold("cut off", record.at)
+            case "reconnect":
+                device.activity.let_go("cut off", record.at)
+            case "crash" | "leave":  # what it has left is told, but perhaps late
+                device.activity.hold("down", record.at)
+            case "join":  # whatever held it before
+                device.activity.let_go("frozen", record.at)
+                device.activity.let_go("cut off", record.at)
+
+    def _count(self, record: events.UpdateApplied) -> None:
+        device = self._device(record.client)
+        device.updates += 1
+        device.staleness = record.staleness
+        device.staleness_sum += record.staleness
+        device.activity.updated(record)
+        self.updates += 1
+        self._applied.append(record.applied)
+
+
+def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
+    """One notice for all of the same kind, at the time of the first."""
+    kinds: dict[str, list[Notice]] = {}
+    for notice in notices:
+        kinds.setdefault(notice.what, []).append(notice)
+    return [Notice(same[0].at, what, _listed([n.detail for n in same])) for what, same in kinds.items()]
+
+
+def _listed(details: Sequence[str]) -> str:
+    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
+    return ", ".join(details[:_NAMED]) + more

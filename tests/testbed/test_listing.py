@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import pytest
+
+from agents.rules import RULES
+from agents.rules.interface import Rule, Server, State
+from agents.tasks import TASKS
+from testbed.cli import listing
+from testbed.cli import main as cli
+from testbed.cli.listing import Parameter
+from testbed.errors import BadInputError
+
+Testbed = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Toy(Rule):
+    """Does nothing, at length: this paragraph goes on until it is
+    longer than eighty characters in one line of a terminal.
+
+        w ← w
+    """
+
+    paper: ClassVar[str] = "nobody's"
+    equation: ClassVar[str] = "w ← w"
+
+    size: int
+    """How many, over
+    two lines."""
+    period: Annotated[float, "s"] = 0.2
+    mode: Literal["slow", "fast"] | None = None
+    times: tuple[Annotated[float, "s"], ...] | None = None
+    """Any quotes."""
+    on: bool = True
+
+    def begin(self, server: Server) -> State:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> listing.Entry:
+    monkeypatch.setitem(RULES, "toy", Toy)
+    return listing.find("toy", listing.rules(), "rule")
+
+
+@pytest.fixture
+def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Testbed:
+    """What `testbed ARGUMENTS` prints."""
+
+    def testbed(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["testbed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    return testbed
+
+
+def test_parameters_are_read_from_the_source(toy: listing.Entry) -> None:
+    assert toy.parameters == (
+        Parameter("size", "whole number", True, None, "How many, over two lines."),
+        Parameter("period", "duration", False, "200ms", ""),
+        Parameter("mode", "slow or fast, or null", False, None, ""),
+        Parameter("times", "list of durations, or null", False, None, "Any quotes."),
+        Parameter("on", "true or false", False, True, ""),
+    )
+
+
+def test_one_rule_is_told_in_full(toy: listing.Entry) -> None:
+    assert listing.full(toy).splitlines() == [
+        "toy",
+        "    equation: w ← w",
+        "    paper: nobody's",
+        "",
+        "Does nothing, at length: this paragraph goes on until it is longer than eighty",
+        "characters in one line of a terminal.",
+        "",
+        "    w ← w",
+        "",
+        "Parameters",
+        "    size: whole number; required",
+        "        How many, over two lines.",
+        "    period: duration; default 200ms",
+        "    mode: slow or fast, or null; default null",
+        "    times: list of durations, or null; default null",
+        "        Any quotes.",
+        "    on: true or false; default true",
+    ]
+
+
+def test_a_list_keeps_a_parameter_and_its_default_together(toy: listing.Entry) -> None:
+    assert listing.brief(toy).splitlines()[-1] == (
+        "    size, period: 200ms, mode: null, times: null, on: true"
+    )
+
+
+@pytest.mark.parametrize("what", ["rules", "tasks"])
+def test_lists_and_explanations_fit_into_eighty_columns(testbed: Testbed, what: str) -> None:
+    names = list(RULES if what == "rules" else TASKS)
+    listed = testbed(what)
+    for text in (listed, *(testbed(what, name) for name in names)):
+        assert max(map(len, text.splitlines())) <= 80
+    assert [line for line in listed.splitlines() if line in names] == sorted(names)
+
+
+def test_programs_read_the_same(testbed: Testbed) -> None:
+    (first, *_) = json.loads(testbed("tasks", "--json"))
+    assert (first["name"], first["dataset"]) == ("cifar10-cnn", "uoft-cs/cifar10")
+    rule = json.loads(testbed("rules", "fedbuff", "--json"))
+    assert rule["equation"] == "w ← w + (η_g/K) Σ s(τ_i) Δ_i"
+    assert rule["parameters"][0] == {
+        "name": "buffer_size",
+        "type": "whole number",
+        "required": False,
+        "default": 10,
+        "description": "K.",
+    }
+
+
+def test_rules_tell_whether_they_take_fednova() -> None:
+    told = {entry.name: entry.facts["fednova"] for entry in listing.rules()}
+    assert told["fedavg"] == "yes"
+    assert told["fedasync"] == "no"
+    assert told["fedfa"] == "depends on the parameters"
+
+
+def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
+    with pytest.raises(
+        BadInputError, match=r"no rule is called 'fedbuf': did you mean fedbuff\?"
+    ) as bad:
+        listing.find("fedbuf", listing.rules(), "rule")
+    assert bad.value.exit_code == 2
+    with pytest.raises(BadInputError, match="no task is called 'xyz': there are cifar10-cnn, "):
+        listing.find("xyz", listing.tasks(), "task")
