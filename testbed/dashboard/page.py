@@ -121,9 +121,8 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
     if outcome is None:
         return "bad", "crashed"
-    return (
-        "bad" if outcome == "failed" else "over"
-    ), f"ended: {events.REASONS.get(str(outcome), outcome)}"
+    state = "bad" if outcome == "failed" else "over"
+    return state, f"ended: {events.REASONS.get(outcome, outcome)}"
 
 
 def _pace(run: Run) -> str:

@@ -54,7 +54,7 @@ def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
     append(directory.events, EVENTS[-1])
     directory.write_manifest(outcome="after", validity={"valid": False, "reasons": ["too <slow>"]})
     board.refresh(at_once=True)
-    assert "ended: after" in page.header(feed)
+    assert "ended: stop.after reached" in page.header(feed)
     assert "not valid: too &lt;slow&gt;" in page.header(feed)
 
 
