@@ -430,7 +430,12 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     """
 
     def end(container: dict[str, Any]) -> None:
-        _if_there(partial(engine.api.remove_container, container["Id"], v=True, force=True))
+        try:
+            _if_there(partial(engine.api.remove_container, container["Id"], v=True, force=True))
+        except APIError:  # on an overloaded host the engine may give up on one that is slow to die
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
     deadline = time.monotonic() + _REMOVAL
     with _as_host_error("remove the containers"), ThreadPoolExecutor(_PARALLEL) as pool:
