@@ -9,7 +9,8 @@ demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

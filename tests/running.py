@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,18 @@ def cli(
     """`testbed ARGUMENTS` to its end."""
     command = [*TESTBED, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What `testbed ARGUMENTS` came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Testbed = Callable[..., Said]
 
 
 @contextmanager

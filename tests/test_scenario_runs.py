@@ -8,12 +8,14 @@ from typing import Any
 
 import docker
 import pytest
+import yaml
 from safetensors.numpy import load_file
 
 from agents import events
 from tests.running import (
     TOPOLOGIES,
     Finished,
+    Testbed,
     cli,
     interrupt,
     left_as_processes,
@@ -207,7 +209,7 @@ def test_devices_of_one_access_share_its_rate(linked: Finished) -> None:
     assert min(counts) > 0.7 * max(counts)
 
 
-def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
+def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
@@ -227,8 +229,8 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
             "kill {} b",
             "restart {} b",
         ):
-            done = cli(*command.format(run).split(), "--runs", runs)
-            assert done.returncode == 0, done.stderr
+            done = testbed(*command.format(run).split(), "--runs", runs)
+            assert done.code == 0, done.err
         for command, told in (
             ("kill {} c", "has no device c; it has a, b"),
             ("set {} a", "nothing to set"),
@@ -237,9 +239,9 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
             ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
             ("kill nowhere a", "no run nowhere"),
         ):
-            refused = cli(*command.format(run).split(), "--runs", runs)
-            assert (refused.returncode, refused.stdout) == (2, "")
-            assert told in refused.stderr
+            refused = testbed(*command.format(run).split(), "--runs", runs)
+            assert (refused.code, refused.out) == (2, "")
+            assert told in refused.err
         until_printed(up, "online: b")
         interrupt(up)
     ended = Finished.only_one_in(runs)
@@ -253,39 +255,25 @@ def test_a_users_hand_in_a_run_of_processes(tmp_path: Path) -> None:
         ("b", "restart", "hand"),
     ]
     assert left_as_processes() == []
-    over = cli("kill", run, "a", "--runs", runs)
-    assert (over.returncode, over.stdout) == (2, "")
-    assert "is not running" in over.stderr
+    over = testbed("kill", run, "a", "--runs", runs)
+    assert (over.code, over.out) == (2, "")
+    assert "is not running" in over.err
 
 
-def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None:
-    """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
-    done = cli("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = Finished.only_one_in(tmp_path / "runs")
-    acted = [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
-    assert {"crash", "restart", "disconnect", "reconnect", "set"} == set(acted)
-    assert acted.count("crash") > 1  # churn's
-    assert f"Scenario: {len(acted)} steps done, at most" in done.stdout
-    (w,) = load_file(run.path / "models" / "final.safetensors").values()
-    assert float(w[0]) == pytest.approx(3.0, abs=0.05)
-
-
-def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
-    """Started again, it is not listened to any more."""
-    topology = write_topology(
-        tmp_path,
-        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.3}},
-        rule={"name": "area", "criterion": "every", "every": 2},
-        devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
-        scenario=[{"at": "4s", "leave": "right"}],
-        evaluate={"every": "2s"},
-        stop={"after": "9s"},
-    )
+def test_areas_mean_holds_through_crash_outage_churn_and_farewell(tmp_path: Path) -> None:
+    """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever. Who
+    leaves takes its memory along: the end is the mean of those who stay, 1, 3 and 8."""
+    faults = yaml.safe_load((TOPOLOGIES / "faults.yaml").read_text())
+    scenario = [*faults["scenario"], {"at": "10s", "leave": "near-1"}]
+    topology = write_topology(tmp_path, "faults", scenario=scenario, stop={"after": "18s"})
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
+    acted = [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
+    assert {"crash", "restart", "disconnect", "reconnect", "set", "leave"} == set(acted)
+    assert acted.count("crash") > 1  # churn's
+    assert f"Scenario: {len(acted)} steps done, at most" in done.stdout
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
-    assert any(note.startswith("right retired: its model is out of the mean") for note in notes), notes
+    assert any(note.startswith("near-1 retired: its model is out of the mean") for note in notes), notes
     (w,) = load_file(run.path / "models" / "final.safetensors").values()
-    assert float(w[0]) == pytest.approx(1.5, abs=0.05)  # the mean of those who stayed
+    assert float(w[0]) == pytest.approx(4.0, abs=0.05)

@@ -180,14 +180,13 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     assert stale["slow"] > 2 * stale["fast"]
 
 
-@pytest.mark.parametrize(("rule", "runtime"), [("fedavg", "docker"), ("fedasync", "process")])
-def test_the_same_fleet_otherwise(rule: str, runtime: str, data_root: Path, tmp_path: Path) -> None:
-    """Another rule, or another runtime too: the topology is the same, and the run ends well."""
-    topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": rule}, stop={"updates": 16})
-    done = cli("up", topology, "--runtime", runtime, "--data", data_root, "--runs", tmp_path / "runs")
+def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
+    """Another rule and another runtime: the topology is the same, and the run ends well."""
+    topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 16})
+    done = cli("up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
-    assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", rule)
+    assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", "fedasync")
     assert len(run.updates) >= 16
 
 

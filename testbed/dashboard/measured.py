@@ -55,10 +55,11 @@ def _asked_cpu(run: Run) -> pd.Series[float]:
 def _used(run: Run) -> pd.Series[float]:
     """Share of a core over the last seconds, as the devices tell time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
-    newest = samples["monotonic"].max()
-    grouped = samples[samples["monotonic"] >= newest - OVER].groupby("device", observed=True)
+    dilation = run.manifest.get("dilation", 1.0)
+    since = samples["monotonic"].max() - OVER * dilation
+    grouped = samples[samples["monotonic"] >= since].groupby("device", observed=True)
     spent = grouped[["monotonic", "cpu"]].last() - grouped[["monotonic", "cpu"]].first()
-    used = spent["cpu"] / spent["monotonic"] * run.manifest.get("dilation", 1.0)
+    used = spent["cpu"] / spent["monotonic"] * dilation
     used.index = used.index.astype(object)
     known: pd.Series[float] = used.where(np.asarray((spent["monotonic"] > 0) & (spent["cpu"] >= 0)))
     return known

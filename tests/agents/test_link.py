@@ -19,6 +19,8 @@ from agents.config import Link
 from agents.device import link
 from tests.conftest import unavailable
 
+pytestmark = pytest.mark.alone
+
 GOLDEN = """\
 tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000
 ip link add ifb0 type ifb

@@ -13,6 +13,8 @@ from agents.device.delayline import Impairment
 from agents.router import forwarding
 from agents.router.main import cells, impairment
 
+pytestmark = pytest.mark.alone
+
 
 def _lines(rules: list[list[str]]) -> list[str]:
     return [" ".join(rule) for rule in rules]

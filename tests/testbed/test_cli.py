@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from testbed.cli import main as cli
 from testbed.rundir import RunDirectory
-from tests.running import TOPOLOGIES, write_topology
+from tests.running import TOPOLOGIES, Testbed, write_topology
 
 QUICKSTART = TOPOLOGIES / "quickstart.yaml"
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-Testbed = Callable[..., Said]
-
-
-@pytest.fixture
-def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Testbed:
-    """`testbed ARGUMENTS`, in this process."""
-
-    def testbed(*arguments: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["testbed", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        return Said(code if isinstance(code, int) else 0, *capsys.readouterr())
-
-    return testbed
 
 
 def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:

@@ -12,6 +12,8 @@ import pytest
 from testbed import doctor, engine, kernel
 from testbed.errors import HostError
 
+pytestmark = pytest.mark.alone
+
 LIMITS: dict[str, Any] = {
     "CgroupVersion": "2",
     "CpuCfsQuota": True,

@@ -20,6 +20,8 @@ from testbed import images, subprocesses
 from testbed.errors import HostError
 from testbed.images import debian, wheels
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> tuple[Path, Path]:

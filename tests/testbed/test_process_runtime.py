@@ -38,6 +38,8 @@ from testbed.topology.timeline import (
     SetLink,
 )
 
+pytestmark = pytest.mark.alone
+
 T = TypeVar("T")
 SLEEP = "import time; time.sleep(600)"
 BUSY = "print('busy', flush=True)\nwhile True: pass"

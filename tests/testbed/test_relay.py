@@ -20,6 +20,8 @@ from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import Traffic
 
+pytestmark = pytest.mark.alone
+
 HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
 """The ends of a new connection: the device's and the broker's."""

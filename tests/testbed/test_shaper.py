@@ -21,6 +21,8 @@ from testbed.shaper import Shaper, lack_of_netem
 from testbed.topology import Topology, parse
 from testbed.topology.timeline import SetLink
 
+pytestmark = pytest.mark.alone
+
 LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
 HAVING = Host((0, 1), 2**34, None)
 LINKED = "devices: [{name: pi, cpu: 0.2, link: {up: 1mbit, rtt: 80ms}}]"

@@ -131,6 +131,7 @@ def _is_long(path: Path) -> bool:
     return topology.exists() and "100000000" in topology.read_text()
 
 
+@pytest.mark.alone
 def test_runs_in_local_processes_go_one_by_one(testbed: Testbed) -> None:
     Path("base.yaml").write_text(
         BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")

@@ -10,6 +10,8 @@ import pytest
 
 from testbed.wakeful import LATENCY, wakeful
 
+pytestmark = pytest.mark.alone
+
 
 def _bearable() -> int:
     """The wake-up time in µs that this host's cores now keep to."""

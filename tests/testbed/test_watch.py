@@ -24,6 +24,8 @@ from testbed.watching import overview
 from tests.running import cli, left_as_processes, write_small_topology
 from tests.testbed.told import STARTED, update
 
+pytestmark = pytest.mark.alone
+
 TESTBED = f"{shlex.quote(sys.executable)} -m testbed"
 _MOVES = re.compile(r"\x1b\[\d+;\d+H")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[@-~]")

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from agents.device.delayline import Cell, DelayLine, Impairment, Tally
 from tests.conftest import unavailable
 
+pytestmark = pytest.mark.alone
+
 SEED = 5
 
 

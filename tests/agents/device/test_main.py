@@ -18,6 +18,8 @@ from agents.device import link
 from agents.device.main import Init
 from agents.transport import Received
 
+pytestmark = pytest.mark.alone
+
 SLOW_GOODBYE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), sys.exit(0)))
