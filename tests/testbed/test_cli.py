@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from testbed.rundir import RunDirectory
-from tests.running import TOPOLOGIES, Testbed, write_topology
+from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 QUICKSTART = TOPOLOGIES / "quickstart.yaml"
 
@@ -124,9 +126,11 @@ def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
     assert f"{folder}/no-such.yaml" in missing.err
 
 
-def test_a_wide_table_stays_one_line_per_row_in_a_pipe(testbed: Testbed, tmp_path: Path) -> None:
+def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     finished(tmp_path, "t-" + 50 * "x", rule="fedbuff", task=50 * "y", runtime="docker")
-    lines = testbed("runs", "--runs", tmp_path).out.splitlines()
+    command = [*TESTBED, "runs", "--runs", tmp_path]
+    unset = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    lines = subprocess.run(command, env=unset, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == 2
     assert 50 * "y" in lines[1]
 
