@@ -24,6 +24,7 @@ from testbed.configs import RunSpec
 from testbed.director import Director, Order, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, asking, measure
+from testbed.fidelity.figures import RATES
 from testbed.fidelity.validity import FAILED_LINK, HostSample, Sampler, link_doubt
 from testbed.follow import Follower, Samples
 from testbed.mailbox import Mailbox
@@ -178,13 +179,13 @@ class Controller:
                 self._fail_late(ready)
 
     def _check_links(self) -> str | None:
-        """What speaks against the links as they were measured. Raises RunFailedError where one is
-        nothing like what was asked."""
+        """What speaks against the links as they were measured. Raises RunFailedError where a rate
+        is nothing like what was asked."""
         dilation = self._spec.plan.dilation
         samples = [asking.in_device_time(one, dilation) for one in self._probes.read()]
         before_the_start = Clock(0.0, begin=math.inf)
         found = measure(asking.asked(self._spec, ()), samples, before_the_start, {})
-        if (why := link_doubt(found, FAILED_LINK)) is not None:
+        if (why := link_doubt(found, FAILED_LINK, RATES)) is not None:
             raise RunFailedError(
                 f"{why}, as measured before the run clock started. Ask for a link that this host can "
                 "make, or try again when it is less busy."

@@ -128,7 +128,7 @@ def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:
 
 def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     finished(tmp_path, "t-" + 50 * "x", rule="fedbuff", task=50 * "y", runtime="docker")
-    command = [*TESTBED, "runs", "--runs", tmp_path]
+    command = [*TESTBED, "runs", "--runs", str(tmp_path)]
     unset = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     lines = subprocess.run(command, env=unset, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == 2
