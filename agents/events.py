@@ -155,12 +155,17 @@ class RunEnded:
     updates: int
 
 
-REASONS = {
+_REASONS = {
     "after": "stop.after reached",
     "updates": "stop.updates reached",
     "target_accuracy": "stop.target_accuracy reached",
 }
-"""What a topology's reasons to end mean, in words; the others are words."""
+
+
+def ended_by(reason: str) -> str:
+    """Why a run ended, in words: of `after`, `stop.after reached`. Reasons of no topology are words."""
+    return _REASONS.get(reason, reason)
+
 
 Record = (
     RunStarted

@@ -38,7 +38,7 @@ from tests.browser import Browser, until
 _DEVICES = 1000
 _LOOK = 60.0
 """Seconds between the two looks at the page."""
-_TURNS, _TURN = 4, 20.0
+_TURNS, _TURN = 8, 20.0
 """Turns with a page, and as many without, and the seconds of each that count."""
 _SETTLE = 8.0
 """Seconds before these: the page's server starts, and the page is prepared."""
@@ -72,7 +72,8 @@ _WATCHED = {
 def page(folder: Path) -> None:
     topology = folder / "thousand.yaml"
     topology.write_text(yaml.safe_dump(_PAGE))
-    with _running(topology, folder / "runs", "--dashboard") as up, browser.opened() as shown:
+    command = ("up", topology, "--runs", folder / "runs", "--dashboard")
+    with _testbed(folder / "log", *command) as up, browser.opened() as shown:
         url = up.url()
         (server,) = until(lambda: _pages(up.process.pid))
         print(f"first paint {shown.open(url):.1f} s")
@@ -111,9 +112,10 @@ def watching(folder: Path) -> None:
     topology = folder / "watched.yaml"
     topology.write_text(yaml.safe_dump(_WATCHED))
     spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    with _running(topology, folder / "runs") as up:
+    runs = folder / "runs"
+    with _testbed(folder / "log", "up", topology, "--runs", runs) as up:
         until(lambda: "the run clock starts" in up.log.read_text(), seconds=120.0)
-        (path,) = (folder / "runs").iterdir()
+        (path,) = runs.iterdir()
         for turn in range(2 * _TURNS):
             watched = turn % 4 in (1, 2)  # without, with, with, without: what drifts falls on both
             with _watched(path, folder / f"{turn}.log") if watched else nullcontext():
@@ -140,14 +142,13 @@ def watching(folder: Path) -> None:
 @contextmanager
 def _watched(run: Path, log: Path) -> Iterator[None]:
     """A page of the run, and somebody who looks at it."""
-    command = [sys.executable, "-m", "testbed", "dashboard", str(run)]
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as server:
-        look = [sys.executable, "-m", "benchmarks.dashboard", _Up(server, log).url()]
+    with _testbed(log, "dashboard", run) as server:
+        look = [sys.executable, "-m", "benchmarks.dashboard", server.url()]
         with subprocess.Popen(look, start_new_session=True):  # the page's end is its own
             try:
                 yield
             finally:
-                server.terminate()
+                server.process.terminate()
 
 
 def visit(url: str) -> None:
@@ -166,7 +167,7 @@ def visit(url: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Up:
+class _Testbed:
     process: subprocess.Popen[str]
     log: Path
 
@@ -176,12 +177,12 @@ class _Up:
 
 
 @contextmanager
-def _running(topology: Path, runs: Path, *options: str) -> Iterator[_Up]:
-    log = runs.with_suffix(".log")
-    command = [sys.executable, "-m", "testbed", "up", str(topology), "--runs", str(runs), *options]
+def _testbed(log: Path, *arguments: str | Path) -> Iterator[_Testbed]:
+    """`testbed ARGUMENTS` in the background, which prints to a file."""
+    command = [sys.executable, "-m", "testbed", *map(str, arguments)]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
         try:
-            yield _Up(process, log)
+            yield _Testbed(process, log)
         finally:
             if process.poll() is None:
                 process.terminate()

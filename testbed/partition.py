@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.checks import at_least
 from testbed import seeds
 from testbed.errors import BadInputError
 
@@ -51,7 +52,7 @@ class Dirichlet:
     def __post_init__(self) -> None:
         if not self.alpha > 0:
             raise ValueError(f"alpha is {self.alpha:g}, expected a number above 0")
-        _at_least_one("min_samples", self.min_samples)
+        at_least("min_samples", self.min_samples, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import DirichletPartitioner
@@ -78,7 +79,7 @@ class Pathological:
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        _at_least_one("classes_per_client", self.classes_per_client)
+        at_least("classes_per_client", self.classes_per_client, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import PathologicalPartitioner
@@ -106,7 +107,7 @@ class Shards:
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:
-        _at_least_one("shards_per_client", self.shards_per_client)
+        at_least("shards_per_client", self.shards_per_client, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import ShardPartitioner
@@ -123,7 +124,7 @@ class Resampled:
     samples: int = 60
 
     def __post_init__(self) -> None:
-        _at_least_one("samples", self.samples)
+        at_least("samples", self.samples, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         size = self.samples
@@ -163,8 +164,3 @@ def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:
             f"Use at most {len(labels) // least} devices, a larger dataset, or "
             "task.partition: {scheme: resampled}."
         )
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}, expected at least 1")

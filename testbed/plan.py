@@ -90,8 +90,10 @@ class PlannedDevice:
     @property
     def period(self) -> int:
         """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
-        takes no more than 1 s."""
-        return min(max(10_000, round(_SLICE / self.share)), 1_000_000)
+        takes no more than 1 s. In stretched time there is more time between two slices, and caches are
+        colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
+        least = _SLICE * math.sqrt(self.dilation)
+        return min(max(10_000, round(least / self.share)), 1_000_000)
 
     @property
     def quota(self) -> int:

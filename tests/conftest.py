@@ -18,7 +18,7 @@ from tests.running import Said, Testbed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs are in this folder, all else in its folders."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.name != "test_papers.py":
+        if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.alone)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import docker
 import yaml
@@ -34,8 +34,7 @@ def cli(
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """What `testbed ARGUMENTS` came to."""
 
     code: int

@@ -10,11 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from agents import events
 from agents.aggregator import models
-from agents.aggregator.resume import newest_checkpoint
+from agents.aggregator.resume import Checkpoint, newest_checkpoint, past
 from testbed.replay import replay
 from testbed.rundir import RunDirectory
 from tests.running import (
@@ -28,13 +27,13 @@ from tests.running import (
 )
 
 
-@pytest.mark.parametrize("crash", [False, True], ids=["interrupted", "crashed"])
-def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    """Once after an interrupt, and once after a crash."""
     topology = write_topology(
         tmp_path,
         devices=[{"name": "one", "cpu": 0.5}],
         rule={"name": "fedasync"},
-        stop={"updates": 120},
+        stop={"updates": 200},
         evaluate={"every": "500ms"},
         record="updates",
     )
@@ -42,34 +41,50 @@ def test_a_resumed_run_goes_on(crash: bool, tmp_path: Path) -> None:
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "version")
         until_printed(up, "version")
-        if crash:
-            os.kill(up.pid, signal.SIGKILL)  # its processes die with it
-            up.wait()
-        else:
-            interrupt(up)
-    before = wait_for_the_last_record(runs)
-
-    done = cli("up", "--resume", before.path.name, "--runs", runs)
+        interrupt(up)
+    interrupted = wait_for_the_last_record(runs)
+    resume = ("up", "--resume", interrupted.path.name, "--runs", runs)
+    with started(*resume) as up:
+        until_printed(up, "version")
+        until_printed(up, "version")
+        os.kill(up.pid, signal.SIGKILL)  # its processes die with it
+        up.wait()
+    crashed = wait_for_the_last_record(runs)
+    done = cli(*resume)
     assert done.returncode == 0, done.stdout + done.stderr
     after = Finished.only_one_in(runs)
-    assert after.records[: len(before.records)] == before.records
+
+    for earlier, later in ((interrupted, crashed), (crashed, after)):
+        assert later.records[: len(earlier.records)] == earlier.records
     assert after.manifest["runtime"] == "process"
     assert after.manifest["outcome"] == "updates"
-
     versions = [r.version for r in after.records if isinstance(r, events.VersionMade)]
     assert all(earlier < later for earlier, later in pairwise(versions))
     times = [u.applied for u in after.updates]
     assert times == sorted(times)
-    resumed = [r for r in after.records if isinstance(r, events.RunStarted)][1]
-    assert resumed.at >= before.updates[-1].applied
+    _, *resumed = [r.at for r in after.records if isinstance(r, events.RunStarted)]
+    for at, before in zip(resumed, (interrupted, crashed), strict=True):
+        assert at >= before.updates[-1].applied
     end = after.records[-1]
     assert isinstance(end, events.RunEnded)
-    assert end.updates == len(after.updates) >= 120
+    assert end.updates == len(after.updates) >= 200
     assert end.version == versions[-1]
-    lost = [r.message for r in after.records if isinstance(r, events.Note)]
-    assert bool(lost) == crash
+    assert lost(crashed) == []
+    assert len(lost(after)) == 1  # what came after the last checkpoint before the crash
     assert replay(RunDirectory(after.path)).updates == len(after.updates)
     assert left_as_processes() == []
+
+
+def lost(run: Finished) -> list[str]:
+    """What the run says of versions that a crash took."""
+    return [r.message for r in run.records if isinstance(r, events.Note)]
+
+
+def test_no_version_number_is_given_twice(tmp_path: Path) -> None:
+    """Whichever of the two the crash has kept: the records, or the model."""
+    (tmp_path / "events.jsonl").write_text(events.to_line(events.VersionMade(2.0, 7, 1)))
+    for checkpoint, version in ((5, 7), (8, 8)):
+        assert past(tmp_path, Checkpoint(checkpoint, np.zeros(1, np.float32))).version == version
 
 
 def test_of_all_models_the_newest_alone_is_read(tmp_path: Path) -> None:

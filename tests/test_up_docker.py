@@ -180,6 +180,16 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     assert stale["slow"] > 2 * stale["fast"]
 
 
+def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
+    """Another rule and another runtime: the topology is the same, and the run ends well."""
+    topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 16})
+    done = cli("up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", "fedasync")
+    assert len(run.updates) >= 16
+
+
 def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
     """From another directory; with links, so that there is a router and traffic control to clean up."""
     before = _network_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from agents.tasks.interface import Task
 from agents.vectors import Vector
 
 _BATCH = 500
+_NICE = 19
+"""In Linux niceness is a thread's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates models in its own thread and hands each result, or what went wrong, to `done`."""
+    """Evaluates models in its own thread, which gives way to updates and to the broker, and hands each
+    result, or what went wrong, to `done`."""
 
     def __init__(
         self, task: Task, test_set: Shard, done: Callable[[Future[Evaluation]], object]
@@ -38,7 +42,7 @@ class Evaluator:
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
-        self._thread = ThreadPoolExecutor(1, "evaluation")
+        self._thread = ThreadPoolExecutor(1, "evaluation", os.nice, (_NICE,))
 
     def submit(self, version: int, w: Vector) -> None:
         """Evaluate a copy of `w`, shape (d,)."""

@@ -8,6 +8,7 @@ then do the replies leave. So whatever a client hears of is on disk, at one sync
 
 from __future__ import annotations
 
+import gc
 import json
 import queue
 import signal
@@ -54,6 +55,8 @@ def main() -> None:
         aggregator = Aggregator(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"aggregator: {error}")
+    gc.collect()
+    gc.freeze()  # else updates would wait 60 ms now and then, for a look through all of torch's objects
     aggregator.run()
 
 
@@ -67,8 +70,8 @@ class Aggregator:
         self._directory = Path(cfg.run_directory)
         self._past, w, self._lost = core.Past(), initial(module), 0
         if cfg.resume:
-            self._past = resume.past(self._directory)
             checkpoint = resume.newest_checkpoint(self._directory)
+            self._past = resume.past(self._directory, checkpoint)
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
         self._schema = schema_hash(module)
         settings = core.Settings(

@@ -19,13 +19,14 @@ class Checkpoint:
     """Shape (d,); read-only."""
 
 
-def past(directory: Path) -> Past:
+def past(directory: Path, checkpoint: Checkpoint) -> Past:
     """What `events.jsonl` tells. Raises ValueError where it cannot be read.
 
-    A crash can come between the record of an update and that of the version it went into: then the
-    update's word counts, so that no version number is given twice.
+    No version number is given twice. So where a crash came between the record of an update and that of
+    the version it went into, the update's word counts, and where it came between a checkpoint and the
+    records of what went into it, the checkpoint's.
     """
-    at, updates, version = 0.0, 0, 0
+    at, updates, version = 0.0, 0, checkpoint.version
     for record in events.read(directory / "events.jsonl"):
         at = max(at, record.at)
         if isinstance(record, events.UpdateApplied):

@@ -18,7 +18,7 @@ OVERLAID = ("accuracy", "loss")
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 EMULATED = ("cpu", "rates")
 """In virtual time there is nothing to measure."""
-_SHOWN = 4_000
+_SHOWN = 2_000
 """Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
 anew twice a second."""
 _BEAT = 0.45

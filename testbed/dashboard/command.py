@@ -22,7 +22,7 @@ from testbed.rundir import RunDirectory
 HOST = "127.0.0.1"
 """Of this machine, for this machine."""
 _NICE = 10
-"""The run goes first, but a page that gets nothing at all on a busy host helps nobody."""
+"""A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""
 _GOODBYE = 10.0
 """Seconds that the page's process has to show the last of the run."""
 
@@ -57,10 +57,16 @@ def _dashboard(
 
 
 def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
-    give_way()
+    if not named or any(map(_emulated, named)):
+        give_way()
     from testbed.dashboard import server  # Bokeh and pandas: two seconds
 
     server.serve(socket.socket(fileno=descriptor), server.Site(named, runs.resolve()))
+
+
+def _emulated(directory: RunDirectory) -> bool:
+    """Whether a busy host could disturb it: virtual time does not mind."""
+    return directory.read_manifest().get("runtime") != "virtual"
 
 
 def give_way() -> None:
@@ -104,8 +110,8 @@ def beside(
     log: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Inside, the page of these runs (none: of all in the folder `runs`) is served by a process that
-    gives way to all others, on `cpus` (a cpuset; empty: any). It ends with us, however we end, and
-    complains to `log`, else to our own stderr.
+    gives way to runs in real time, on `cpus` (a cpuset; empty: any). It ends with us, however we end,
+    and complains to `log`, else to our own stderr.
 
     Raises BadInputError where `port` is taken.
     """

@@ -9,8 +9,10 @@ from analysis.load import Follower, Run
 from testbed.dashboard import measured
 from testbed.rundir import RunDirectory
 
-NEWEST = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
+_NEWEST = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
 """Rows that are held of each kind of record, of all the run's: about 200 MB at most."""
+_NEWEST_OF_LIVE = {**_NEWEST, "update": 100_000}
+"""Of a run that goes on: the charts are computed of them twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 
@@ -51,7 +53,8 @@ class Feed:
         return 0 if self.run is None else len(self.run.updates)
 
     def _read(self) -> None:
-        self._follower = self._follower or Follower(self.path, NEWEST)
+        if self._follower is None:
+            self._follower = Follower(self.path, _NEWEST_OF_LIVE if self.lives else _NEWEST)
         run = self._follower.run()
         if run.devices.empty:
             return

@@ -122,7 +122,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     if outcome is None:
         return "bad", "crashed"
     state = "bad" if outcome == "failed" else "over"
-    return state, f"ended: {events.REASONS.get(outcome, outcome)}"
+    return state, f"ended: {events.ended_by(outcome)}"
 
 
 def _pace(run: Run) -> str:

@@ -17,7 +17,7 @@ from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 _FULL = 0.95
 """Busy, of a second: what is left is what the kernel and the sampling itself lose."""
 _FULL_TIME = 0.2
-"""Of a run: evaluations fill the server's core now and then, and only some updates fall into that."""
+"""Of a run: now and then anything fills the server's core, and only some updates fall into that."""
 _FULL_SECONDS = 3.0
 """In a short run some seconds of start and end are many per cent."""
 _STEAL = 0.05
@@ -51,9 +51,9 @@ class HostSample:
     seconds: float
     """How long it was."""
     infrastructure_busy: float
-    """Of the CPUs of broker and aggregator, idle time and waiting for disks taken off."""
+    """Of the CPUs of broker and aggregator: evaluations and other work that gives way (nice) is none."""
     device_busy: float
-    """Of the CPUs of the devices."""
+    """Of the CPUs of the devices. Here niceness does not matter: it counts within a container alone."""
     steal: float
     """Of all of these: what the hypervisor gave to others."""
     tick_lateness: float
@@ -205,6 +205,7 @@ class _Times(NamedTuple):
 
     total: float
     idle: float
+    nice: float
     steal: float
 
 
@@ -239,15 +240,15 @@ class Sampler:
         return HostSample(
             at,
             at - last,
-            _busy(server),
-            _busy(devices),
+            _busy(server, server.idle + server.nice),
+            _busy(devices, devices.idle),
             _share(all_of_them.steal, all_of_them),
             tick_lateness,
         )
 
 
-def _busy(spent: _Times) -> float:
-    return 1.0 - _share(spent.idle, spent) if spent.total > 0 else 0.0
+def _busy(spent: _Times, free: float) -> float:
+    return 1.0 - _share(free, spent) if spent.total > 0 else 0.0
 
 
 def _share(part: float, spent: _Times) -> float:
@@ -256,11 +257,12 @@ def _share(part: float, spent: _Times) -> float:
 
 
 def _times(cpus: Iterable[Any]) -> _Times:
-    total = idle = steal = 0.0
+    total = idle = nice = steal = 0.0
     for cpu in cpus:
         values = cpu._asdict()
         # A guest's time is in `user` and `nice` already.
         total += sum(value for name, value in values.items() if not name.startswith("guest"))
         idle += values.get("idle", 0.0) + values.get("iowait", 0.0)
+        nice += values.get("nice", 0.0)
         steal += values.get("steal", 0.0)
-    return _Times(total, idle, steal)
+    return _Times(total, idle, nice, steal)

@@ -110,9 +110,10 @@ class LiveView(View):
         last = self._tally.evaluation
         if last is not None and last is not self._said:
             self._say_evaluation(last)
-        self._say(f"{ended.at:8.1f} s  ended: {events.REASONS.get(ended.reason, ended.reason)}")
+        self._say(f"{ended.at:8.1f} s  ended: {events.ended_by(ended.reason)}")
 
     def _say_evaluation(self, evaluation: events.Evaluated) -> None:
+        self._say_notices()  # what was before it stands before it
         self._said = evaluation
         tally = self._tally
         self._say(
@@ -141,7 +142,7 @@ def render_summary(run: Run) -> RenderableType:
             percent(row["idle"]),
         )
     line = summary.headline(run)
-    ended = "not ended" if line.ended is None else events.REASONS.get(line.ended, line.ended)
+    ended = "not ended" if line.ended is None else events.ended_by(line.ended)
     facts = f"{line.updates} updates in {line.versions} versions, {line.duration:.1f} s ({ended})"
     came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), came_to, Text(facts))

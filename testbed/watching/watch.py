@@ -108,5 +108,5 @@ class _Watch:
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
     """How the run ended, and whether it can be believed, where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
-    told = "crashed" if outcome is None else f"ended: {events.REASONS.get(outcome, outcome)}"
+    told = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
     return told, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))

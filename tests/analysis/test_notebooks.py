@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +34,7 @@ def _executed(name: str, folder: Path) -> NotebookNode:
     beside = copytree(NOTEBOOKS, folder, dirs_exist_ok=True)  # their runs are left there
     notebook = nbformat.read(beside / name, nbformat.NO_CONVERT)  # type: ignore[no-untyped-call]
     client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(beside)}})
-    return client.execute()
+    return asyncio.run(client.async_execute())  # `execute` would leave its loop open
 
 
 @pytest.mark.parametrize("name", NAMES)

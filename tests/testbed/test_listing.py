@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,11 +11,9 @@ from agents.rules import RULES
 from agents.rules.interface import Rule, Server, State
 from agents.tasks import TASKS
 from testbed.cli import listing
-from testbed.cli import main as cli
 from testbed.cli.listing import Parameter
 from testbed.errors import BadInputError
-
-Testbed = Callable[..., str]
+from tests.running import Testbed
 
 
 @dataclass(frozen=True)
@@ -50,17 +47,15 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> listing.Entry:
 
 
 @pytest.fixture
-def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Testbed:
+def printed(testbed: Testbed) -> Callable[..., str]:
     """What `testbed ARGUMENTS` prints."""
 
-    def testbed(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["testbed", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        assert not ended.value.code
-        return capsys.readouterr().out
+    def printed(*arguments: str) -> str:
+        said = testbed(*arguments)
+        assert not said.code
+        return said.out
 
-    return testbed
+    return printed
 
 
 def test_parameters_are_read_from_the_source(toy: listing.Entry) -> None:
@@ -102,18 +97,18 @@ def test_a_list_keeps_a_parameter_and_its_default_together(toy: listing.Entry) -
 
 
 @pytest.mark.parametrize("what", ["rules", "tasks"])
-def test_lists_and_explanations_fit_into_eighty_columns(testbed: Testbed, what: str) -> None:
+def test_lists_and_explanations_fit_into_eighty_columns(printed: Callable[..., str], what: str) -> None:
     names = list(RULES if what == "rules" else TASKS)
-    listed = testbed(what)
-    for text in (listed, *(testbed(what, name) for name in names)):
+    listed = printed(what)
+    for text in (listed, *(printed(what, name) for name in names)):
         assert max(map(len, text.splitlines())) <= 80
     assert [line for line in listed.splitlines() if line in names] == sorted(names)
 
 
-def test_programs_read_the_same(testbed: Testbed) -> None:
-    (first, *_) = json.loads(testbed("tasks", "--json"))
+def test_programs_read_the_same(printed: Callable[..., str]) -> None:
+    (first, *_) = json.loads(printed("tasks", "--json"))
     assert (first["name"], first["dataset"]) == ("cifar10-cnn", "uoft-cs/cifar10")
-    rule = json.loads(testbed("rules", "fedbuff", "--json"))
+    rule = json.loads(printed("rules", "fedbuff", "--json"))
     assert rule["equation"] == "w ← w + (η_g/K) Σ s(τ_i) Δ_i"
     assert rule["parameters"][0] == {
         "name": "buffer_size",

@@ -117,9 +117,9 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
         events.RunEnded(5.0, "after", 2, 1),
     ])  # fmt: skip
     assert lines == [
+        "     0.0 s  not there at the start: pi-3",
         "     0.0 s  version     0  accuracy 10.0%  loss 2.302  updates     0    0.0/s",
         "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.4/s",
-        "     0.0 s  not there at the start: pi-3",
         "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     2    0.4/s",
         "     5.0 s  ended: stop.after reached",
     ]

@@ -179,16 +179,18 @@ def test_an_unknown_runtime_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "quota", "period", "threads"),
+    ("cpu", "dilation", "quota", "period", "threads"),
     [
-        (0.5, 5_000, 10_000, 1),
-        (0.1, 5_000, 50_000, 1),  # a slice of 5 ms at the least
-        (0.01, 5_000, 500_000, 1),
-        (2.5, 25_000, 10_000, 3),
+        (0.5, 1, 5_000, 10_000, 1),
+        (0.1, 1, 5_000, 50_000, 1),  # a slice of 5 ms at the least
+        (0.1, 4, 10_000, 400_000, 1),  # longer where time is stretched
+        (0.01, 1, 5_000, 500_000, 1),
+        (2.5, 1, 25_000, 10_000, 3),
     ],
 )
-def test_quota_and_period(cpu: float, quota: int, period: int, threads: int) -> None:
-    (device,) = plan(fleet(f"{{name: pi, cpu: {cpu}}}"), "docker", FOUR_CORES).devices
+def test_quota_and_period(cpu: float, dilation: int, quota: int, period: int, threads: int) -> None:
+    topology = fleet(f"{{name: pi, cpu: {cpu}}}", f"dilation: {dilation}")
+    (device,) = plan(topology, "docker", FOUR_CORES).devices
     assert (device.quota, device.period, device.threads) == (quota, period, threads)
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from testbed.cli import main as cli
 from testbed.sweep import sweeping
-from tests.running import started, until_printed
+from tests.running import Testbed, started, until_printed
 
 BASE = """
 name: base
@@ -25,25 +22,13 @@ evaluate: {every: 1s}
 stop: {after: 3s}
 runtime: {name: virtual}
 """
-Testbed = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def testbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Testbed:
-    """`testbed ARGUMENTS` in a folder of its own: exit code, output, errors."""
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is in a folder of its own, with a topology."""
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(BASE)
-
-    def testbed(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["testbed", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        code = ended.value.code
-        return code if isinstance(code, int) else 0, *capsys.readouterr()
-
-    return testbed
 
 
 def write_sweep(seeds: str, **more: str) -> None:

@@ -126,13 +126,14 @@ class Times(NamedTuple):
     iowait: float = 0.0
     steal: float = 0.0
     guest: float = 0.0
+    nice: float = 0.0
 
 
 def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     first = [Times(10.0, 5.0, 100.0), Times(user=50.0), Times(), Times()]
     second = [
-        Times(10.25, 5.25, 100.25, 0.25),
-        Times(user=50.25, idle=0.5, steal=0.25),
+        Times(10.25, 5.25, 100.125, 0.25, nice=0.125),  # half of it busy: the rest gives way
+        Times(user=50.125, idle=0.5, steal=0.25, nice=0.125),  # to devices that is load
         Times(user=1.0, guest=1.0),
         Times(user=9.0),  # nobody's
     ]
