@@ -23,7 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from agents.config import Broker
 
 KEEPALIVE = 30
-"""Seconds: brokers give up on who has said nothing for one and a half times as long."""
+"""Seconds, of device time where it is stretched."""
 _MAX_IN_FLIGHT = 1000
 
 
@@ -60,13 +60,17 @@ class Connection:
         sink: Callable[[Event], None],
         *,
         will: tuple[str, bytes] | None = None,
+        keepalive: float = KEEPALIVE,
     ) -> None:
+        """`will`: topic and payload that the broker publishes where we end without a goodbye, or say
+        nothing for one and a half times `keepalive` seconds."""
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
         self._answered = threading.Event()
         self._refusal: str | None = None
         self._connections = 0
+        self._keepalive = round(keepalive)
         self._paho = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
@@ -87,7 +91,7 @@ class Connection:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._paho.connect(self._broker.host, self._broker.port, KEEPALIVE)
+                self._paho.connect(self._broker.host, self._broker.port, self._keepalive)
                 break
             except OSError as error:
                 if time.monotonic() > deadline:

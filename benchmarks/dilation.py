@@ -2,19 +2,22 @@
 
     python -m benchmarks.dilation [TOPOLOGY]
 
-All that is printed is device time, so that the two should agree: medians of runs in turns, and by how
-much runs of one dilation differ among themselves (greatest ÷ least). Ratios: dilation 4 ÷ dilation 1.
-Let the machine be quiet, for ten minutes or so. Datasets other than the digits come from TESTBED_DATA.
+All that is printed is device time, so that the two should agree. A run at dilation 4 takes as long as
+four at dilation 1, which are done around it: where the host's cores are slower for a while, because of
+other guests, both get their part of it. So means (± standard error), over all runs of a dilation.
+Let the machine be quiet, for a quarter of an hour. Other datasets than digits come from TESTBED_DATA.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 
+import numpy as np
+import pandas as pd
 import yaml
 
 from analysis.load import Run
@@ -22,7 +25,8 @@ from benchmarks import prediction
 from testbed import engine
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "dilation.yaml"
-_DILATIONS = (1, 4)
+_DILATION = 4
+_TURN = (1, 1, _DILATION, 1, 1)
 _TURNS = 3
 
 
@@ -30,37 +34,46 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
     runtime = "docker" if engine.available() else "process"
     wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
-    runs: dict[int, list[Run]] = {dilation: [] for dilation in _DILATIONS}
+    runs: dict[int, list[Run]] = {dilation: [] for dilation in _TURN}
     with tempfile.TemporaryDirectory() as name:
-        for turn in range(_TURNS):
-            for dilation in _DILATIONS:
-                folder = Path(name) / f"{turn}-{dilation}"
-                folder.mkdir()
-                copy = folder / path.name
-                copy.write_text(yaml.safe_dump({**wanted, "dilation": dilation}), encoding="utf-8")
-                runs[dilation].append(prediction.run(copy, runtime, folder / "runs"))
-        print(f"{path.name} in {runtime}, {_TURNS} runs each")
-        for line in comparison(*runs.values()):
+        for dilation in _TURN * _TURNS:
+            folder = Path(tempfile.mkdtemp(dir=name))
+            copy = folder / path.name
+            copy.write_text(yaml.safe_dump({**wanted, "dilation": dilation}), encoding="utf-8")
+            runs[dilation].append(prediction.run(copy, runtime, folder / "runs"))
+        print(f"{path.name} in {runtime}, runs: {len(runs[1])} and {len(runs[_DILATION])}")
+        for line in comparison(runs[1], runs[_DILATION]):
             print(line)
 
 
 def comparison(plain: list[Run], stretched: list[Run]) -> Iterator[str]:
     """The table: devices, then the model's progress."""
-    yield f"{'':<24}{'dilation 1':>12}{'differ':>8}{'dilation 4':>12}{'differ':>8}{'ratio':>7}"
-    tables = [[prediction.table(run) for run in runs] for runs in (plain, stretched)]
-    for quantity, title in {"updates": "updates", "staleness": "mean staleness"}.items():
+    yield f"{'':<24}{'dilation 1':>16}{f'dilation {_DILATION}':>18}{'ratio':>15}"
+    tables = [[_table(run) for run in runs] for runs in (plain, stretched)]
+    for quantity, title in _QUANTITIES.items():
         yield title
         for device in tables[0][0].index:
-            yield _line(device, *([table.loc[device, quantity] for table in of] for of in tables))
+            yield _line(device, *([float(t.loc[device, quantity]) for t in of] for of in tables))
     yield "seconds to an accuracy"
     for accuracy in (0.5, 0.6, 0.7, 0.8, 0.85):
         times = ([prediction.time_to(accuracy, run) for run in runs] for runs in (plain, stretched))
         yield _line(f"{accuracy:.0%}", *times)
 
 
-def _line(name: str, plain: list[float], stretched: list[float]) -> str:
-    cells = (f"{median(of):>12.4g}{max(of) / min(of):>8.2f}" for of in (plain, stretched))
-    return f"  {name:<22}{''.join(cells)}{median(stretched) / median(plain):>7.2f}"
+_QUANTITIES = {"updates": "updates", "staleness": "mean staleness", "cost": "CPU time per step, ms"}
+
+
+def _table(run: Run) -> pd.DataFrame:
+    return prediction.table(run).assign(cost=1e3 * prediction.cpu_per_step(run))
+
+
+def _line(name: str, plain: Sequence[float], stretched: Sequence[float]) -> str:
+    means = [np.mean(of) for of in (plain, stretched)]
+    errors = [np.std(of, ddof=1) / math.sqrt(len(of)) for of in (plain, stretched)]
+    ratio = means[1] / means[0]
+    error = ratio * math.hypot(*(error / mean for error, mean in zip(errors, means, strict=True)))
+    cells = (f"{mean:>12.4g} ± {error:<5.2g}" for mean, error in zip(means, errors, strict=True))
+    return f"  {name:<16}{''.join(cells)}{ratio:>8.3f} ± {error:.3f}"
 
 
 if __name__ == "__main__":

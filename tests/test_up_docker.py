@@ -87,9 +87,10 @@ def test_timestamps_are_in_order(two_speeds: Finished) -> None:
 
 
 def test_cpu_quota_is_real(two_speeds: Finished) -> None:
-    """A device at 0.1 core takes 2 to 3 times the train time of one at 0.25."""
+    """A device at 0.1 core takes 2 to 3 times the train time of one at 0.25. In the mean: where the
+    host's cores are slower for some seconds, both medians need not be of these, but both means are."""
     train = {
-        name: statistics.median(u.train_end - u.train_start for u in two_speeds.of_group(name))
+        name: statistics.fmean(u.train_end - u.train_start for u in two_speeds.of_group(name))
         for name in ("slow", "fast")
     }
     assert 2.0 < train["slow"] / train["fast"] < 3.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import statistics
 import time
 from pathlib import Path
 
 import pytest
 
 from agents import events
+from agents.transport import KEEPALIVE
 from tests.running import (
     Finished,
     cli,
@@ -37,6 +40,22 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)
     assert left_as_processes() == []
+
+
+def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
+    devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
+    topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "4s"})
+    begin = time.monotonic()
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - begin > 16
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert run.records[-1].at == pytest.approx(4, abs=0.1)
+    took = [u.sent - u.downloaded for u in run.updates]
+    assert 0.3 <= statistics.median(took) < 0.35
+    assert len(took) > 8
+    broker = (run.path / "logs" / "broker.log").read_text()
+    assert re.search(rf" as a \(.*k{4 * KEEPALIVE}\b", broker), broker
 
 
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])

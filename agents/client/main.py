@@ -21,7 +21,14 @@ from agents.client import core, memory, randomness
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.tasks import TASKS
-from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
+from agents.transport import (
+    KEEPALIVE,
+    Connection,
+    ConnectionFailedError,
+    Event,
+    Received,
+    Reconnected,
+)
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -52,7 +59,10 @@ class Client:
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         will = (self._status, b"offline")
-        self._connection = Connection(cfg.broker, subscriptions, self._sink, will=will)
+        keepalive = self._clock.takes(KEEPALIVE)
+        self._connection = Connection(
+            cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
+        )
         self._connection.open(cfg.patience)
         self._say(b"joining")
         shard = shards.load(Path(cfg.shard))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -61,16 +62,16 @@ class Device:
     frozen_at: float | None = None
     lost_to_pauses: float = 0.0
     """Seconds in all."""
-    cut_off_at: float | None = None
-    """Since when no packet passes."""
+    cut_off: bool = False
+    """No packet passes."""
+    silent_since: float = math.inf
+    """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
+    given_up: bool = False
+    """The broker took it for gone: its client has to connect anew."""
     held: list[Callable[[], None]] = field(default_factory=list)
     """What comes to a frozen client, for when it goes on."""
     kept: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
-
-    @property
-    def cut_off(self) -> bool:
-        return self.cut_off_at is not None
 
     def end(self) -> None:
         """It is gone, and what is under way to and from it is lost."""

@@ -2,12 +2,15 @@
 
 A restart takes no time here: how long a client needs to start is not part of the experiment. What was
 under way to or from a device that crashes is lost; what could not pass while it was disconnected arrives
-once it can, as TCP would have it. So does the end of a client that ends meanwhile, farewell included, if
-the broker has not given up on it before.
+once it can, as TCP would have it. So does the end of a client that ends meanwhile, farewell included.
+
+All that unless the broker has given up on who was silent for too long, disconnected or paused. Then the
+device is offline, and what was under way is lost; it is ready again as soon as packets pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -29,8 +32,8 @@ from testbed.topology.timeline import (
 from testbed.virtual.device import Device, Work
 
 _PATIENCE = 45.0
-"""Seconds after which the broker gives up on a client that is cut off: one and a half times its
-keep-alive. Its last packet is taken to be of the moment before."""
+"""Seconds of silence after which the broker gives up on a client: one and a half times its keep-alive.
+Its last packet is taken to be of the moment before."""
 
 
 class World(Protocol):
@@ -64,17 +67,47 @@ def act(world: World, name: str, action: Action, now: float) -> None:
             _end(world, name, device, sent, now)
         case Pause() if device.frozen_at is None:
             device.frozen_at = now
+            _fall_silent(world, name, device, now)
         case Resume() if device.frozen_at is not None:
             device.lost_to_pauses += now - device.frozen_at
             device.frozen_at = None
             _let_go(device.held)
+            _come_back(world, name, device)
         case Disconnect():
-            device.cut_off_at = now
+            device.cut_off = True
             device.line.plug(connected=False)
+            _fall_silent(world, name, device, now)
         case Reconnect():
-            device.cut_off_at = None
+            device.cut_off = False
             _let_go(device.kept)
             device.line.plug(connected=True)
+            _come_back(world, name, device)
+
+
+def _fall_silent(world: World, name: str, device: Device, now: float) -> None:
+    """From now on the broker hears nothing of it."""
+    if device.silent_since < now:
+        return
+    device.silent_since = now
+
+    def is_given_up() -> None:
+        if device.alive and device.silent_since == now:
+            device.given_up = True
+            device.line.drop()
+            device.kept.clear()
+            world.say(name, "offline")
+
+    world.at(now + _PATIENCE, is_given_up, device)
+
+
+def _come_back(world: World, name: str, device: Device) -> None:
+    """The broker hears it again, unless something else keeps it silent."""
+    if device.cut_off or device.frozen_at is not None:
+        return
+    device.silent_since = math.inf
+    if device.alive and device.given_up:
+        device.given_up = False
+        world.say(name, "ready")
 
 
 def _end(
@@ -84,6 +117,8 @@ def _end(
     too long, the latter alone, from the broker."""
     messages = [one.message() for one in farewell]
     device.end()
+    if device.given_up:
+        return
 
     def passes() -> None:
         for message in messages:
@@ -95,11 +130,11 @@ def _end(
             device.kept.remove(passes)
             world.say(name, "offline")
 
-    if device.cut_off_at is None:
+    if not device.cut_off:
         passes()
     else:
         device.kept.append(passes)
-        world.at(max(now, device.cut_off_at + _PATIENCE), is_given_up, device)
+        world.at(max(now, device.silent_since + _PATIENCE), is_given_up, device)
 
 
 def _begin(world: World, name: str, action: Action, now: float) -> None:
@@ -113,7 +148,7 @@ def _begin(world: World, name: str, action: Action, now: float) -> None:
     if isinstance(action, Join):
         device.line.plug(connected=True)
     else:
-        device.cut_off_at, device.kept = last.cut_off_at, last.kept
+        device.cut_off, device.kept, device.silent_since = last.cut_off, last.kept, last.silent_since
         device.frozen_at = None if last.frozen_at is None else now
 
     def announces() -> None:

@@ -174,7 +174,7 @@ def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> No
         ),
         (
             [{"at": "2s", "disconnect": "a", "for": "90s"}, {"at": "60s", "crash": "a"}],
-            [(60, "offline")],
+            [(2 + 1.5 * KEEPALIVE, "offline")],
         ),
     ],
 )
@@ -183,6 +183,33 @@ def test_the_end_of_who_is_cut_off_is_heard_later(
 ) -> None:
     records = _run(tmp_path, scenario, stop={"after": "100s"})
     assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
+
+
+@pytest.mark.parametrize(
+    ("scenario", "told"),
+    [
+        ([{"at": "2s", "disconnect": "a", "for": "44s"}], []),
+        ([{"at": "2s", "disconnect": "a", "for": "50s"}], [(47, "offline"), (52, "ready")]),
+        ([{"at": "2s", "pause": "a", "for": "50s"}], [(47, "offline"), (52, "ready")]),
+        (
+            [
+                {"at": "2s", "disconnect": "a", "for": "30s"},
+                {"at": "22s", "pause": "a", "for": "40s"},
+            ],
+            [(47, "offline"), (62, "ready")],
+        ),
+    ],
+)
+def test_who_is_silent_for_too_long_is_offline_until_it_connects_anew(
+    tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
+) -> None:
+    """Its work meanwhile is in vain: the server expects none of it any more."""
+    records = _run(tmp_path, scenario, stop={"after": "100s"})
+    assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
+    for since, until in zip(told[::2], told[1::2], strict=True):
+        begun = [r.dispatched for r in records if isinstance(r, events.UpdateApplied)]
+        assert max(at for at in begun if at < since[0]) <= 2
+        assert min(at for at in begun if at > 2) >= until[0]
 
 
 def test_churn_and_availability_are_the_same_each_time(tmp_path: Path) -> None:
