@@ -178,9 +178,13 @@ class _Testbed:
 
 @contextmanager
 def _testbed(log: Path, *arguments: str | Path) -> Iterator[_Testbed]:
-    """`testbed ARGUMENTS` in the background, which prints to a file."""
+    """`testbed ARGUMENTS` in the background, which prints to a file. Like a terminal it has a session of
+    its own, apart from the browser's: the kernel may share out the CPUs by session."""
     command = [sys.executable, "-m", "testbed", *map(str, arguments)]
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, text=True) as process:
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, text=True, start_new_session=True) as process,
+    ):
         try:
             yield _Testbed(process, log)
         finally:

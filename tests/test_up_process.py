@@ -44,16 +44,16 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
 
 def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
-    topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "4s"})
+    topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})
     begin = time.monotonic()
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - begin > 16
+    assert time.monotonic() - begin > 8
     run = Finished.only_one_in(tmp_path / "runs")
-    assert run.records[-1].at == pytest.approx(4, abs=0.1)
+    assert run.records[-1].at == pytest.approx(2, abs=0.1)
     took = [u.sent - u.downloaded for u in run.updates]
     assert 0.3 <= statistics.median(took) < 0.35
-    assert len(took) > 8
+    assert len(took) >= 4
     broker = (run.path / "logs" / "broker.log").read_text()
     assert re.search(rf" as a \(.*k{4 * KEEPALIVE}\b", broker), broker
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,17 @@ def test_staleness(run: Run) -> None:
     bars = layer(CHARTS["staleness-histogram"]([run]), "pi").columns
     assert bars["first"].tolist() == bars["last"].tolist() == [0, 1, 2]
     assert bars["y"].tolist() == pytest.approx([200 / 3, 0, 100 / 3])
+
+
+def test_of_many_updates_each_group_shows_the_same_part(run: Run) -> None:
+    many = replace(run, updates=run.updates.iloc[np.arange(25_000) % len(run.updates)])
+    chart = CHARTS["staleness"]([many])
+    held = many.updates["group"].value_counts()
+    points = [layer for layer in chart.layers if layer.mark == "points"]
+    assert sum(len(one.columns["x"]) for one in points) <= 10_000
+    for one in points:
+        assert len(one.columns["x"]) == pytest.approx(held.get(one.name, 0) / 3, abs=1)
+    assert chart.note == "an evenly spaced sample of the updates"
 
 
 def test_contributions(run: Run) -> None:
