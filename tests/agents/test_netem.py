@@ -25,8 +25,6 @@ from tests.conftest import unavailable
 from tests.uml import table
 from tests.uml.table import WAYS
 
-pytestmark = pytest.mark.alone
-
 KERNEL, MODULES = "linux.uml", Path("/usr/lib/uml/modules")
 ROOT = Path(__file__).parents[2]
 LONGEST = 150.0
