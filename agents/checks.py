@@ -11,6 +11,13 @@ def positive(name: str, value: float | None) -> None:
         raise ValueError(f"{name} is {value:g}, expected above 0")
 
 
+def duration(name: str, seconds: float | None) -> None:
+    """Raises ValueError, unless it is finite and a nanosecond or more."""
+    positive(name, seconds)
+    if seconds is not None and seconds < 1e-9:
+        raise ValueError(f"{name} is {seconds:g} s, expected at least 1e-09 s")
+
+
 def at_least(name: str, value: float | None, least: float) -> None:
     """Raises ValueError."""
     if value is not None and not value >= least:

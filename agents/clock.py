@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from agents.nanoseconds import Nanoseconds, to_seconds
+
 
 class Clock:
     """`dilation` is how many seconds of the host make one of the devices'."""
@@ -11,14 +13,14 @@ class Clock:
     def __init__(self, dilation: float) -> None:
         self._dilation = dilation
 
-    def now(self) -> float:
-        """Seconds of device time since some moment that is the same for all processes of the host."""
-        return self.at(time.monotonic())
+    def now(self) -> Nanoseconds:
+        """Device time since some moment that is the same for all processes of the host."""
+        return self.at(time.monotonic_ns())
 
-    def at(self, monotonic: float) -> float:
+    def at(self, monotonic: Nanoseconds) -> Nanoseconds:
         """What it showed when the monotonic clock showed `monotonic`."""
-        return monotonic / self._dilation
+        return monotonic if self._dilation == 1 else round(monotonic / self._dilation)
 
-    def takes(self, seconds: float) -> float:
-        """Seconds of the host that `seconds` of device time take."""
-        return seconds * self._dilation
+    def takes(self, duration: Nanoseconds) -> float:
+        """Seconds of the host that `duration` of device time takes."""
+        return to_seconds(duration) * self._dilation

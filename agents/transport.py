@@ -21,6 +21,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
+from agents.nanoseconds import Nanoseconds
 
 KEEPALIVE = 30
 """Seconds, of device time where it is stretched."""
@@ -33,18 +34,18 @@ class ConnectionFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message; `at` is the monotonic time, in seconds, when all of it had arrived."""
+    """A message; `at` is the host's monotonic time when all of it had arrived."""
 
     topic: str
     payload: bytes
-    at: float
+    at: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
     """The connection was lost and is back: what is retained comes again, the last will is out."""
 
-    at: float
+    at: Nanoseconds
 
 
 Event = Received | Reconnected
@@ -131,7 +132,7 @@ class Connection:
             return
         self._connections += 1
         if self._connections > 1:
-            self._sink(Reconnected(time.monotonic()))
+            self._sink(Reconnected(time.monotonic_ns()))
         if self._subscriptions:
             client.subscribe(self._subscriptions)
         else:
@@ -145,7 +146,7 @@ class Connection:
         self._answered.set()
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        self._sink(Received(message.topic, bytes(message.payload), time.monotonic()))
+        self._sink(Received(message.topic, bytes(message.payload), time.monotonic_ns()))
 
 
 def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:

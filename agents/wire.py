@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from agents.nanoseconds import Nanoseconds
 from agents.vectors import Vector
 
-PROTOCOL = 1
+PROTOCOL = 2
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
@@ -46,13 +47,13 @@ class ModelMessage:
 
 
 FAREWELL = "farewell"
-"""The kind of message by which a client that leaves for good hands in what it remembers: `sequence` is
-that of the update after which it did, `vector` its memory."""
+"""The kind of message by which a client says goodbye and hands in what it remembers: `sequence` is that
+of the update after which it did, `vector` its memory; 0 and none, where no update of it was applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateMessage:
-    """What a client made of a dispatch. Times are its monotonic clock, in seconds."""
+    """What a client made of a dispatch. Times are those of its monotonic clock."""
 
     run: str
     client: str
@@ -68,10 +69,10 @@ class UpdateMessage:
     effective_steps: float
     """FedNova: what the server's τ_eff counts this update for; else 1."""
     loss: float
-    downloaded: float
-    train_start: float
-    train_end: float
-    sent: float
+    downloaded: Nanoseconds
+    train_start: Nanoseconds
+    train_end: Nanoseconds
+    sent: Nanoseconds
     vector: Vector
 
 
@@ -79,6 +80,7 @@ def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
     """What makes each field of `cls` that the header carries from its text."""
     types: dict[str, Callable[[str], Any]] = {
         "int": int,
+        "Nanoseconds": int,
         "float": float,
         "str": str,
         "float | None": _optional_float,

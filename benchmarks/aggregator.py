@@ -22,10 +22,11 @@ import safetensors.numpy
 
 from agents import events, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core
+from agents.aggregator import core, inputs
 from agents.aggregator.beginning import Beginning
-from agents.aggregator.recording import RecordedCore, Recording
+from agents.aggregator.recording import Recording
 from agents.config import Named, Stop
+from agents.nanoseconds import SECOND
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
@@ -50,23 +51,26 @@ class Aggregator:
     def __init__(self, rule: Rule, size: int, record: Path | None = None) -> None:
         importance = dict.fromkeys(CLIENTS, 1 / len(CLIENTS))
         settings = core.Settings(
-            "bench", "schema", rule.client_side, importance, Stop(after=1e9), 1e9, 1e9
+            run="bench",
+            schema="schema",
+            side=rule.client_side,
+            importance=importance,
+            stop=Stop(after=1e9),
+            evaluate_every=SECOND * 1_000_000_000,
         )
         self._kind = rule.client_side.kind
         self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
         self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
-        self._core: core.AggregatorCore | RecordedCore
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Beginning(settings, Named("fedbuff", {}), 0))
-            self._core = RecordedCore(self._core, self._recording)
         self._outbox: dict[str, tuple[act.Dispatch, bytes]] = {}
         self._sequence = 0
         for client in CLIENTS:
-            self._core.status(client, "ready", 0.0)
-        self._execute(self._core.start(0.0, 0.0))
-        self._execute(self._core.end_of_instant(0.0))
+            self._handle(inputs.StatusChanged(0, client, "ready"))
+        self._handle(inputs.Started(0, 0.0, 0))
+        self._handle(inputs.InstantOver(0))
 
     def payloads(self) -> list[tuple[str, bytes]]:
         """An update of every client, answering what it was sent last."""
@@ -87,10 +91,10 @@ class Aggregator:
             effective_steps=1.0,
             steps=20,
             loss=0.5,
-            downloaded=1.0,
-            train_start=1.0,
-            train_end=2.0,
-            sent=2.0,
+            downloaded=SECOND,
+            train_start=SECOND,
+            train_end=2 * SECOND,
+            sent=2 * SECOND,
             vector=self._vector,
         )
         return wire.encode(update)
@@ -99,10 +103,16 @@ class Aggregator:
         """What is measured."""
         for client, payload in payloads:
             message = wire.decode_update(payload)
-            self._execute(self._core.update(client, message, len(payload), 3.0))
-            self._execute(self._core.end_of_instant(3.0))
+            now = 3 * SECOND
+            self._handle(inputs.UpdateArrived(now, client, len(payload), now, message))
+            self._handle(inputs.InstantOver(now))
             if self._recording is not None:
                 self._recording.flush()
+
+    def _handle(self, event: inputs.Input) -> None:
+        if self._recording is not None:
+            self._recording.write(event)
+        self._execute(self._core.handle(event))
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:

@@ -1,4 +1,4 @@
-"""`testbed replay`: what a run's aggregator was told is told to a fresh one, which must do the same.
+"""`testbed replay`: the recorded inputs of a run's aggregator go to a fresh one, which must do the same.
 
 All models that the run kept are compared bit by bit, and all records that the aggregator's core wrote to
 `events.jsonl`, which tell where the first difference is between two models.
@@ -18,7 +18,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import recording
 from agents.aggregator.beginning import Beginning
 from agents.aggregator.core import AggregatorCore
-from agents.aggregator.recording import Call, RecordingError, Torn
+from agents.aggregator.recording import RecordingError, Torn
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import BadInputError, RunFailedError
@@ -89,9 +89,9 @@ class _Replay:
                     raise _DifferenceError(
                         f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
                     )
-                case Call() if core is not None:
-                    self._obey(entry.of(core), server)
-                case Call():
+                case _ if core is not None:
+                    self._obey(core.handle(entry), server)
+                case _:
                     raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
         if self._last is None:
             raise _DifferenceError("the recording ends before the run did, without a final model")

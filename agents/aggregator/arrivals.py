@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from agents import events
+from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Contribution
 from agents.wire import UpdateMessage
 
@@ -19,7 +20,12 @@ class Arrivals:
         """Each lacks what its application tells."""
 
     def keep(
-        self, message: UpdateMessage, size: int, dispatched: float, arrived: float, epoch: float
+        self,
+        message: UpdateMessage,
+        size: int,
+        dispatched: Nanoseconds,
+        arrived: Nanoseconds,
+        epoch: Nanoseconds,
     ) -> None:
         """The model that `message`, of `size` bytes, answers was dispatched, and it arrived, at these
         device times; `epoch` is what the client's clock showed at time 0."""
@@ -33,23 +39,23 @@ class Arrivals:
             steps=message.steps,
             loss=message.loss,
             bytes=size,
-            dispatched=dispatched,
-            downloaded=message.downloaded - epoch,
-            train_start=message.train_start - epoch,
-            train_end=message.train_end - epoch,
-            sent=message.sent - epoch,
-            arrived=arrived,
+            dispatched=to_seconds(dispatched),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(arrived),
         )
 
     def drop(self, client: str, dispatch: int) -> None:
         """It changed nothing."""
         del self._records[client, dispatch]
 
-    def applied(self, used: Contribution, version: int, at: float) -> events.UpdateApplied:
+    def applied(self, used: Contribution, version: int, at: Nanoseconds) -> events.UpdateApplied:
         """The record of an update that became part of `version` at time `at`."""
         return self._records.pop((used.client, used.dispatch))(
             applied_version=version,
             staleness=version - 1 - used.base_version,
             weight=used.weight,
-            applied=at,
+            applied=to_seconds(at),
         )

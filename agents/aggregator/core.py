@@ -3,9 +3,12 @@
 It guards the rule (who is present, which updates are valid), keeps the run's books (records, stop
 conditions, when to evaluate) and leaves the mathematics, and who gets a model when, to the rule.
 
-Times are device time in seconds since the run clock started. A shell calls `start` once, then the other
-methods as things happen, `due` when `next_timer` has come, and `end_of_instant` when all that happened
-at one instant has been handed in.
+A shell hands it every input through `handle`, and carries out all the actions of one input before it
+hands in the next: `Started` once, then the others as things happen, `TimersDue` when `next_timer` has
+come, and `InstantOver` when all that happened at one instant has been handed in. What the server sends
+within an instant leaves in this order: immediate replies, as each arrival is handled; then, once the
+instant is over, the broadcast, the deferred models, and the requests, so that no request overtakes the
+model that it is about.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import assert_never, cast
 
 from agents import events
+from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
     Actions,
@@ -31,20 +35,21 @@ from agents.aggregator.actions import (
 from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
+from agents.nanoseconds import Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Send, Server, State
-from agents.vectors import is_finite
+from agents.vectors import Vector, is_finite
 from agents.wire import FAREWELL, UpdateMessage
 
 _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
 _AFTER = "after"
 _RULE = "rule:"
-_MOST = 2**63 - 1
-"""What the tables that are made of the records can hold."""
+_INT64 = 2**63 - 1
+"""The largest number that the tables made of the records can hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What a run asks of its aggregator, beyond the rule."""
 
@@ -56,25 +61,18 @@ class Settings:
     importance: Mapping[str, float]
     """p_i of every client that may take part, in device order."""
     stop: Stop
-    evaluate_every: float
-    checkpoint_every: float
+    evaluate_every: Nanoseconds
+    checkpoint_every: Nanoseconds | None = None
+    """None for no checkpoints but the first model and the last."""
     patient: bool = False
     """Go on where no client is left."""
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What has been of a run when its aggregator starts; nothing, for a new one."""
-
-    at: float = 0.0
-    """Device time of the last record, in seconds."""
-    updates: int = 0
-    """Updates applied."""
-    version: int = 0
-    """The last version that was made. The count goes on from here, so that no number comes twice."""
-
-
-_NOTHING = Past()
+class _Timer:
+    due: Nanoseconds
+    period: Nanoseconds | None = None
+    """It is due again so much later."""
 
 
 class AggregatorCore:
@@ -82,21 +80,26 @@ class AggregatorCore:
         self._settings = settings
         self._rule = rule
         self._server = server
-        self._epoch = 0.0
+        self._epoch: Nanoseconds = 0
         self._ready: set[str] = set()
         self._running = False
-        self._timers: dict[str, float] = {}
+        self._timers: dict[str, _Timer] = {}
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
+        self._requested: dict[str, Request] = {}
+        """By client: what the rule has asked for and not received yet."""
+        self._requests_due: dict[str, Request] = {}
+        """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
         self._acknowledged: dict[str, int] = {}
-        self._requested: dict[str, Request] = {}
         self._sequence: dict[str, int] = {}
         self._arrivals = Arrivals()
         self._applied = 0
-        self._evaluating: float | None = None
+        self._evaluating: Nanoseconds | None = None
+        """When the model was taken whose evaluation goes on."""
         self._evaluated_version = -1
-        self._ending: tuple[float, str] | None = None
+        self._ending: tuple[Nanoseconds, str] | None = None
+        self._finished = False
 
     @property
     def ready(self) -> Sequence[str]:
@@ -104,43 +107,72 @@ class AggregatorCore:
         return [client for client in self._settings.importance if client in self._ready]
 
     @property
-    def next_timer(self) -> float | None:
-        """When `due` is to be called next."""
-        return min(self._timers.values(), default=None)
+    def next_timer(self) -> Nanoseconds | None:
+        """When `TimersDue` is to be handed in next."""
+        return min((timer.due for timer in self._timers.values()), default=None)
 
     @property
     def rule_waits(self) -> bool:
         """Whether the rule will do something by itself, at a time that it has set."""
         return any(name.startswith(_RULE) for name in self._timers)
 
-    def start(self, wall_clock: float, epoch: float, past: Past = _NOTHING) -> Actions:
-        """The run clock starts, or goes on after `past`, with the clients that are ready now.
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over but for its last evaluation."""
+        return self._ending is not None
 
-        `wall_clock` is Unix time; `epoch` is what the clients' own clocks showed at time 0.
-        """
-        at = past.at
-        self._epoch = epoch
-        self._applied = past.updates
+    def handle(self, event: inputs.Input) -> Actions:
+        """What is to be done because of `event`. Nothing, once `Finish` has been among the actions."""
+        if self._finished:
+            return []
+        actions = self._handle(event)
+        closing = self._close_books() if self._ending and self._evaluating is None else []
+        return [*actions, *closing] if closing else actions
+
+    def _handle(self, event: inputs.Input) -> Actions:
+        match event:
+            case inputs.UpdateArrived():
+                return self._update(event)
+            case inputs.InstantOver(at):
+                return self._end_of_instant(at)
+            case inputs.TimersDue(at):
+                return self._due(at)
+            case inputs.StatusChanged(at, client, state):
+                return self._status(client, state, at)
+            case inputs.EvaluationDone():
+                return self._evaluated(event)
+            case inputs.Unreadable(at, sender, reason):
+                return self._reject(sender, reason, at)
+            case inputs.EndRequested(at, reason):
+                return self._end(reason, at)
+            case inputs.Started():
+                return self._start(event)
+            case _:
+                assert_never(event)
+
+    def _start(self, started: inputs.Started) -> Actions:
+        """The run clock starts, or goes on, with the clients that are ready now."""
+        at = started.at
+        self._epoch = started.epoch
+        self._applied = started.updates
         self._running = True
         self._set_present()
         clients = tuple(self._server.clients)
         missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
-        self._timers[_EVALUATE] = at + self._settings.evaluate_every
-        self._timers[_CHECKPOINT] = at + self._settings.checkpoint_every
+        self._set_periodic(_EVALUATE, self._settings.evaluate_every, at)
+        if self._settings.checkpoint_every is not None:
+            self._set_periodic(_CHECKPOINT, self._settings.checkpoint_every, at)
         if self._settings.stop.after is not None:
-            self._timers[_AFTER] = self._settings.stop.after
+            self._timers[_AFTER] = _Timer(from_seconds(self._settings.stop.after))
         return [
-            Log(events.RunStarted(at, wall_clock, clients, missing)),
+            Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
             Save(self._server.version),
             *self._evaluate(at),
             *self._obey(self._rule.start(), at),
         ]
 
-    def status(self, client: str, state: str, at: float) -> Actions:
-        """A client said where it stands; `offline` also comes from its last will.
-
-        It is present from `ready` until `joining` (it starts anew) or `offline`.
-        """
+    def _status(self, client: str, state: str, at: Nanoseconds) -> Actions:
+        """A client is present from `ready` until `joining` (it starts anew) or `offline`."""
         if client not in self._settings.importance or self._ending:
             return []
         present = client in self._ready
@@ -153,40 +185,38 @@ class AggregatorCore:
             self._ready.add(client)
         if not self._running:
             return []
-        actions: list[Action] = [Log(events.ClientStatus(at, client, state))]
+        actions: list[Action] = [Log(events.ClientStatus(to_seconds(at), client, state))]
         if present and client not in self._ready:
             actions += self._leave(client, at)
             if not self._server.clients and not self._settings.patient:
-                actions += self.end("no clients left", at)
+                actions += self._end("no clients left", at)
         elif client in self._ready and not present:
             actions += self._join(client, at)
         return actions
 
-    def update(
-        self, sender: str, message: UpdateMessage, size: int, at: float, arrived: float | None = None
-    ) -> Actions:
-        """`message`, of `size` bytes, came in on `sender`'s topic.
-
-        `arrived` is when all of it was there, where it waited until `at` to be handled.
-        """
+    def _update(self, event: inputs.UpdateArrived) -> Actions:
         if not self._running or self._ending:
             return []
+        at, sender, message = event.at, event.sender, event.message
         if message.kind == FAREWELL:
             return self._farewell(sender, message, at)
-        news = message.sequence > self._sequence.get(sender, 0)
+        is_newer = message.sequence > self._sequence.get(sender, 0)
         dispatch = self._answered(sender, message)
         if isinstance(dispatch, str):
-            return [*self.reject(sender, dispatch, at), *(self._ask_again(sender) if news else [])]
+            if is_newer:
+                self._ask_again(sender)
+            return self._reject(sender, dispatch, at)
         self._sequence[sender] = message.sequence
         self._dispatches.answered(sender, message.dispatch)
-        arrived = at if arrived is None else arrived
         if (problem := self._unusable(message, dispatch)) is not None:
-            rejected = self.reject(sender, problem, at)
-            at_work = self._dispatches.has_open(sender)
-            then = self._ask_again(sender) if at_work else self._start_over(sender, at)
-            return [*rejected, *then]
+            rejected = self._reject(sender, problem, at)
+            if not self._dispatches.has_open(sender):
+                return [*rejected, *self._start_over(sender, at)]
+            self._ask_again(sender)
+            return rejected
         self._requested.pop(sender, None)
-        self._arrivals.keep(message, size, dispatch.at, arrived, self._epoch)
+        self._requests_due.pop(sender, None)
+        self._arrivals.keep(message, event.size, dispatch.at, event.arrived, self._epoch)
         update = rules.Update(
             sender,
             message.dispatch,
@@ -196,60 +226,66 @@ class AggregatorCore:
             message.samples,
             message.steps,
             message.effective_steps,
-            arrived - dispatch.at,
+            event.arrived - dispatch.at,
         )
         wanted = self._rule.update(update)
-        if not any(isinstance(action, rules.Ignored) for action in wanted):
+        if any(isinstance(action, rules.Ignored) for action in wanted):
+            self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
+        else:
             self._acknowledged[sender] = message.sequence
         return self._obey(wanted, at, update)
 
-    def reject(self, sender: str, reason: str, at: float) -> Actions:
+    def _reject(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
         """What `sender` sent cannot be used; the run goes on."""
         if not self._running or self._ending:
             return []
-        return [Log(events.UpdateRejected(at, sender, reason))]
+        return [Log(events.UpdateRejected(to_seconds(at), sender, reason))]
 
-    def evaluated(self, version: int, loss: float, accuracy: float, at: float) -> Actions:
-        """The evaluation that `Evaluate` asked for is done."""
-        taken, self._evaluating = self._evaluating or 0.0, None
-        self._evaluated_version = version
-        log = Log(events.Evaluated(taken, version, loss, accuracy))
+    def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
+        if self._evaluating is None:
+            raise RuntimeError("an evaluation that was not asked for")
+        taken, self._evaluating = self._evaluating, None
+        self._evaluated_version = done.version
+        log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
         target = self._settings.stop.target_accuracy
-        if not self._ending and target is not None and accuracy >= target:
-            return [log, *self.end("target_accuracy", at)]
-        return [log, *self._close_books()]
+        if target is not None and done.accuracy >= target:
+            return [log, *self._end("target_accuracy", done.at)]
+        return [log]
 
-    def due(self, at: float) -> Actions:
+    def _due(self, at: Nanoseconds) -> Actions:
         """Fire every timer that is due at time `at`, the earliest first."""
         actions: list[Action] = []
         while (first := self.next_timer) is not None and first <= at:
-            together = [name for name, planned in self._timers.items() if planned == first]
+            together = [name for name, timer in self._timers.items() if timer.due == first]
             name = min(together, key=_rank)
-            del self._timers[name]
-            actions += self._fire(name, first, at)
+            actions += self._fire(name, self._timers.pop(name), at)
         return actions
 
-    def end_of_instant(self, at: float) -> Actions:
-        """Everything that happened at time `at` has been handed in: send the deferred replies."""
-        sends, self._deferred = self._deferred, {}
+    def _end_of_instant(self, at: Nanoseconds) -> Actions:
+        """Send what waited for the end of this instant: models first, then the requests about them."""
         actions: list[Action] = []
         if self._broadcast_due:
             self._broadcast_due = False
             version = self._server.version
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
-        present = self._server.clients
-        actions += [self._dispatch(send, at) for send in sends.values() if send.client in present]
+        if self._deferred:
+            sends, self._deferred = self._deferred, {}
+            actions += [self._dispatch(send, at) for send in sends.values()]
+        if self._requests_due:
+            actions += self._requests_due.values()
+            self._requests_due = {}
         return actions
 
-    def end(self, reason: str, at: float) -> Actions:
+    def _end(self, reason: str, at: Nanoseconds) -> list[Action]:
         """The run is over; the final model is evaluated before the books are closed."""
         if not self._running or self._ending:
             return []
         self._ending = (at, reason)
         self._timers.clear()
         self._deferred.clear()
+        self._requests_due.clear()
         self._broadcast_due = False
-        return [StopClients(), *self._close_books()]
+        return [StopClients()]
 
     def _set_present(self) -> None:
         """Bring the rule's view of who is present up to date: in place, in device order."""
@@ -257,27 +293,31 @@ class AggregatorCore:
         self._server.clients.clear()
         self._server.clients.update({client: p for client, p in importance if client in self._ready})
 
-    def _leave(self, client: str, at: float) -> list[Action]:
+    def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
         del self._server.clients[client]
         self._dispatches.forget(client)
-        self._requested.pop(client, None)
-        self._deferred.pop(client, None)
+        for waiting in (self._requested, self._requests_due, self._deferred):
+            waiting.pop(client, None)
         return self._obey(self._rule.leave(client), at)
 
-    def _farewell(self, sender: str, message: UpdateMessage, at: float) -> Actions:
-        """`sender` leaves for good and hands its memory in; one that we have not applied is none."""
-        told = (message.run, message.client, message.sequence)
-        if told != (self._settings.run, sender, self._acknowledged.get(sender)):
+    def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
+        """`sender` leaves for good and hands in what it remembers of its last applied update, or says
+        (as of update 0) that none was applied. From then on its numbers are forgotten: if it comes back,
+        it begins as one that never was here."""
+        acknowledged = self._acknowledged.get(sender, 0)
+        if (message.run, message.client, message.sequence) != (self._settings.run, sender, acknowledged):
             return []
-        if (problem := self._no_model(message)) is not None:
-            return self.reject(sender, problem, at)
-        return self._obey(self._rule.retire(sender, message.vector), at)
+        if acknowledged and (problem := self._unfit(message.vector)) is not None:
+            return self._reject(sender, problem, at)
+        self._acknowledged.pop(sender, None)
+        memory = message.vector if acknowledged else None
+        return self._obey(self._rule.retire(sender, memory), at)
 
-    def _join(self, client: str, at: float) -> list[Action]:
+    def _join(self, client: str, at: Nanoseconds) -> list[Action]:
         self._set_present()
         return self._obey(self._rule.join(client), at)
 
-    def _start_over(self, client: str, at: float) -> list[Action]:
+    def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
         """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
         the rule it leaves and joins again, which both know how to go on from."""
         self._ready.discard(client)
@@ -285,9 +325,10 @@ class AggregatorCore:
         self._ready.add(client)
         return [*left, *self._join(client, at)]
 
-    def _ask_again(self, client: str) -> list[Action]:
+    def _ask_again(self, client: str) -> None:
         """The update that the rule has requested was of no use: the rule still waits for one."""
-        return [self._requested[client]] if client in self._requested else []
+        if client in self._requested:
+            self._requests_due[client] = self._requested[client]
 
     def _answered(self, sender: str, message: UpdateMessage) -> Dispatched | str:
         """The open dispatch of `sender` that `message` answers, or why it answers none: a stray, by
@@ -308,26 +349,26 @@ class AggregatorCore:
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
-        if (problem := self._no_model(message)) is not None:
+        if message.schema != settings.schema:
+            return f"another model: schema {message.schema}, expected {settings.schema}"
+        if (problem := self._unfit(message.vector)) is not None:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
         return _impossible(message)
 
-    def _no_model(self, message: UpdateMessage) -> str | None:
-        """Why the vector of `message` cannot go into this run's model, or None."""
-        if message.schema != self._settings.schema or message.vector.shape != self._server.w.shape:
-            return f"another model: schema {message.schema}, {message.vector.size} parameters"
-        if not is_finite(message.vector):
-            return "not finite: local training diverged"
-        return None
+    def _unfit(self, vector: Vector) -> str | None:
+        """Why `vector` cannot go into this run's model, or None."""
+        if vector.shape != self._server.w.shape:
+            return f"another model: {vector.size} parameters, expected {self._server.w.size}"
+        return None if is_finite(vector) else "not finite: local training diverged"
 
     def _obey(
         self,
         actions: rules.Actions,
-        at: float,
+        at: Nanoseconds,
         update: rules.Update | None = None,
-        ticked: float | None = None,
+        ticked: Nanoseconds | None = None,
     ) -> list[Action]:
         """Carry out what the rule wants; it was just given `update`, or the timer due at `ticked`."""
         done: list[Action] = []
@@ -337,9 +378,9 @@ class AggregatorCore:
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
                     self._arrivals.drop(update.client, update.dispatch)
-                    done += self.reject(update.client, reason, at)
+                    done += self._reject(update.client, reason, at)
                 case rules.Remark(text):
-                    done.append(Log(events.Note(at, text)))
+                    done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
                     continue  # the last version is made: no models, no timers
                 case Send(client, deferred=True):
@@ -349,43 +390,52 @@ class AggregatorCore:
                 case rules.Broadcast():
                     self._broadcast_due = True
                 case rules.Request(client, what):
-                    self._requested[client] = Request(client, what)
-                    done.append(self._requested[client])
+                    self._requested[client] = self._requests_due[client] = Request(client, what)
                 case rules.SetTimer(name, after):
-                    self._timers[_RULE + name] = (at if ticked is None else ticked) + after
+                    # A late timer does not make the next ones late: they count from when it was due.
+                    self._timers[_RULE + name] = _Timer((at if ticked is None else ticked) + after)
+                case rules.SetPeriodicTimer(name, period):
+                    self._set_periodic(_RULE + name, period, at)
         return done
 
-    def _dispatch(self, send: Send, at: float) -> Dispatch:
+    def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
         number = self._dispatches.send(send.client, version, at)
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
-    def _record(self, aggregated: rules.Aggregated, at: float) -> list[Action]:
+    def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         records: list[Action] = [
             Log(self._arrivals.applied(used, aggregated.version, at))
             for used in aggregated.contributions
         ]
         count = len(records)
         self._applied += count
-        records.append(Log(events.VersionMade(at, aggregated.version, count)))
+        records.append(Log(events.VersionMade(to_seconds(at), aggregated.version, count)))
         limit = self._settings.stop.updates
         if limit is not None and self._applied >= limit:
-            records += self.end("updates", at)
+            records += self._end("updates", at)
         return records
 
-    def _fire(self, name: str, planned: float, at: float) -> Actions:
-        if name == _EVALUATE:
-            self._timers[name] = _next(planned, self._settings.evaluate_every, at)
-            return self._evaluate(at)
-        if name == _CHECKPOINT:
-            self._timers[name] = _next(planned, self._settings.checkpoint_every, at)
-            return [Save(self._server.version)]
-        if name == _AFTER:
-            return self.end("after", at)
-        # The next tick counts from when this one was due: a late one does not make all others late.
-        return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=planned)
+    def _set_periodic(self, name: str, period: Nanoseconds, at: Nanoseconds) -> None:
+        """Have the timer fire at every multiple of `period` after `at`."""
+        self._timers[name] = _Timer(next_multiple(period, at), period)
 
-    def _evaluate(self, at: float) -> Actions:
+    def _fire(self, name: str, timer: _Timer, at: Nanoseconds) -> Actions:
+        """Fire `timer`, at `at`, which may be later than it was due."""
+        if name.startswith(_RULE):  # of the rule, no tick is left out, however late
+            if timer.period is not None:
+                self._timers[name] = _Timer(timer.due + timer.period, timer.period)
+            return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
+        if timer.period is not None:
+            self._set_periodic(name, timer.period, at)
+        match name:
+            case "evaluate":
+                return self._evaluate(at)
+            case "checkpoint":
+                return [Save(self._server.version)]
+        return self._end("after", at)
+
+    def _evaluate(self, at: Nanoseconds) -> list[Action]:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""
         if self._evaluating is not None or self._server.version == self._evaluated_version:
             return []
@@ -393,22 +443,27 @@ class AggregatorCore:
         return [Evaluate(self._server.version)]
 
     def _close_books(self) -> Actions:
-        if self._ending is None or self._evaluating is not None:
+        """The last records, once the final model has been evaluated."""
+        if self._ending is None:
             return []
         at, reason = self._ending
         if last := self._evaluate(at):
             return last
+        self._finished = True
         return [
             Save(self._server.version, final=True),
-            Log(events.RunEnded(at, reason, self._server.version, self._applied)),
+            Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),
             Finish(reason),
         ]
 
 
 def _impossible(message: UpdateMessage) -> str | None:
     """What no client can have counted; a rule may divide by it, or weight the model with it."""
-    if max(message.sequence, message.samples, message.steps) > _MOST:
-        return f"a count of more than {_MOST}"
+    if max(message.sequence, message.samples, message.steps) > _INT64:
+        return f"a count of more than {_INT64}"
+    times = (message.downloaded, message.train_start, message.train_end, message.sent)
+    if not all(abs(time) <= _INT64 for time in times):
+        return f"a time of more than {_INT64} ns"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"
     if message.steps < 0:  # interrupted before its first step, a client has done none
@@ -421,8 +476,3 @@ def _impossible(message: UpdateMessage) -> str | None:
 def _rank(timer: str) -> int:
     """The order of timers that are due at once: the rule's work still counts, the end comes last."""
     return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)
-
-
-def _next(planned: float, period: float, at: float) -> float:
-    """The first multiple of `period` after `planned` that is still ahead at time `at`."""
-    return planned + period * max(1, math.floor((at - planned) / period) + 1)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agents.nanoseconds import Nanoseconds
+
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
     """The model of `version`, sent at time `at`."""
 
     version: int
-    at: float
+    at: Nanoseconds
 
 
 class Dispatches:
@@ -23,13 +25,13 @@ class Dispatches:
         self._broadcasts: dict[int, Dispatched] = {}
         self._answered: dict[str, int] = {}
 
-    def send(self, client: str, version: int, at: float) -> int:
+    def send(self, client: str, version: int, at: Nanoseconds) -> int:
         """Count a dispatch to `client`; its number."""
         self._count += 1
         self._open.setdefault(client, {})[self._count] = Dispatched(version, at)
         return self._count
 
-    def broadcast(self, version: int, at: float) -> int:
+    def broadcast(self, version: int, at: Nanoseconds) -> int:
         """Count a dispatch to all; its number."""
         self._count += 1
         self._broadcasts[self._count] = Dispatched(version, at)

@@ -23,21 +23,22 @@ import torch
 
 from agents import config, events, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, models, resume
+from agents.aggregator import core, inputs, models, resume
 from agents.aggregator.beginning import Beginning
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.journal import Journal
-from agents.aggregator.recording import RecordedCore, Recording
+from agents.aggregator.recording import Recording
 from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.flat import initial, schema_hash
+from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
-_CHECKPOINT_EVERY = 30.0
+_CHECKPOINT_EVERY = 30 * SECOND
 _REQUESTS = {"pull": topics.PULL, "interrupt": topics.INTERRUPT}
 
 
@@ -68,29 +69,27 @@ class Aggregator:
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
         module = models.first(task, cfg.seed)
         self._directory = Path(cfg.run_directory)
-        self._past, w, self._lost = core.Past(), initial(module), 0
+        self._past, w, self._lost = resume.Past(), initial(module), 0
         if cfg.resume:
             checkpoint = resume.newest_checkpoint(self._directory)
             self._past = resume.past(self._directory, checkpoint)
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
         self._schema = schema_hash(module)
         settings = core.Settings(
-            cfg.run,
-            self._schema,
-            rule.client_side,
-            cfg.clients,
-            cfg.stop,
-            cfg.evaluate_every,
-            _CHECKPOINT_EVERY,
-            cfg.patient,
+            run=cfg.run,
+            schema=self._schema,
+            side=rule.client_side,
+            importance=cfg.clients,
+            stop=cfg.stop,
+            evaluate_every=from_seconds(cfg.evaluate_every),
+            checkpoint_every=_CHECKPOINT_EVERY,
+            patient=cfg.patient,
         )
         beginning = Beginning(settings, cfg.rule, cfg.seed, self._past.version)
-        self._core: core.AggregatorCore | RecordedCore
         self._core, self._server = beginning.core(w)
         self._recording: Recording | None = None
         if cfg.record:
             self._recording = Recording(self._directory / "inputs.bin", beginning)
-            self._core = RecordedCore(self._core, self._recording)
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
@@ -98,7 +97,7 @@ class Aggregator:
         self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
         self._connection = self._connect(cfg)
         self._outbox: list[tuple[str, bytes]] = []
-        self._epoch: float | None = None
+        self._epoch: Nanoseconds | None = None
         self._finished: str | None = None
 
     def _connect(self, cfg: AggregatorConfig) -> Connection:
@@ -115,10 +114,12 @@ class Aggregator:
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(_Terminated()))
         while self._finished is None:
             for event in self._wait():
-                self._execute(self._handle(event))
+                self._receive(event)
             now = self._now()
-            self._execute(self._core.due(now))
-            self._execute(self._core.end_of_instant(now))
+            timer = self._core.next_timer
+            if timer is not None and timer <= now:
+                self._handle(inputs.TimersDue(now))
+            self._handle(inputs.InstantOver(now))
             if self._recording is not None:
                 self._recording.flush()
             self._journal.sync()
@@ -128,14 +129,20 @@ class Aggregator:
         self._journal.close()
         self._connection.close(last=(self._topics.status(topics.AGGREGATOR), b"offline"))
 
-    def _now(self) -> float:
+    def _handle(self, event: inputs.Input) -> None:
+        """Hand `event` to the core, and carry out all that it wants."""
+        if self._recording is not None:
+            self._recording.write(event)
+        self._execute(self._core.handle(event))
+
+    def _now(self) -> Nanoseconds:
         """Device time; 0 before the run clock starts."""
-        return 0.0 if self._epoch is None else self._clock.now() - self._epoch
+        return 0 if self._epoch is None else self._clock.now() - self._epoch
 
     def _wait(self) -> list[_Input]:
         """All inputs that are there: waits for the first, or until the next timer is due."""
         timer = self._core.next_timer
-        timeout = None if timer is None else self._clock.takes(max(0.0, timer - self._now()))
+        timeout = None if timer is None else self._clock.takes(max(0, timer - self._now()))
         try:
             inputs = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
@@ -144,54 +151,56 @@ class Aggregator:
             inputs.append(self._inbox.get())
         return inputs
 
-    def _handle(self, event: _Input) -> act.Actions:
+    def _receive(self, event: _Input) -> None:
         match event:
             case Received(topic, payload, arrived):
-                return self._received(topic, payload, arrived)
+                self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
-                return self._core.evaluated(done.version, done.loss, done.accuracy, self._now())
+                self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
             case _Terminated():
                 if self._epoch is None:
                     self._finished = "interrupted"
-                return self._core.end("interrupted", self._now())
+                self._handle(inputs.EndRequested(self._now(), "interrupted"))
             case Reconnected():
                 self._connection.publish(self._topics.status(topics.AGGREGATOR), b"ready", retain=True)
-        return []
 
-    def _received(self, topic: str, payload: bytes, arrived: float) -> act.Actions:
+    def _receive_message(self, topic: str, payload: bytes, arrived: Nanoseconds) -> None:
         at = self._now()
         sender = self._topics.name_in(topic)
         if topic == self._topics.update(sender):
             try:
                 message = wire.decode_update(payload)
             except wire.WireError as error:
-                return self._core.reject(sender, str(error), at)
+                self._handle(inputs.Unreadable(at, sender, str(error)))
+                return
             arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-            return self._core.update(sender, message, len(payload), at, arrived)
-        if topic == self._topics.status(sender):
-            return self._core.status(sender, payload.decode(errors="replace"), at)
-        return self._control(json.loads(payload))
+            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message))
+        elif topic == self._topics.status(sender):
+            self._handle(inputs.StatusChanged(at, sender, payload.decode(errors="replace")))
+        else:
+            self._control(json.loads(payload))
 
-    def _control(self, command: dict[str, Any]) -> act.Actions:
+    def _control(self, command: dict[str, Any]) -> None:
         match command.pop("do", None):
             case "start" if self._epoch is None:
-                self._epoch = self._clock.now() - self._past.at
-                return [*self._core.start(time.time(), self._epoch, self._past), *self._losses()]
+                at = self._past.at
+                self._epoch = self._clock.now() - at
+                self._handle(inputs.Started(at, time.time(), self._epoch, self._past.updates))
+                if self._lost:
+                    self._note(
+                        f"resumed from a checkpoint: the model lacks the last {self._lost} versions"
+                    )
             case "stop":
-                return self._handle(_Terminated())
+                self._receive(_Terminated())
             case "log" if self._finished is None:
-                return [act.Log(events.Acted(**command))]
+                self._journal.write(events.Acted(**command))
             case "note" if self._finished is None:
-                return [act.Log(events.Note(self._now(), command["message"]))]
-        return []
+                self._note(command["message"])
 
-    def _losses(self) -> act.Actions:
-        """What a reader of a resumed run has to know."""
-        if not self._lost:
-            return []
-        message = f"resumed from a checkpoint: the last {self._lost} versions are lost to the model"
-        return [act.Log(events.Note(self._past.at, message))]
+    def _note(self, message: str) -> None:
+        """Something that a reader of the run should know."""
+        self._journal.write(events.Note(to_seconds(self._now()), message))
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from agents import events, wire
-from agents.aggregator.core import Past
+from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.vectors import Vector
 
 
@@ -17,6 +17,18 @@ class Checkpoint:
     version: int
     w: Vector
     """Shape (d,); read-only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an earlier part of the run did; nothing, for a new one."""
+
+    at: Nanoseconds = 0
+    """Device time of the last record."""
+    updates: int = 0
+    """Updates applied."""
+    version: int = 0
+    """The last version that was made. The count goes on from here, so that no number comes twice."""
 
 
 def past(directory: Path, checkpoint: Checkpoint) -> Past:
@@ -34,7 +46,7 @@ def past(directory: Path, checkpoint: Checkpoint) -> Past:
             version = max(version, record.applied_version)
         elif isinstance(record, events.VersionMade):
             version = max(version, record.version)
-    return Past(at, updates, version)
+    return Past(from_seconds(at), updates, version)
 
 
 def newest_checkpoint(directory: Path) -> Checkpoint:

@@ -18,11 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import numpy as np
+
 from agents.client.uploads import History, Memory, Uploads
 from agents.config import Local
+from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import ClientSide
 from agents.vectors import Vector
 from agents.wire import FAREWELL, ModelMessage, UpdateMessage
+
+_NOTHING_APPLIED = 0, np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +42,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Local training is done. Times are the client's own clock, in seconds."""
+    """Local training is done. Times are the client's own clock."""
 
     outcome: Callable[[], Outcome]
     """Asked for only if the update is sent: in virtual time, what nobody fetches is never computed."""
     steps: int
-    started: float
-    ended: float
+    started: Nanoseconds
+    ended: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,9 @@ class CutShort:
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Wait `seconds` of device time, then call `thought`. A newer one replaces it."""
+    """Wait `duration` of device time, then call `thought`. A newer one replaces it."""
 
-    seconds: float
+    duration: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,32 +107,35 @@ class _Done:
 
     sequence: int
     model: ModelMessage
-    downloaded: float
+    downloaded: Nanoseconds
     trained: Trained
 
 
 class ClientCore:
     """One client.
 
-    `think` gets the seconds since the model was there and gives the delay before the update is sent;
+    `think` gets the time since the model was there and gives the delay before the update is sent;
     `memory` is what an earlier life of this client left behind.
     """
 
     def __init__(
-        self, identity: Identity, think: Callable[[float], float], memory: Memory | None = None
+        self,
+        identity: Identity,
+        think: Callable[[Nanoseconds], Nanoseconds],
+        memory: Memory | None = None,
     ) -> None:
         self._identity = identity
         self._think = think
         self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
         self._sequence = self._uploads.memory.newest
         self._newest, self._schema = 0, ""
-        self._received: tuple[ModelMessage, float] | None = None
-        self._working_on: tuple[ModelMessage, float] | None = None
+        self._received: tuple[ModelMessage, Nanoseconds] | None = None
+        self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
 
-    def model(self, message: ModelMessage, at: float) -> Actions:
+    def model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
         """A dispatch arrived, complete at time `at`; one that MQTT delivers a second time is dropped."""
         if message.dispatch <= self._newest:
             return []
@@ -147,11 +155,11 @@ class ClientCore:
             return self._finish(result.ended)
         return [Think(self._think(result.ended - self._working_on[1]))]
 
-    def thought(self, at: float) -> Actions:
+    def thought(self, at: Nanoseconds) -> Actions:
         """The delay that `Think` asked for is over, at time `at`; no news after an interrupt."""
         return [] if self._trained is None else self._finish(at)
 
-    def pull(self, at: float) -> Actions:
+    def pull(self, at: Nanoseconds) -> Actions:
         """The server wants what lies in the send buffer, or what comes into it next."""
         if self._send_buffer is None:
             self._wanted = self._wanted or "pull"
@@ -159,7 +167,7 @@ class ClientCore:
         done, self._send_buffer = self._send_buffer, None
         return [*self._send(done, at), *self._begin()]
 
-    def interrupt(self, at: float) -> Actions:
+    def interrupt(self, at: Nanoseconds) -> Actions:
         """The server wants what is done by now."""
         if self._send_buffer is not None:
             return self.pull(at)
@@ -168,16 +176,20 @@ class ClientCore:
         self._wanted = "interrupt"
         return [CutShort()] if self._trained is None else self._finish(at)
 
-    def leave(self, at: float) -> Actions:
-        """The client leaves for good, at time `at`: what it remembers is handed in, and the rule knows
-        which of it (applied, or sent last) is the last that it has heard of."""
+    def leave(self, at: Nanoseconds) -> Actions:
+        """The client says goodbye, at time `at`. Where the rule's clients remember, it hands in what it
+        does: the aggregator knows which of it (nothing, applied, or sent last) is the last that it has
+        applied."""
+        if self._identity.side.kind != "residual":
+            return []
         memory = self._uploads.memory
+        known = (memory.applied or _NOTHING_APPLIED, memory.sent)
         return [
             SendUpdate(sequence, partial(self._farewell, sequence, vector, at))
-            for sequence, vector in filter(None, (memory.applied, memory.sent))
+            for sequence, vector in filter(None, known)
         ]
 
-    def _farewell(self, sequence: int, vector: Vector, at: float) -> UpdateMessage:
+    def _farewell(self, sequence: int, vector: Vector, at: Nanoseconds) -> UpdateMessage:
         identity = self._identity
         return UpdateMessage(
             run=identity.run,
@@ -206,7 +218,7 @@ class ClientCore:
         self._sequence += 1
         return [Train(self._working_on[0], self._sequence)]
 
-    def _finish(self, at: float) -> Actions:
+    def _finish(self, at: Nanoseconds) -> Actions:
         """The update is done: send it, or put it into the send buffer."""
         if self._working_on is None or self._trained is None:
             raise RuntimeError("no update to finish")
@@ -218,7 +230,7 @@ class ClientCore:
         self._wanted = None
         return [*self._send(done, at), *self._begin()]
 
-    def _send(self, done: _Done, at: float) -> list[Action]:
+    def _send(self, done: _Done, at: Nanoseconds) -> list[Action]:
         model, trained, identity = done.model, done.trained, self._identity
         form = self._uploads.form(done.sequence, model, trained.steps, lambda: trained.outcome().end)
 

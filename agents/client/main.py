@@ -20,6 +20,7 @@ from agents import config, durations, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.clock import Clock
 from agents.config import ClientConfig
+from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
 from agents.tasks import TASKS
 from agents.transport import (
     KEEPALIVE,
@@ -53,13 +54,13 @@ class Client:
         self._status = self._topics.status(cfg.client)
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._thinking_until: float | None = None
+        self._thinking_until: Nanoseconds | None = None
         self._leaving = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
         will = (self._status, b"offline")
-        keepalive = self._clock.takes(KEEPALIVE)
+        keepalive = self._clock.takes(KEEPALIVE * SECOND)
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
@@ -74,15 +75,15 @@ class Client:
         self._core = core.ClientCore(identity, self._thinking_time(), known)
         self._say(b"ready")
 
-    def _thinking_time(self) -> Callable[[float], float]:
-        """What is left to wait when `elapsed` seconds have gone since the model was there."""
+    def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
+        """What is left to wait when `elapsed` has gone since the model was there."""
         think, timing = self._config.think, self._config.timing
         extra = None if think is None else durations.sampler(think, self._rng(randomness.THINKING))
         floor = None if timing is None else durations.sampler(timing, self._rng(randomness.TIMING))
 
-        def left(elapsed: float) -> float:
-            wait = 0.0 if floor is None else max(0.0, floor() / self._config.speed - elapsed)
-            return wait + (0.0 if extra is None else extra())
+        def left(elapsed: Nanoseconds) -> Nanoseconds:
+            wait = 0 if floor is None else max(0, from_seconds(floor() / self._config.speed) - elapsed)
+            return wait + (0 if extra is None else from_seconds(extra()))
 
         return left
 
@@ -99,7 +100,7 @@ class Client:
         several models that came during training only the newest is trained."""
         until = self._thinking_until
         try:
-            left = None if until is None else self._clock.takes(max(0.0, until - self._clock.now()))
+            left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
             event = self._inbox.get(timeout=left)
         except queue.Empty:
             self._thinking_until = None
@@ -124,8 +125,8 @@ class Client:
                     self._train(model, sequence)
                 case core.CutShort():
                     self._cut = True
-                case core.Think(seconds):
-                    self._thinking_until = self._clock.now() + seconds
+                case core.Think(duration):
+                    self._thinking_until = self._clock.now() + duration
                 case core.Remember(known) if self._memory is not None:
                     memory.save(known, self._memory)
                 case core.SendUpdate(_, message):

@@ -27,12 +27,12 @@ class Memory:
         return max((known[0] for known in (self.applied, self.sent) if known), default=0)
 
     def acknowledged(self, sequence: int) -> Memory:
-        """What is known once the aggregator says that `sequence` is the last update it has applied."""
-        if sequence > self.newest:
-            return Memory()  # it has applied a later one: what we know is out of date
-        if self.sent is None:
-            return self
-        return Memory(self.sent if sequence >= self.sent[0] else self.applied)
+        """What is known once the aggregator says that `sequence` is the last update that it has applied:
+        nothing, where it has applied another than we know of, or none of this membership (0)."""
+        for known in (self.sent, self.applied):
+            if known is not None and known[0] == sequence:
+                return Memory(known)
+        return Memory()
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from agents.checks import positive
+from agents.checks import duration, positive
+from agents.nanoseconds import from_seconds, to_seconds
 from agents.rules.interface import (
     Action,
     Actions,
@@ -20,6 +22,7 @@ from agents.rules.interface import (
     Rule,
     Send,
     Server,
+    SetPeriodicTimer,
     SetTimer,
     State,
     Update,
@@ -54,10 +57,18 @@ class Area(Rule):
     The paper has p_i = 1/N and η_g = 1. k counts both kinds of event; the first models carry α_0. The
     message that fulfils the criterion is answered first, with the old x.
 
-    At all times x + u = Σ p_i y_i over all clients of the run, present or not, so that fast clients pull
-    no harder than slow ones. A client that is away stays in the mean with its last y_i, and pulls the
-    limit; one that retires takes its y_i out, the p of the others grow in proportion. A client whose
-    memory is no longer the y_i of this mean is left out from then on, as its residuals would shift it.
+    At all times x + u = Σ p_i y_i over the members, so that fast clients pull no harder than slow ones.
+    y_i is as of the last message of client i that was applied, and the p_i are the importances of the
+    members, scaled to sum 1. A client is a member from its join to its goodbye:
+
+    - One that joins, for the first time or after a goodbye, begins with y_i = the x that it is sent. Its
+      first message carries its whole model, of which the server makes the residual.
+    - One that says goodbye hands in its y_i, which is taken out of the mean: with p_i = 1/N,
+      u ← (N(x+u) − y_i)/(N−1) − x.
+    - One that is gone without a goodbye stays in the mean with its last y_i, which pulls the limit until
+      it is back; the log says so.
+    - One whose memory is not the y_i of the mean has lost it. That y_i stays in the mean, as of a client
+      that is gone for good, and the client joins anew.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
@@ -101,7 +112,7 @@ class Area(Rule):
                 raise ValueError(f"{choice}: {chosen} needs `{name}`")
             if option != chosen and value is not None:
                 raise ValueError(f"{name} belongs to {choice}: {option}")
-            positive(name, value)
+            (duration if name == "period" else positive)(name, value)
         if self.tuned and self.criterion != "random":
             raise ValueError("tuned belongs to criterion: random")
         if self.lr is not None and self.step != "constant":
@@ -164,12 +175,14 @@ class AreaState(State):
         self._server = server
         self.u = np.zeros_like(server.w)
         """What x lacks of Σ p_i y_i, y_i as of client i's last message."""
-        self._first = server.w.copy()
-        """x_0, the y_i of a client that has not been heard."""
-        self._importance = dict(server.population)
-        self._unheard = set(server.population)
-        self._out: set[str] = set()
-        """Clients that are not listened to any more: retired, or with another memory than the mean's."""
+        self._members: dict[str, float] = {}
+        """Clients whose y_i is in the mean, present or not, with their importance in the run."""
+        self._lost = 0.0
+        """Importance of the y_i in the mean that nobody remembers any more."""
+        self._total = 0.0
+        """P, the importance of all that is in the mean."""
+        self._begun_with: dict[str, Vector] = {}
+        """y_i of the members of which no message was applied: the x that they began with."""
         self._events = 0
         """k."""
         self._arrived: list[Contribution] = []
@@ -177,82 +190,111 @@ class AreaState(State):
         """Of each client: how many, and their sum in seconds."""
 
     def start(self) -> Actions:
-        away = [c for c in self._importance if c not in self._server.clients]
-        timer = [] if self._params.criterion == "every" else [self._next_timer()]
-        return [*map(self._frozen, away), *(self._send(c) for c in self._server.clients), *timer]
+        self._admit(list(self._server.clients))
+        return [*map(self._send, self._server.clients), *self._first_timer()]
 
     def update(self, update: Update) -> Actions:
         actions = self._aggregate_if_due()
         client = update.client
-        if client in self._out:
-            return [*actions, Ignored("left out: its memory is not in the model's mean")]
-        if (update.kind == "model") != (client in self._unheard):
-            return [*actions, *self._leave_out(client)]
+        if (update.kind == "model") != (client in self._begun_with):
+            return [*actions, *self._begin_anew(client)]
         self._add(update)
         self._events += 1
         actions.append(self._send(client))
-        return [*actions, SetTimer(_TIMER, 0.0)] if self._due else actions
+        return [*actions, SetTimer(_TIMER, 0)] if self._due else actions
 
     def join(self, client: str) -> Actions:
-        return [*self._aggregate_if_due(), *([] if client in self._out else [self._send(client)])]
+        actions = self._aggregate_if_due()
+        if client not in self._members:
+            self._admit([client])
+        return [*actions, self._send(client)]
 
     def leave(self, client: str) -> Actions:
-        return [] if client in self._out else [self._frozen(client)]
+        return [self._away(client)] if client in self._members else []
 
-    def retire(self, client: str, memory: Vector) -> Actions:
-        """u ← ((x+u) − p_i y_i)/(1 − p_i) − x. With p_i = 1/N that is (N(x+u) − y_i)/(N−1) − x."""
-        if client in self._out:
+    def retire(self, client: str, memory: Vector | None) -> Actions:
+        """u ← (P (x+u) − p_i y_i)/(P − p_i) − x, with P the sum of all p_i that are in the mean."""
+        if client not in self._members:
             return []
-        self._out.add(client)
-        p = self._importance.pop(client)
-        if not self._importance:
+        y = self._begun_with.pop(client, memory)
+        if y is None:
+            raise ValueError(f"{client} hands in no memory, but messages of it were applied")
+        weight, before = self._weight(client), self._total
+        del self._members[client]
+        self._count_members()
+        if self._total == 0:
             return [Remark(f"{client} retired, the last client: the model stays as it is")]
-        add_scaled(self.u, self._server.w, p)
-        add_scaled(self.u, self._first if client in self._unheard else memory, -p)
-        self.u /= 1 - p
-        self._importance = {other: q / (1 - p) for other, q in self._importance.items()}
+        add_scaled(self.u, self._server.w - y, weight)
+        self.u *= before / self._total
         return [
-            Remark(f"{client} retired: its model is out of the mean, its weight of {p:.3g} the others'")
+            Remark(
+                f"{client} retired: its model is out of the mean, its weight of {weight:.3g} the others'"
+            )
         ]
 
     def timer(self, name: str) -> Actions:
-        if self._params.criterion == "every":
-            return self._aggregate_if_due()
-        return [self._aggregate(), self._next_timer()]
+        match self._params.criterion:
+            case "every":
+                return self._aggregate_if_due()
+            case "period":
+                return [self._aggregate()]
+            case "random":
+                return [self._aggregate(), self._random_timer()]
 
     def _send(self, client: str) -> Send:
         return Send(client, lr=self._params.step_size(self._events))
 
+    def _count_members(self) -> None:
+        """Bring P up to date."""
+        self._total = math.fsum((*self._members.values(), self._lost))
+
+    def _weight(self, client: str) -> float:
+        """p_i of a member."""
+        return self._members[client] / self._total
+
+    def _admit(self, clients: Sequence[str]) -> None:
+        """They join the mean with y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
+        if not clients:
+            return
+        before, x = self._total, self._server.w.copy()
+        for client in clients:
+            self._members[client] = self._server.population[client]
+            self._begun_with[client] = x
+        self._count_members()
+        self.u *= before / self._total
+
     def _add(self, update: Update) -> None:
-        """u ← u + p_i m_i, where the model that a client sends first is a residual from x_0."""
-        client, p = update.client, self._importance[update.client]
-        residual = update.vector - self._first if update.kind == "model" else update.vector
+        """u ← u + p_i m_i, where the model that a client sends first is a residual from its y_i."""
+        client, p = update.client, self._weight(update.client)
+        begun_with = self._begun_with.pop(client, None)
+        residual = update.vector if begun_with is None else update.vector - begun_with
         add_scaled(self.u, residual, p)
-        self._unheard.discard(client)
         self._arrived.append(update.contribution(p))
         count, total = self._round_trips.get(client, (0, 0.0))
-        self._round_trips[client] = (count + 1, total + update.round_trip)
+        self._round_trips[client] = (count + 1, total + to_seconds(update.round_trip))
 
-    def _leave_out(self, client: str) -> list[Action]:
-        """Its residuals would not start from the y_i that is in the mean: it gets no model any more."""
-        self._out.add(client)
-        reason = "its first message was lost" if client in self._unheard else "it lost its memory"
+    def _begin_anew(self, client: str) -> list[Action]:
+        """Its residuals would not start from the y_i of the mean: that one stays there, frozen."""
+        weight = self._weight(client)
+        never = self._begun_with.pop(client, None) is not None
+        self._lost += self._members.pop(client)
+        self._admit([client])
+        reason = "its first message was lost" if never else "it lost its memory"
         return [
-            Ignored(f"{client} is left out: {reason}"),
+            Ignored(f"{reason}: {client} begins anew"),
             Remark(
-                f"{client} is left out for the rest of the run, as {reason}: {self._last(client)} keeps "
-                f"its weight of {self._importance[client]:.3g} in the mean and pulls the limit"
+                f"{client} begins anew, as {reason}: what is in the mean of it keeps its weight of "
+                f"{weight:.3g} there, beside what it sends from now on, and pulls the limit"
             ),
+            self._send(client),
         ]
 
-    def _frozen(self, client: str) -> Remark:
+    def _away(self, client: str) -> Remark:
+        last = "the model that it began with" if client in self._begun_with else "its last model"
         return Remark(
-            f"{client} is away: until it is back, {self._last(client)} keeps its weight of "
-            f"{self._importance[client]:.3g} in the mean and pulls the limit"
+            f"{client} is away: until it is back, {last} keeps its weight of "
+            f"{self._weight(client):.3g} in the mean and pulls the limit"
         )
-
-    def _last(self, client: str) -> str:
-        return "the initial model" if client in self._unheard else "its last model"
 
     @property
     def _due(self) -> bool:
@@ -273,11 +315,19 @@ class AreaState(State):
         used, self._arrived = self._arrived, []
         return self._server.aggregated(used)
 
-    def _next_timer(self) -> SetTimer:
-        if self._params.criterion == "period":
-            return SetTimer(_TIMER, _given(self._params.period))
+    def _first_timer(self) -> list[Action]:
+        match self._params.criterion:
+            case "every":
+                return []
+            case "period":
+                return [SetPeriodicTimer(_TIMER, from_seconds(_given(self._params.period)))]
+            case "random":
+                return [self._random_timer()]
+
+    def _random_timer(self) -> SetTimer:
         rate = self._tuned_rate() if self._params.tuned else None
-        return SetTimer(_TIMER, self._server.rng.exponential(1 / (rate or _given(self._params.rate))))
+        seconds = self._server.rng.exponential(1 / (rate or _given(self._params.rate)))
+        return SetTimer(_TIMER, from_seconds(seconds))
 
     def _tuned_rate(self) -> float | None:
         """λ_s* per second, or None where a client that is present has not answered yet."""

@@ -31,6 +31,9 @@ class AsFedAvg(Rule):
 
     The paper has η_g = 1. Every sender gets the w of before that aggregation, the Δ-th too: our reading,
     as the paper does not say. The server keeps the running mean only.
+
+    A client that joins, for the first time or again, gets w at once. What a client has handed in stays
+    in the mean, also if it leaves.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123 (section 5)"
@@ -70,7 +73,7 @@ class AsFedAvgState(State):
         actions = [*self._aggregate_if_due(), Send(update.client)]
         self._arrived.append(update.contribution(self._params.server_lr / self._params.every))
         mix(self._mean, update.vector, 1 / len(self._arrived))
-        return [*actions, SetTimer("aggregate", 0.0)] if self._due else actions
+        return [*actions, SetTimer("aggregate", 0)] if self._due else actions
 
     def join(self, client: str) -> Actions:
         return [*self._aggregate_if_due(), Send(client)]

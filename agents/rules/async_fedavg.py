@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from agents.checks import positive
+from agents.nanoseconds import to_seconds
 from agents.rules.interface import Actions, Rule, Send, Server, State, Update
 from agents.vectors import add_scaled
 
@@ -22,7 +23,8 @@ class AsyncFedAvg(Rule):
     sender gets the new w.
 
     Where `update_times` are not given, τ_j is the running mean of client j's round trips; d_i is 1 until
-    every client of the run has been seen once.
+    every client of the run has been seen once. A client that joins, for the first time or again, gets w
+    at once; the τ_j of who leaves is kept for its return.
     """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.3)"
@@ -81,7 +83,8 @@ class AsyncFedAvgState(State):
             return
         self._seen[update.client] += 1
         mean = self._times.get(update.client, 0.0)
-        self._times[update.client] = mean + (update.round_trip - mean) / self._seen[update.client]
+        latest = to_seconds(update.round_trip)
+        self._times[update.client] = mean + (latest - mean) / self._seen[update.client]
 
     def _time_weight(self, client: str) -> float:
         """d_i."""

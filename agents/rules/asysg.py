@@ -22,6 +22,9 @@ class AsySG(Rule):
     aggregation that it contributed to. The paper adds the gradients up (`mean: false`); with the mean,
     γ compares with the step sizes of other rules. The weight that is logged of a gradient is γ/n (or γ),
     without the sign.
+
+    A client that joins, for the first time or again, gets w at once. What a client has handed in counts,
+    also if it leaves; where those that left leave too few for n, the aggregation takes what there is.
     """
 
     paper: ClassVar[str] = "Lian, Huang, Li, Liu 2015, arXiv 1506.08272 (AsySG-con)"

@@ -32,6 +32,9 @@ class DeFedAvgIid(Rule):
     Then w is broadcast to all; each client trains anew from the newest model that it got, never twice on
     one. A round takes a client once: its second update waits for the next. Where fewer than n clients
     are left, a round ends once it has all of these, with the mean over them.
+
+    A client that joins, for the first time or again, gets w at once. What a client has handed in counts,
+    also if it leaves.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 2)"

@@ -35,7 +35,8 @@ class DeFedAvgNiid(Rule):
     for a client that was drawn m_i times. Then w is broadcast to all, and the next round draws. Clients
     train on the newest model that they got, never twice on one, and leave the result in a send buffer.
     So a fast client counts no more often than a slow one. A drawn client that leaves is dropped: the
-    round is then as if it had drawn fewer.
+    round is then as if it had drawn fewer. A client that joins, for the first time or again, gets w at
+    once, and may be drawn from the next round on.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"

@@ -7,7 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from agents.checks import at_least, positive
+from agents.checks import at_least, duration, positive
+from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
@@ -18,7 +19,7 @@ from agents.rules.interface import (
     Rule,
     Send,
     Server,
-    SetTimer,
+    SetPeriodicTimer,
     State,
     Update,
 )
@@ -37,8 +38,9 @@ class Favano(Rule):
     `debias`): fast clients move w no further than slow ones. The paper has η_g = 1. The drawn clients
     get the new w, the others train on, up to their number of local steps K, then wait to be drawn.
 
-    A drawn client that leaves is dropped: s is then one less. A round that takes longer than a period
-    is followed by the next at once; rounds do not overlap.
+    A round that takes longer than a period is followed by the next at once; rounds do not overlap. A
+    drawn client that leaves is dropped: s is then one less. A client that joins, for the first time or
+    again, gets w at once, and may be drawn in the next round.
     """
 
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
@@ -54,7 +56,7 @@ class Favano(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        positive("period", self.period)
+        duration("period", self.period)
         at_least("sample", self.sample, 1)
         positive("server_lr", self.server_lr)
 
@@ -85,7 +87,7 @@ class FavanoState(State):
 
     def start(self) -> Actions:
         sends = [Send(client) for client in self._server.clients]
-        return [*sends, SetTimer(_TIMER, self._params.period)]
+        return [*sends, SetPeriodicTimer(_TIMER, from_seconds(self._params.period))]
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
@@ -107,11 +109,10 @@ class FavanoState(State):
         return self._end_round_if_complete()
 
     def timer(self, name: str) -> Actions:
-        again = SetTimer(_TIMER, self._params.period)
         if self._waiting:
             self._overdue = True
-            return [again]
-        return [*self._draw(), again]
+            return []
+        return self._draw()
 
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:

@@ -18,6 +18,9 @@ class FedAsync(Rule):
 
     s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1). The sender gets the
     new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
+
+    A client that joins, for the first time or again, gets w at once; the rule remembers nothing of who
+    leaves.
     """
 
     paper: ClassVar[str] = "Xie, Koyejo, Gupta 2019, arXiv 1903.03934"

@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from agents.checks import at_least, positive
+from agents.checks import at_least, duration, positive
+from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
@@ -34,7 +35,8 @@ class FedAvg(Rule):
     (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)).
     With non-uniform p and sampling that is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni
     et al. 2023, Appendix C). A selected client that goes offline, or is not back within
-    `round_timeout` seconds, is dropped from the round.
+    `round_timeout` seconds, is dropped from the round. A client that joins, for the first time or again,
+    takes part from the next round on.
 
     τ_eff is 1 or, with `local.fednova`, where the Δ_i are normalised, the mean effective number of local
     steps, weighted as the updates are (Wang et al. 2020, arXiv 2007.07481). It is part of the weight
@@ -59,7 +61,7 @@ class FedAvg(Rule):
         at_least("sample", self.sample, 1)
         if self.replacement and self.sample is None:
             raise ValueError("replacement needs `sample`: how many clients a round draws")
-        positive("round_timeout", self.round_timeout)
+        duration("round_timeout", self.round_timeout)
 
     def check(self, clients: int) -> None:
         if self.sample is not None and not self.replacement and self.sample > clients:
@@ -145,7 +147,7 @@ class FedAvgState(State):
         self._waiting = set(self._round)
         actions: list[Action] = [Send(c, deferred=True) for c in clients if c in self._waiting]
         if self._params.round_timeout is not None:
-            actions.append(SetTimer("round", self._params.round_timeout))
+            actions.append(SetTimer("round", from_seconds(self._params.round_timeout)))
         return actions
 
     def _select(self, clients: list[str]) -> list[str]:

@@ -28,6 +28,10 @@ class FedBuff(Rule):
     contributors of a buffer get the new w (`after_aggregation`; Fraboni et al. 2023, 4.5). With
     `concurrency` below the number of clients, whoever uploads is replaced by one drawn uniformly among
     the idle, itself included: each at once, or in blocks of K after the aggregation (Xu et al., 5.3).
+
+    A client that joins, for the first time or again, gets w at once or, with `concurrency`, is idle.
+    What a client has handed in stays in the buffer, also if it leaves; where nobody trains and some wait
+    for the aggregation, it takes what there is.
     """
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"

@@ -30,6 +30,9 @@ class FedFa(Rule):
 
     The weight that is logged of an update is that of one application: η_g/K, for `delta` times τ_eff.
     It is logged once, with the first version that the update goes into. The server keeps K updates.
+
+    A client that joins, for the first time or again, gets w at once. The updates of who leaves stay in
+    the window until K others have come.
     """
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024, arXiv 2404.11015"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 
-from agents.checks import positive
+from agents.checks import duration, positive
+from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
@@ -17,7 +17,7 @@ from agents.rules.interface import (
     Rule,
     Send,
     Server,
-    SetTimer,
+    SetPeriodicTimer,
     State,
     Update,
 )
@@ -36,6 +36,9 @@ class FedFix(Rule):
     senders wait for the tick and get the new w; the others train on. A tick without updates leaves w
     and its version as they are. Δt ≥ max τ_i is synchronous FedAvg, over those that are present.
 
+    A client that joins, for the first time or again, gets w at once. What a client has handed in counts
+    at the next tick, also if it leaves before.
+
     Where `update_times` are not given, ⌈τ_i/Δt⌉ is counted: the ticks from the dispatch of a model to
     the application of its update. The server keeps the running sum only.
     """
@@ -51,7 +54,7 @@ class FedFix(Rule):
     """η_g."""
 
     def __post_init__(self) -> None:
-        positive("period", self.period)
+        duration("period", self.period)
         positive("server_lr", self.server_lr)
         if self.update_times is not None and not all(time > 0 for time in self.update_times):
             raise ValueError("update_times must all be longer than 0 s")
@@ -63,8 +66,8 @@ class FedFix(Rule):
             )
 
     def ticks(self, update_time: float) -> int:
-        """⌈τ/Δt⌉, where 0.3 s are three periods of 0.1 s although the quotient of floats is above 3."""
-        return max(1, math.ceil(update_time / self.period * (1 - 1e-9)))
+        """⌈τ/Δt⌉, of whole nanoseconds: 0.3 s are three periods of 0.1 s."""
+        return max(1, -(-from_seconds(update_time) // from_seconds(self.period)))
 
     def begin(self, server: Server) -> FedFixState:
         return FedFixState(self, server)
@@ -89,7 +92,8 @@ class FedFixState(State):
             self._given = dict(zip(server.population, ticks, strict=True))
 
     def start(self) -> Actions:
-        return [*self._send(list(self._server.clients)), SetTimer(_TICK, self._params.period)]
+        tick = SetPeriodicTimer(_TICK, from_seconds(self._params.period))
+        return [*self._send(list(self._server.clients)), tick]
 
     def update(self, update: Update) -> Actions:
         client = update.client
@@ -109,7 +113,7 @@ class FedFixState(State):
 
     def timer(self, name: str) -> Actions:
         self._now += 1
-        return [*self._aggregate(), SetTimer(_TICK, self._params.period)]
+        return self._aggregate()
 
     def _aggregate(self) -> list[Action]:
         if not self._arrived:

@@ -39,6 +39,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
+from agents.nanoseconds import Nanoseconds
 from agents.vectors import Vector
 
 Kind = Literal["delta", "model", "gradient", "residual"]
@@ -75,8 +76,8 @@ class Update:
     """Local steps done."""
     effective_steps: float = 1.0
     """FedNova: what τ_eff counts this update for; 1 for a delta that is not normalised."""
-    round_trip: float = 0.0
-    """Seconds from the dispatch of the model to the update's arrival."""
+    round_trip: Nanoseconds = 0
+    """From the dispatch of the model to the update's arrival."""
 
     def contribution(self, weight: float) -> Contribution:
         """What is to be kept of it until it is aggregated."""
@@ -124,7 +125,8 @@ class Broadcast:
 @dataclass(frozen=True, slots=True)
 class Request:
     """Ask `client` for its update: `pull` what lies in its send buffer, or comes next into it;
-    `interrupt` its training and send what is done by then."""
+    `interrupt` its training and send what is done by then. It leaves when this instant is over, after
+    the models of this instant."""
 
     client: str
     what: Literal["pull", "interrupt"]
@@ -132,10 +134,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call `timer(name)` after `after` seconds of device time; setting it anew moves it."""
+    """Call `timer(name)` once, `after` this event; setting it anew moves it."""
 
     name: str
-    after: float
+    after: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class SetPeriodicTimer:
+    """Call `timer(name)` at every multiple of `period` from now on."""
+
+    name: str
+    period: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +162,7 @@ class Remark:
     text: str
 
 
-Action = Aggregated | Send | Broadcast | Request | SetTimer | Ignored | Remark
+Action = Aggregated | Send | Broadcast | Request | SetTimer | SetPeriodicTimer | Ignored | Remark
 Actions = Sequence[Action]
 
 
@@ -193,15 +203,18 @@ class State(Protocol):
         ...
 
     def join(self, client: str) -> Actions:
-        """`client` is ready: new, or back after it left."""
+        """`client` is ready: for the first time, or back after a crash, an outage or a goodbye. From
+        here on it is as any other; no rule shuts it out."""
         ...
 
     def leave(self, client: str) -> Actions:
-        """`client` is gone; an update that it has in flight may still arrive first."""
+        """`client` is gone, and what it was sent with it; it may be back. Updates that it has handed in
+        stay where they are."""
         return []
 
-    def retire(self, client: str, memory: Vector) -> Actions:
-        """`client` leaves for good and hands in its memory, shape (d,); `leave` comes next."""
+    def retire(self, client: str, memory: Vector | None) -> Actions:
+        """`client` says goodbye and hands in its memory, shape (d,), or None where no update of it was
+        applied since it joined; `leave` comes next. If it is back later, it joins as a new client."""
         return []
 
     def timer(self, name: str) -> Actions:

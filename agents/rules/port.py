@@ -38,7 +38,9 @@ class Port(Rule):
     those of Plato, its authors' framework; that always takes the model of two versions ago for w_b.
 
     The contributors then get the new w or, with `concurrency` below the number of clients, as many as
-    there is room for, drawn uniformly among the idle.
+    there is room for, drawn uniformly among the idle. A client that joins, for the first time or again,
+    gets w at once or, with `concurrency`, is idle. What a client has handed in stays in the buffer, also
+    if it leaves; nobody waits for it any more.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"

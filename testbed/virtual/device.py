@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Protocol
 
 from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
+from agents.nanoseconds import Nanoseconds
 from testbed.virtual.network import Line
+from testbed.virtual.timing import Speed
 
 
 class Training(Protocol):
@@ -27,19 +30,64 @@ class Training(Protocol):
         """Its result will be asked for soon."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The training that goes on, in device time."""
+    """The training that goes on. All its times but `started` are the device's running time
+    (`Device.running_time`), in which no pause counts."""
 
     training: Training
-    started: float
-    ended: float
-    """If it is not frozen meanwhile."""
-    lost: float = 0.0
-    """The device's `lost_to_pauses` when this was planned."""
+    started: Nanoseconds
+    """Device time."""
+    since: Nanoseconds
+    """When `done` steps were done: the rest is spread evenly from then to `ended`."""
+    done: Fraction = Fraction()
+    computed: Nanoseconds
+    """When all steps are computed, at the share of the CPU that the device has now."""
+    floor: Nanoseconds
+    """When the time that `timing` gives it is over."""
+
+    @property
+    def ended(self) -> Nanoseconds:
+        return max(self.computed, self.floor)
+
+    def progress(self, at: Nanoseconds) -> Fraction:
+        """Steps done at running time `at`."""
+        steps, duration = self.training.steps, self.ended - self.since
+        if at >= self.ended:
+            return Fraction(steps)
+        return self.done + (steps - self.done) * Fraction(at - self.since, duration)
+
+    def slower(self, at: Nanoseconds, factor: float) -> Work:
+        """The same from running time `at` on, where computing takes `factor` times as long."""
+        left = round(max(0, self.computed - at) * factor)
+        return Work(
+            training=self.training,
+            started=self.started,
+            since=at,
+            done=self.progress(at),
+            computed=at + left,
+            floor=self.floor,
+        )
+
+    def cut_short(self, at: Nanoseconds) -> Work:
+        """The same, interrupted at running time `at`: the step that goes on is done to its end."""
+        steps = math.ceil(self.progress(at))
+        ended = at
+        if steps > self.done and at < self.ended:
+            share = (steps - self.done) / (self.training.steps - self.done)
+            ended = self.since + math.ceil(share * (self.ended - self.since))
+        self.training.cut(steps)
+        return Work(
+            training=self.training,
+            started=self.started,
+            since=self.since,
+            done=self.done,
+            computed=ended,
+            floor=ended,
+        )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Device:
     """One life of a device: a crash ends it, and what is still under way to or from it with it."""
 
@@ -48,10 +96,7 @@ class Device:
     core: client.ClientCore
     line: Line
     train: Callable[[wire.ModelMessage, int], Training]
-    training_time: Callable[[int], float]
-    """Seconds of a training of so many steps, at the speed that the device has now."""
-    set_share: Callable[[float], float]
-    """Give it another CPU share; by what factor everything takes longer from there on."""
+    speed: Speed
     working_on: Work | None = None
     trainings: dict[int, Training] = field(default_factory=dict)
     """Those whose update has not left yet, by sequence number: one that goes on, one in the send
@@ -59,12 +104,12 @@ class Device:
     memory: Memory | None = None
     """What it would find on its disk after a restart."""
     alive: bool = True
-    frozen_at: float | None = None
-    lost_to_pauses: float = 0.0
-    """Seconds in all."""
+    frozen_at: Nanoseconds | None = None
+    lost_to_pauses: Nanoseconds = 0
+    """In all, without a pause that goes on."""
     cut_off: bool = False
     """No packet passes."""
-    silent_since: float = math.inf
+    silent_since: Nanoseconds | None = None
     """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
     given_up: bool = False
     """The broker took it for gone: its client has to connect anew."""
@@ -73,7 +118,42 @@ class Device:
     kept: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
 
+    def awake(self, now: Nanoseconds) -> Nanoseconds:
+        """The last moment, up to `now`, at which it was not frozen."""
+        return now if self.frozen_at is None else self.frozen_at
+
+    def running_time(self, now: Nanoseconds) -> Nanoseconds:
+        """Device time without the pauses."""
+        return self.awake(now) - self.lost_to_pauses
+
+    def freeze(self, now: Nanoseconds) -> None:
+        self.frozen_at = now
+
+    def thaw(self, now: Nanoseconds) -> None:
+        """It goes on, and so does what came to it meanwhile."""
+        self.lost_to_pauses += now - self.awake(now)
+        self.frozen_at = None
+        release(self.held)
+
+    def unplug(self) -> None:
+        """No packet passes any more, either way."""
+        self.cut_off = True
+        self.line.plug(connected=False)
+
+    def plug(self) -> None:
+        """Packets pass again, those that waited first."""
+        self.cut_off = False
+        release(self.kept)
+        self.line.plug(connected=True)
+
     def end(self) -> None:
         """It is gone, and what is under way to and from it is lost."""
         self.alive = False
         self.line.drop()
+
+
+def release(waiting: list[Callable[[], None]]) -> None:
+    """Call them in their order; what has to wait again joins the list anew."""
+    released, waiting[:] = waiting[:], []
+    for callback in released:
+        callback()

@@ -20,12 +20,15 @@ from typing import Protocol
 import numpy as np
 
 from agents.config import Link
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed import seeds
 from testbed.plan import PlannedDevice
 from testbed.virtual import timing
-from testbed.virtual.agenda import LINK, SAME_INSTANT, Agenda
+from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
+_NANOSECOND = 1e-9
+"""Seconds: who has less than that to wait in a pipe is through."""
 
 
 class Flow(Protocol):
@@ -42,18 +45,18 @@ class Pipe:
     here since the pipe was last empty.
     """
 
-    __slots__ = ("_agenda", "_count", "_each", "_ends", "_look", "_order", "_since", "rate")
+    __slots__ = ("_count", "_each", "_ends", "_events", "_look", "_order", "_since", "rate")
 
-    def __init__(self, agenda: Agenda, rate: float) -> None:
+    def __init__(self, queue: EventQueue, rate: float) -> None:
         self.rate = rate
         """bit/s, above 0. It changes only while no flow is here."""
-        self._agenda = agenda
-        self._each, self._since = 0.0, 0.0
+        self._events = queue
+        self._each, self._since = 0.0, 0
         self._ends: dict[Flow, tuple[float, int]] = {}
         self._order: list[tuple[float, int, Flow]] = []
         """By the end of each flow, with what has left meanwhile."""
         self._count = itertools.count()
-        self._look: float | None = None
+        self._look: Nanoseconds | None = None
 
     def enter(self, flow: Flow, bits: float) -> None:
         """`flow`, which is not here, wants `bits` of this pipe from now on."""
@@ -72,9 +75,9 @@ class Pipe:
         return left
 
     def _progress(self) -> None:
-        now = self._agenda.now
+        now = self._events.now
         if self._ends:
-            self._each += (now - self._since) * self.rate / len(self._ends)
+            self._each += to_seconds(now - self._since) * self.rate / len(self._ends)
         else:
             self._each = 0.0
             self._order.clear()
@@ -92,18 +95,18 @@ class Pipe:
         remaining = self._remaining()
         if remaining is None:
             return
-        at = self._agenda.now + max(0.0, remaining)
+        at = self._events.now + from_seconds(max(0.0, remaining))
         if self._look is None or at < self._look:
             self._look = at
-            self._agenda.plan(at, LINK, 0, functools.partial(self._looked, at))
+            self._events.plan(at, LINK, 0, functools.partial(self._looked, at))
 
-    def _looked(self, at: float) -> None:
+    def _looked(self, at: Nanoseconds) -> None:
         if at != self._look:  # another look was planned before this one
             return
         self._look = None
         self._progress()
         done = []
-        while (remaining := self._remaining()) is not None and remaining <= SAME_INSTANT:
+        while (remaining := self._remaining()) is not None and remaining <= _NANOSECOND:
             flow = heapq.heappop(self._order)[2]
             del self._ends[flow]
             done.append(flow)
@@ -116,17 +119,22 @@ class Way:
     """One direction between the server and a device: messages arrive in the order they were sent in."""
 
     __slots__ = (
-        *("_agenda", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
-        *("_free", "_in", "_last", "_queue"),
+        *("_events", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
+        *("_free", "_in", "_last", "_messages"),
     )
 
     def __init__(
-        self, agenda: Agenda, shared: tuple[Pipe, ...], latency: Callable[[], float], *, steady: bool
+        self,
+        queue: EventQueue,
+        shared: tuple[Pipe, ...],
+        latency: Callable[[], Nanoseconds],
+        *,
+        steady: bool,
     ) -> None:
-        """`shared`: the pipes besides the device's own. `latency` gives the seconds that the next
-        message takes beyond its time in the pipes. `steady`: once its own rate is set, nothing is going
+        """`shared`: the pipes besides the device's own. `latency` gives the time that the next message
+        takes beyond that in the pipes. `steady`: once its own rate is set, nothing is going
         to change."""
-        self._agenda = agenda
+        self._events = queue
         self._shared = shared
         self._latency = latency
         self._steady = steady and not shared
@@ -134,28 +142,28 @@ class Way:
         self._own: Pipe | None = None
         """With that rate, once it is needed."""
         self._open = True
-        self._queue: list[tuple[float, Callable[[float], None]]] = []
+        self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
         """Bits that are left of each message, and what happens when it is through."""
         self._in: list[Pipe] = []
         """Those that the first one is in."""
-        self._last = 0.0
+        self._last: Nanoseconds = 0
         """When the last one arrives."""
-        self._free = 0.0
+        self._free: Nanoseconds = 0
         """When the last one is through; on a steady way, where that is known at once."""
 
-    def send(self, bits: float, then: Callable[[float], None]) -> None:
+    def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Once it is certain when `bits` will be there, `then` is called with that time: when they are
         through the pipes, or at once."""
         if self._steady and self._open:
-            takes = bits / self._rate if self._rate else 0.0
-            self._free = max(self._free, self._agenda.now) + takes
+            takes = from_seconds(bits / self._rate) if self._rate else 0
+            self._free = max(self._free, self._events.now) + takes
             then(self._arrival(self._free))
             return
-        if not self._queue and self._open and not (bits and (self._rate or self._shared)):
-            then(self._arrival(self._agenda.now))
+        if not self._messages and self._open and not (bits and (self._rate or self._shared)):
+            then(self._arrival(self._events.now))
             return
-        self._queue.append((bits, then))
-        if len(self._queue) == 1:
+        self._messages.append((bits, then))
+        if len(self._messages) == 1:
             self._go_on()
 
     def change(self, rate: float | None, *, is_open: bool) -> None:
@@ -165,7 +173,7 @@ class Way:
             return
         left = max([pipe.leave(self) for pipe in self._in], default=0.0)
         if self._in:
-            self._queue[0] = left, self._queue[0][1]
+            self._messages[0] = left, self._messages[0][1]
             self._in = []
         self._rate, self._own = rate, None
         self._open = is_open
@@ -176,8 +184,8 @@ class Way:
         for pipe in self._in:
             pipe.leave(self)
         self._in = []
-        self._queue.clear()
-        self._last = 0.0
+        self._messages.clear()
+        self._last = 0
 
     def through(self, pipe: Pipe) -> None:
         self._in.remove(pipe)
@@ -187,11 +195,11 @@ class Way:
 
     def _go_on(self) -> None:
         """The first message, if there is one, begins, or goes on after a change."""
-        while self._queue and self._open:
-            bits = self._queue[0][0]
+        while self._messages and self._open:
+            bits = self._messages[0][0]
             if bits and (self._rate or self._shared):
                 if self._rate and self._own is None:
-                    self._own = Pipe(self._agenda, self._rate)
+                    self._own = Pipe(self._events, self._rate)
                 self._in = [*self._shared, *([self._own] if self._own else [])]
                 for pipe in self._in:
                     pipe.enter(self, bits)
@@ -200,10 +208,10 @@ class Way:
 
     def _arrive(self) -> None:
         """It leaves the queue last, so that nothing else begins meanwhile."""
-        self._queue[0][1](self._arrival(self._agenda.now))
-        del self._queue[0]
+        self._messages[0][1](self._arrival(self._events.now))
+        del self._messages[0]
 
-    def _arrival(self, through: float) -> float:
+    def _arrival(self, through: Nanoseconds) -> Nanoseconds:
         """When what is through at that time is there: not before what was sent before it."""
         self._last = max(self._last, through + self._latency())
         return self._last
@@ -216,7 +224,7 @@ class Line:
 
     def __init__(
         self,
-        agenda: Agenda,
+        queue: EventQueue,
         link: Link,
         shared: tuple[tuple[Pipe, ...], tuple[Pipe, ...]],
         generator: Callable[[], np.random.Generator],
@@ -230,18 +238,18 @@ class Line:
         self._generator = generator
         self._draws: Callable[[], float] | None = None
         latency = self._latency
-        self.up, self.down = (Way(agenda, pipes, latency, steady=steady) for pipes in shared)
+        self.up, self.down = (Way(queue, pipes, latency, steady=steady) for pipes in shared)
         self._settle()
 
-    def download(self, size: int, then: Callable[[float], None]) -> None:
+    def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send a model of `size` bytes; `then` hears when it is there, once that is certain."""
         self.down.send(8 * size, then)
 
-    def upload(self, size: int, then: Callable[[float], None]) -> None:
+    def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send an update of `size` bytes; `then` hears when the server has all of it."""
         self.up.send(8 * size, then)
 
-    def request(self, then: Callable[[float], None]) -> None:
+    def request(self, then: Callable[[Nanoseconds], None]) -> None:
         """Send a request of a few bytes to the device."""
         self.down.send(0, then)
 
@@ -268,25 +276,25 @@ class Line:
             goodput = timing.goodput(rate, link.rtt, link.loss) if is_open else rate
             way.change(goodput, is_open=is_open)
 
-    def _latency(self) -> float:
-        """Seconds of one way, drawn anew where jitter or loss make it random."""
+    def _latency(self) -> Nanoseconds:
+        """Of one way, drawn anew where jitter or loss make it random."""
         link = self._link
         if not (link.jitter or link.loss):
-            return link.rtt / 2
+            return from_seconds(link.rtt / 2)
         if self._draws is None:
             self._draws = self._generator().random
-        return timing.latency(link.rtt, link.jitter, link.loss, self._draws)
+        return from_seconds(timing.latency(link.rtt, link.jitter, link.loss, self._draws))
 
 
 class Network:
     """All links of a run."""
 
     def __init__(
-        self, agenda: Agenda, seed: int, server_link: Link | None = None, *, steady: bool = False
+        self, queue: EventQueue, seed: int, server_link: Link | None = None, *, steady: bool = False
     ) -> None:
         """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes."""
         self._steady = steady
-        self._agenda = agenda
+        self._events = queue
         self._seed = seed
         link = server_link or _FREE
         self._server = self._pipes(link.down), self._pipes(link.up)  # what comes up is its download
@@ -301,7 +309,7 @@ class Network:
             cell_up, cell_down = self._cells[access.name]
             up, down = up + cell_up, down + cell_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
-        return Line(self._agenda, device.link or _FREE, (up, down), generator, steady=self._steady)
+        return Line(self._events, device.link or _FREE, (up, down), generator, steady=self._steady)
 
     def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
-        return () if rate is None else (Pipe(self._agenda, rate),)
+        return () if rate is None else (Pipe(self._events, rate),)

@@ -15,15 +15,17 @@ from agents import durations, events, wire
 from agents.aggregator import models
 from agents.aggregator.actions import Save
 from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import AggregatorCore, Settings
+from agents.aggregator.core import Settings
 from agents.aggregator.evaluation import Evaluator
+from agents.aggregator.inputs import Input
 from agents.aggregator.journal import Journal
-from agents.aggregator.recording import RecordedCore, Recording
+from agents.aggregator.recording import Recording
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.training import Trainer
 from agents.config import Local
 from agents.flat import initial, schema_hash
+from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -36,15 +38,14 @@ from testbed.rundir import RunDirectory
 from testbed.signals import noted
 from testbed.topology.timeline import SetLink
 from testbed.view import View
-from testbed.virtual.agenda import Agenda
 from testbed.virtual.device import Device
+from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
 from testbed.virtual.timing import Speed, Work
 from testbed.virtual.training import BatchTrainer
 
-_NEVER = float("inf")
 _LOOK_EVERY = 0.1
 """Seconds of wall time between two looks at the clock's doings: refreshing the view, writing out."""
 _MEASURED_SECONDS = 0.5
@@ -96,16 +97,19 @@ class Recorder:
         if isinstance(record, events.RunEnded):
             self.ended = record
 
-    def recorded(self, core: AggregatorCore, beginning: Beginning) -> RecordedCore:
-        """`core`, so that all its inputs are kept."""
+    def keep_inputs(self, beginning: Beginning) -> None:
+        """From now on keep all inputs of the core of `beginning`."""
         self._recording = Recording(self.directory.inputs, beginning)
-        return RecordedCore(core, self._recording)
+
+    def input(self, event: Input) -> None:
+        if self._recording is not None:
+            self._recording.write(event)
 
     def save(self, version: int, w: Vector, *, final: bool) -> None:
         name = Save(version, final).name
         models.save(self.directory.models, name, w, version, self.schema)
 
-    def pulse(self, at: float) -> None:
+    def pulse(self) -> None:
         self._looks += 1
         if self._looks % 64 == 0 and time.monotonic() >= self._due:
             self._journal.flush()
@@ -129,22 +133,23 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     stop = topology.stop.plain()
     population = importance(topology, spec.samples)
     settings = Settings(
-        run_id,
-        schema,
-        rule.client_side,
-        population,
-        stop,
-        topology.evaluate.every,
-        _NEVER,
+        run=run_id,
+        schema=schema,
+        side=rule.client_side,
+        importance=population,
+        stop=stop,
+        evaluate_every=from_seconds(topology.evaluate.every),
         patient=spec.eventful,
     )
     beginning = Beginning(settings, topology.rule.named, topology.seed)
     core, server = beginning.core(w)
-    agenda = Agenda()
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), agenda)
+    if topology.record == "updates":
+        recorder.keep_inputs(beginning)
+    queue = EventQueue()
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), queue)
     return Simulation(
-        agenda,
-        recorder.recorded(core, beginning) if topology.record == "updates" else core,
+        queue,
+        core,
         server,
         fleet.device,
         Evaluator(task, prepared.test, lambda _: None).evaluate,
@@ -168,7 +173,7 @@ class _Fleet:
         side: ClientSide,
         task: Task,
         work: Work,
-        agenda: Agenda,
+        queue: EventQueue,
     ) -> None:
         self._spec = spec
         self._prepared = prepared
@@ -177,7 +182,7 @@ class _Fleet:
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
-        self._network = Network(agenda, spec.topology.seed, link, steady=not spec.eventful)
+        self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
         gradient, lazily = side.kind == "gradient", side.send_buffer is not None
         self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
 
@@ -201,21 +206,20 @@ class _Fleet:
         timing = randomness.generator(seed, name, randomness.TIMING)
         speed = Speed(planned, self._work, timing)
         return Device(
-            index,
-            client.ClientCore(identity, self._thinking_time(planned), memory),
-            self._network.line(planned) if last is None else last.line,
-            train,
-            speed.training_time if last is None else last.training_time,
-            speed.set_share if last is None else last.set_share,
+            index=index,
+            core=client.ClientCore(identity, self._thinking_time(planned), memory),
+            line=self._network.line(planned) if last is None else last.line,
+            train=train,
+            speed=speed if last is None else last.speed,
             memory=memory,
         )
 
-    def _thinking_time(self, planned: PlannedDevice) -> Callable[[float], float]:
+    def _thinking_time(self, planned: PlannedDevice) -> Callable[[Nanoseconds], Nanoseconds]:
         if planned.think is None:
-            return lambda _: 0.0
+            return lambda _: 0
         rng = randomness.generator(self._spec.topology.seed, planned.name, randomness.THINKING)
         think = durations.sampler(planned.think, rng)
-        return lambda _: think()
+        return lambda _: from_seconds(think())
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
@@ -232,9 +236,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
     model = wire.ModelMessage(run, 0, 0, schema, w)
-    update = wire.UpdateMessage(
-        run, "client", 0, 0, 0, schema, "delta", 0, 0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, w
-    )
+    update = wire.UpdateMessage(run, "client", 0, 0, 0, schema, "delta", 0, 0, 1.0, 0.0, 0, 0, 0, 0, w)
     return len(wire.encode(model)), len(wire.encode(update))
 
 

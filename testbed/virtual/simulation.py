@@ -1,41 +1,47 @@
-"""Virtual time: an event heap around the same cores that run in the containers.
+"""Virtual time: an event queue around the same cores that run in the containers.
 
 One instant: what happens on the devices, then the updates that arrive, in device order, then the
-timers, then the deferred replies; and again, as long as that makes something happen at the same time.
+timers, then what the aggregator sends at the end of it; and again, as long as that makes something
+happen at the same time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from agents import events, wire
 from agents.aggregator import actions as act
+from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
-from agents.aggregator.recording import RecordedCore
 from agents.client import core as client
 from agents.config import Stop
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.topology.timeline import Step, describe
-from testbed.virtual import fate
-from testbed.virtual.agenda import ARRIVAL, DEVICE, SAME_INSTANT, SCENARIO, Agenda, rounded
+from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
+from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
-_MOST_AT_ONCE = 100
-"""Events per device at one time: more come only from a device that takes no time at all."""
+_MAX_EVENTS_AT_ONCE = 100
+"""Per device at one time: more come only from a device that takes no time at all."""
 
 
 class Recorder(Protocol):
     """Where a run's records and models go."""
 
+    def input(self, event: inputs.Input) -> None:
+        """The aggregator's core is about to be handed `event`."""
+
     def record(self, record: events.Record) -> None: ...
     def save(self, version: int, w: Vector, *, final: bool) -> None: ...
-    def pulse(self, at: float) -> None:
-        """All that happened up to device time `at` has been recorded."""
+    def pulse(self) -> None:
+        """All that happened so far has been recorded."""
 
 
 class Simulation:
@@ -50,8 +56,8 @@ class Simulation:
 
     def __init__(
         self,
-        agenda: Agenda,
-        core: AggregatorCore | RecordedCore,
+        queue: EventQueue,
+        core: AggregatorCore,
         server: Server,
         devices: Callable[[str, Device | None], Device],
         evaluate: Callable[[int, Vector], Evaluation],
@@ -64,7 +70,7 @@ class Simulation:
         steps: Iterator[Step],
         absent: frozenset[str],
     ) -> None:
-        self._agenda = agenda
+        self._events = queue
         self._core = core
         self._server = server
         self._make = devices
@@ -75,13 +81,15 @@ class Simulation:
         self._model_size, self._update_size = sizes
         self._steps = steps
         self._absent = absent
-        self._wait = stop.target_accuracy is not None
+        self._evaluates_at_once = stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
         self._snapshot: tuple[int, Vector] | None = None
         self._thread = ThreadPoolExecutor(1, "evaluation")
         self._evaluation: Future[Evaluation] | None = None
-        self._finished: str | None = None
+        self._inputs: deque[inputs.Input] = deque()
+        self._handling = False
+        self._finished = False
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
         """Until the run is over, or in order when `interrupted`. Raises RunFailedError where time
@@ -91,87 +99,92 @@ class Simulation:
                 if name in self._absent:
                     self.begin_life(name).alive = False  # the one that it has until it joins
                 else:
-                    self._execute(self._core.status(name, "ready", 0.0))
+                    self.report_status(name, "ready")
             self._plan_step()
-            self._execute(self._core.start(wall_clock, 0.0))
+            self._handle(inputs.Started(0, wall_clock, 0))
             self._instant()
-            while self._finished is None:
-                self._agenda.now = self._next()
+            while not self._finished:
+                self._events.now = self._next()
                 self._instant()
-                self._recorder.pulse(self._agenda.now)
+                self._recorder.pulse()
                 if interrupted():
-                    self._execute(self._core.end("interrupted", self._agenda.now))
+                    self._handle(inputs.EndRequested(self._events.now, "interrupted"))
         finally:
             self._thread.shutdown(cancel_futures=True)
 
-    def _next(self) -> float:
+    def _next(self) -> Nanoseconds:
         """When something happens next."""
-        timer, first = self._core.next_timer, self._agenda.next
+        timer, first = self._core.next_timer, self._events.next
         if first is not None:
-            return first if timer is None else max(self._agenda.now, min(first, rounded(timer)))
+            return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
             raise RunFailedError(
-                f"after {self._agenda.now:g} s nothing happens any more: the rule waits for its "
-                "clients, and the clients wait for the rule. Give the run an end: stop.after"
+                f"after {to_seconds(self._events.now):g} s nothing happens any more: the rule waits for "
+                "its clients, and the clients wait for the rule. Give the run an end: stop.after"
             )
-        return max(self._agenda.now, rounded(timer))
+        return timer
 
     def _instant(self) -> None:
         """All that happens now."""
-        for _ in range(_MOST_AT_ONCE * (1 + len(self._server.population))):
-            if (happens := self._agenda.due()) is not None:
-                happens()
+        now = self._events.now
+        for _ in range(_MAX_EVENTS_AT_ONCE * (1 + len(self._server.population))):
+            if self._finished:
+                return
+            if (callback := self._events.due()) is not None:
+                callback()
                 continue
             timer = self._core.next_timer
-            if timer is not None and timer <= self._agenda.now + SAME_INSTANT:
+            if timer is not None and timer <= now:
                 self._hand_in_evaluation()
-                self._execute(self._core.due(max(self._agenda.now, timer)))
+                self._handle(inputs.TimersDue(now))
                 continue
-            self._execute(self._core.end_of_instant(self._agenda.now))
-            first = self._agenda.next
-            if first is None or first > self._agenda.now:
+            self._handle(inputs.InstantOver(now))
+            first = self._events.next
+            if first is None or first > now:
                 return
         raise RunFailedError(
-            f"time stands still at {self._agenda.now:g} s: some device takes no time at all. "
+            f"time stands still at {to_seconds(now):g} s: some device takes no time at all. "
             "Give every device a cpu, gflops or timing above zero."
         )
 
-    def _at(self, time: float, rank: int, device: Device, happens: Callable[[], None]) -> None:
-        """Plan what happens at `time`, at once if that is now and nothing has to wait its turn."""
-        if rank == DEVICE and rounded(time) <= self._agenda.now:
-            happens()
+    def _at(self, time: Nanoseconds, rank: int, device: Device, callback: Callable[[], None]) -> None:
+        """Plan `callback` at `time`; call it at once if that is now and it need not wait its turn."""
+        if rank == DEVICE and time <= self._events.now:
+            callback()
         else:
-            self._agenda.plan(time, rank, device.index, happens)
+            self._events.plan(time, rank, device.index, callback)
 
     # What happens to a device
 
     def _plan_step(self) -> None:
         step = next(self._steps, None)
         if step is not None:
-            self._agenda.plan(step.at, SCENARIO, 0, lambda: self._play(step))
+            self._events.plan(from_seconds(step.at), SCENARIO, 0, lambda: self._play(step))
 
     def _play(self, step: Step) -> None:
         """Do the step that is due, and plan the next."""
-        told = events.Acted(self._agenda.now, step.device, "scenario", 0.0, describe(step.action))
-        self._recorder.record(told)
-        fate.act(self, step.device, step.action, self._agenda.now)
+        now = self._events.now
+        details = describe(step.action)
+        self._recorder.record(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
+        faults.act(self, step.device, step.action, now)
         self._plan_step()
 
-    def now_and_then(self, happens: Callable[[], None], device: Device) -> None:
-        """As soon as `device`'s packets pass and its client runs."""
-        self._inbound(self._agenda.now, device, happens)
+    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
+        """Call it as soon as `device`'s packets pass and its client runs."""
+        self._inbound(self._events.now, device, callback)
 
-    def at(self, time: float, happens: Callable[[], None], device: Device) -> None:
-        """At `time`, or at once where that is over."""
-        self._at(time, DEVICE, device, happens)
+    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+        """Call it at `time`, or at once where that is over."""
+        self._at(time, DEVICE, device, callback)
 
-    def say(self, name: str, state: str) -> None:
+    def report_status(self, name: str, state: str) -> None:
         """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
-        self._execute(self._core.status(name, state, self._agenda.now))
+        self._handle(inputs.StatusChanged(self._events.now, name, state))
 
-    def tell(self, name: str, message: wire.UpdateMessage) -> None:
+    def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
         """The aggregator hears `message` from `name`."""
-        self._execute(self._core.update(name, message, self._update_size, self._agenda.now))
+        now = self._events.now
+        self._handle(inputs.UpdateArrived(now, name, self._update_size, now, message))
 
     def device(self, name: str) -> Device:
         """The life that it has, or had last."""
@@ -182,7 +195,7 @@ class Simulation:
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
 
-    def _local(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+    def _local(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         """Plan what the client's process does at `time`, or later by what it is frozen until then."""
         lost = device.lost_to_pauses
 
@@ -192,13 +205,13 @@ class Simulation:
             if device.frozen_at is not None:
                 device.held.append(due)
             elif device.lost_to_pauses > lost:
-                self._local(time + device.lost_to_pauses - lost, device, happens)
+                self._local(time + device.lost_to_pauses - lost, device, callback)
             else:
-                happens()
+                callback()
 
         self._at(time, DEVICE, device, due)
 
-    def _inbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+    def _inbound(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         """Plan what the client does with what reaches it at `time`."""
 
         def due() -> None:
@@ -209,11 +222,11 @@ class Simulation:
             elif device.frozen_at is not None:
                 device.held.append(due)
             else:
-                happens()
+                callback()
 
         self._at(time, DEVICE, device, due)
 
-    def _outbound(self, time: float, device: Device, happens: Callable[[], None]) -> None:
+    def _outbound(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         """Plan what the aggregator does with what reaches it from `device` at `time`."""
 
         def due() -> None:
@@ -222,34 +235,48 @@ class Simulation:
             if device.cut_off:
                 device.kept.append(due)
             else:
-                happens()
+                callback()
 
         self._at(time, ARRIVAL, device, due)
 
     # What the aggregator wants
 
-    def _execute(self, actions: act.Actions) -> None:
-        for action in actions:
-            match action:
-                case act.Dispatch(name, version, number, lr, acknowledged):
-                    self._send(name, self._model(version, number, lr, acknowledged))
-                case act.Log(record):
-                    self._recorder.record(record)
-                case act.Broadcast(version, number):
-                    model = self._model(version, number)
-                    for name in list(self._server.clients):
-                        self._send(name, model)
-                case act.Request(name, what):
-                    self._request(self.device(name), what)
-                case act.Evaluate(version):
-                    self._submit_evaluation(version)
-                case act.Save(version, final):
-                    self._recorder.save(version, self._server.w, final=final)
-                case act.StopClients():
-                    self._agenda.clear()
-                    self._hand_in_evaluation()
-                case act.Finish(reason):
-                    self._finished = reason
+    def _handle(self, event: inputs.Input) -> None:
+        """Hand `event` to the core, once all that it wanted because of earlier ones has been done."""
+        self._inputs.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inputs and not self._finished:
+                event = self._inputs.popleft()
+                self._recorder.input(event)
+                for action in self._core.handle(event):
+                    self._execute(action)
+        finally:
+            self._handling = False
+
+    def _execute(self, action: act.Action) -> None:
+        match action:
+            case act.Dispatch(name, version, number, lr, acknowledged):
+                self._send(name, self._model(version, number, lr, acknowledged))
+            case act.Log(record):
+                self._recorder.record(record)
+            case act.Broadcast(version, number):
+                model = self._model(version, number)
+                for name in list(self._server.clients):
+                    self._send(name, model)
+            case act.Request(name, what):
+                self._request(self.device(name), what)
+            case act.Evaluate(version):
+                self._submit_evaluation(version)
+            case act.Save(version, final):
+                self._recorder.save(version, self._server.w, final=final)
+            case act.StopClients():
+                self._events.clear()
+                self._hand_in_evaluation()
+            case act.Finish():
+                self._finished = True
 
     def _model(
         self, version: int, number: int, lr: float | None = None, acknowledged: int = 0
@@ -264,31 +291,27 @@ class Simulation:
     def _send(self, name: str, model: wire.ModelMessage) -> None:
         device = self.device(name)
 
-        def arrives() -> None:
-            self._obey(device, device.core.model(model, self._agenda.now))
+        def arrive() -> None:
+            self._obey(device, device.core.model(model, self._events.now))
 
-        device.line.download(self._model_size, lambda at: self._inbound(at, device, arrives))
+        device.line.download(self._model_size, lambda at: self._inbound(at, device, arrive))
 
     def _request(self, device: Device, what: str) -> None:
-        def arrives() -> None:
+        def arrive() -> None:
             answer = device.core.pull if what == "pull" else device.core.interrupt
-            self._obey(device, answer(self._agenda.now))
+            self._obey(device, answer(self._events.now))
 
-        device.line.request(lambda at: self._inbound(at, device, arrives))
+        device.line.request(lambda at: self._inbound(at, device, arrive))
 
     def _submit_evaluation(self, version: int) -> None:
         self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
-        if self._wait or self._ending:
+        if self._evaluates_at_once or self._core.ending:
             self._hand_in_evaluation()
-
-    @property
-    def _ending(self) -> bool:
-        return self._core.next_timer is None
 
     def _hand_in_evaluation(self) -> None:
         if self._evaluation is not None:
             done, self._evaluation = self._evaluation.result(), None
-            self._execute(self._core.evaluated(done.version, done.loss, done.accuracy, self._agenda.now))
+            self._handle(inputs.EvaluationDone(self._events.now, done.version, done.loss, done.accuracy))
 
     # What a client wants
 
@@ -297,10 +320,12 @@ class Simulation:
             match action:
                 case client.Train(model, sequence):
                     self._train(device, model, sequence)
-                case client.Think(seconds):
-                    self._think(device, seconds)
+                case client.Think(duration):
+                    self._think(device, duration)
                 case client.CutShort():
-                    self._cut_short(device)
+                    if device.working_on is not None:
+                        work = device.working_on.cut_short(device.running_time(self._events.now))
+                        self.work_on(device, work)
                 case client.SendUpdate(sequence, message):
                     device.trainings.pop(sequence).wanted()
                     self._upload(device, message)
@@ -310,49 +335,44 @@ class Simulation:
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        ended = rounded(self._agenda.now + device.training_time(training.steps))
-        self.work_on(device, Work(training, self._agenda.now, ended, device.lost_to_pauses))
+        begun = device.running_time(self._events.now)
+        work = Work(
+            training=training,
+            started=self._events.now,
+            since=begun,
+            computed=begun + device.speed.computing(training.steps),
+            floor=begun + device.speed.floor(),
+        )
+        self.work_on(device, work)
 
     def work_on(self, device: Device, work: Work) -> None:
         """What the device works on is `work` now."""
         device.working_on = work
+        now = self._events.now
 
-        def ends() -> None:
-            if device.working_on is work:  # else it was cut short
+        def end() -> None:
+            if device.working_on is work:  # else it was cut short, or goes on at another speed
                 training = work.training
                 trained = client.Trained(
-                    training.outcome, training.steps, work.started, self._agenda.now
+                    training.outcome, training.steps, work.started, self._events.now
                 )
                 self._obey(device, device.core.trained(trained))
 
-        self._local(work.ended, device, ends)
+        left = work.ended - device.running_time(now)
+        self._local(device.awake(now) + left, device, end)
 
-    def _cut_short(self, device: Device) -> None:
-        """The step that goes on is done to its end."""
-        work = device.working_on
-        if work is None:
-            return
-        step = (work.ended - work.started) / max(1, work.training.steps)
-        paused = device.lost_to_pauses - work.lost
-        worked = self._agenda.now - work.started - paused
-        done = 0 if step == 0 else -int(-(worked - SAME_INSTANT) // step)
-        done = min(max(done, 0), work.training.steps)
-        work.training.cut(done)
-        ended = rounded(max(self._agenda.now, work.started + paused + done * step))
-        self.work_on(device, Work(work.training, work.started, ended, device.lost_to_pauses))
-
-    def _think(self, device: Device, seconds: float) -> None:
+    def _think(self, device: Device, duration: Nanoseconds) -> None:
         work = device.working_on
 
-        def ends() -> None:
+        def end() -> None:
             if device.working_on is work:  # else an interrupt has ended it
-                self._obey(device, device.core.thought(self._agenda.now))
+                self._obey(device, device.core.thought(self._events.now))
 
-        self._local(self._agenda.now + seconds, device, ends)
+        self._local(self._events.now + duration, device, end)
 
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
-        def arrives() -> None:
+        def arrive() -> None:
             update = message()
-            self._execute(self._core.update(update.client, update, self._update_size, self._agenda.now))
+            self.deliver_update(update.client, update)
 
-        device.line.upload(self._update_size, lambda at: self._outbound(at, device, arrives))
+        device.line.upload(self._update_size, lambda at: self._outbound(at, device, arrive))

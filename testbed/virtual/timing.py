@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agents import durations
+from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed.plan import PlannedDevice
 
 _MSS = 1448
@@ -37,7 +38,7 @@ class Work:
 
 
 class Speed:
-    """How long `device` trains; `rng` draws its `timing`."""
+    """How fast `device` trains; `rng` draws its `timing`."""
 
     def __init__(self, device: PlannedDevice, work: Work, rng: np.random.Generator) -> None:
         self._device = device
@@ -45,11 +46,14 @@ class Speed:
         self._step = work.per_step(device)
         self._floor = None if device.timing is None else durations.sampler(device.timing, rng)
 
-    def training_time(self, steps: int) -> float:
-        """Seconds of the next training. `timing` is a floor under them: where nothing else is known, it
-        is the time."""
-        floor = 0.0 if self._floor is None else self._floor() / self._device.speed
-        return max(steps * self._step, floor)
+    def computing(self, steps: int) -> Nanoseconds:
+        """How long the device computes `steps` steps, at the share of the CPU that it has now."""
+        return from_seconds(steps * self._step)
+
+    def floor(self) -> Nanoseconds:
+        """How long the next training takes at least, whatever the share: `timing`. Where nothing else is
+        known, it is the time."""
+        return 0 if self._floor is None else from_seconds(self._floor() / self._device.speed)
 
     def set_share(self, share: float) -> float:
         """Give the device another CPU share; by what factor a step takes longer from now on."""

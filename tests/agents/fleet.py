@@ -17,6 +17,7 @@ from agents.client import core as client_core
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.client.uploads import Memory
 from agents.config import Local
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.rules.interface import Rule
 from agents.vectors import Vector
 from agents.wire import ModelMessage, UpdateMessage
@@ -78,6 +79,10 @@ class Fleet:
         self.end_instant()
 
     @property
+    def _ns(self) -> Nanoseconds:
+        return from_seconds(self.now)
+
+    @property
     def records(self) -> list[events.Record]:
         return records(self.log)
 
@@ -92,7 +97,7 @@ class Fleet:
         """The process starts, with what is on its disk."""
         device = self.devices[name]
         identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
-        device.core = ClientCore(identity, lambda _: 0.0, device.memory)
+        device.core = ClientCore(identity, lambda _: 0, device.memory)
         self.say(name, "joining")
         self.say(name, "ready")
 
@@ -103,6 +108,16 @@ class Fleet:
         device.cut = False
         device.inbox.clear()
         self.say(name, "offline")
+
+    def leave(self, name: str) -> None:
+        """The process says goodbye and ends; of what it has sent before, nothing arrives any more."""
+        device = self.devices[name]
+        assert device.core is not None
+        device.outbox.clear()
+        self._obey(device, device.core.leave(self._ns))
+        while device.outbox:
+            self.hand_in(device.outbox.popleft())
+        self.crash(name)
 
     def reconnect(self, name: str) -> None:
         """The connection breaks; the process lives and is back at once."""
@@ -116,11 +131,11 @@ class Fleet:
         assert device.core is not None
         match message:
             case ModelMessage():
-                self._obey(device, device.core.model(message, self.now))
+                self._obey(device, device.core.model(message, self._ns))
             case "pull":
-                self._obey(device, device.core.pull(self.now))
+                self._obey(device, device.core.pull(self._ns))
             case _:
-                self._obey(device, device.core.interrupt(self.now))
+                self._obey(device, device.core.interrupt(self._ns))
 
     def finish(self, name: str, *, diverged: bool = False) -> None:
         """Its training ends."""
@@ -131,7 +146,7 @@ class Fleet:
         steps, device.cut = 1 if device.cut else _STEPS, False
         progress = np.full_like(start, np.nan) if diverged else self._progress(name, start)
         outcome = Outcome(-progress if self._side.kind == "gradient" else start + progress, 0.5)
-        trained = Trained(lambda: outcome, steps, self.now, self.now)
+        trained = Trained(lambda: outcome, steps, self._ns, self._ns)
         self._obey(device, device.core.trained(trained))
 
     def arrive(self, name: str) -> bool:
@@ -141,7 +156,7 @@ class Fleet:
         done = self.hand_in(message)
         taken = not any(isinstance(record, events.UpdateRejected) for record in records(done))
         if taken:
-            self.accepted.append((name, message.sequence, message.sent))
+            self.accepted.append((name, message.sequence, to_seconds(message.sent)))
         return taken
 
     def hand_in(self, message: UpdateMessage) -> act.Actions:
@@ -211,7 +226,7 @@ class Fleet:
                     device.training = model
                 case client_core.Think(_):
                     assert device.core is not None
-                    self._obey(device, device.core.thought(self.now))
+                    self._obey(device, device.core.thought(self._ns))
                 case client_core.CutShort():
                     device.cut = True
                 case client_core.Remember(memory):

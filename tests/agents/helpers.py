@@ -1,31 +1,36 @@
-"""What the agents' tests share: short ways to write events, and the real cores wired in memory."""
+"""What the agents' tests share: short ways to write events, and the real cores wired in memory.
+
+Tests have seconds; the cores have nanoseconds.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
-import itertools
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from agents import events, wire
 from agents.aggregator import actions as act
+from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Settings
-from agents.client import core as client_core
-from agents.client.core import ClientCore, Identity, Outcome, Trained
-from agents.config import Local, Stop
+from agents.aggregator.evaluation import Evaluation
+from agents.client.core import ClientCore, Identity, Outcome
+from agents.config import Duration, Local, Stop
+from agents.nanoseconds import from_seconds, to_seconds
 from agents.rules.fedbuff import FedBuff
-from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, Update
+from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, State, Update
 from agents.vectors import Vector
+from testbed.plan import PlannedDevice
+from testbed.topology.timeline import Join, Step
+from testbed.virtual import simulation
+from testbed.virtual.device import Device
+from testbed.virtual.event_queue import EventQueue
+from testbed.virtual.network import Network
+from testbed.virtual.timing import Speed, Work
 
 NAMES = "abcdefgh"
-
-_DEVICE, _ARRIVAL = 0, 1
-"""What comes first of one time."""
 
 
 def make_server(*importance: float, w: Sequence[float] = (0.0,), seed: int = 0) -> Server:
@@ -34,8 +39,10 @@ def make_server(*importance: float, w: Sequence[float] = (0.0,), seed: int = 0) 
     return Server(np.array(w), clients, np.random.default_rng(seed), population=dict(clients))
 
 
-def update(client: str, *vector: float, base: int = 0, **fields: Any) -> Update:
-    return Update(client, dispatch=0, base_version=base, vector=np.array(vector), **fields)
+def update(client: str, *vector: float, base: int = 0, round_trip: float = 0.0, **fields: Any) -> Update:
+    """`round_trip` in seconds."""
+    taken = from_seconds(round_trip)
+    return Update(client, 0, base, np.array(vector), round_trip=taken, **fields)
 
 
 def sent(actions: Actions) -> list[str]:
@@ -49,25 +56,88 @@ def weights(actions: Actions) -> list[tuple[str, Any]]:
     return [(c.client, c.weight) for aggregated in made for c in aggregated.contributions]
 
 
+class Core:
+    """An AggregatorCore that is handed one input per call, with times in seconds."""
+
+    def __init__(self, settings: Settings, rule: State, server: Server) -> None:
+        self.core = AggregatorCore(settings, rule, server)
+        self.rule = rule
+
+    @property
+    def ready(self) -> Sequence[str]:
+        return self.core.ready
+
+    @property
+    def next_timer(self) -> float | None:
+        return None if self.core.next_timer is None else to_seconds(self.core.next_timer)
+
+    @property
+    def rule_waits(self) -> bool:
+        return self.core.rule_waits
+
+    def start(
+        self, wall_clock: float = 0.0, epoch: float = 0.0, at: float = 0.0, updates: int = 0
+    ) -> act.Actions:
+        started = inputs.Started(from_seconds(at), wall_clock, from_seconds(epoch), updates)
+        return self.core.handle(started)
+
+    def status(self, client: str, state: str, at: float) -> act.Actions:
+        return self.core.handle(inputs.StatusChanged(from_seconds(at), client, state))
+
+    def update(
+        self,
+        sender: str,
+        message: wire.UpdateMessage,
+        size: int,
+        at: float,
+        arrived: float | None = None,
+    ) -> act.Actions:
+        there = from_seconds(at if arrived is None else arrived)
+        return self.core.handle(inputs.UpdateArrived(from_seconds(at), sender, size, there, message))
+
+    def reject(self, sender: str, reason: str, at: float) -> act.Actions:
+        return self.core.handle(inputs.Unreadable(from_seconds(at), sender, reason))
+
+    def evaluated(self, version: int, loss: float, accuracy: float, at: float) -> act.Actions:
+        done = inputs.EvaluationDone(from_seconds(at), version, loss, accuracy)
+        return self.core.handle(done)
+
+    def due(self, at: float) -> act.Actions:
+        return self.core.handle(inputs.TimersDue(from_seconds(at)))
+
+    def end_of_instant(self, at: float) -> act.Actions:
+        return self.core.handle(inputs.InstantOver(from_seconds(at)))
+
+    def end(self, reason: str, at: float) -> act.Actions:
+        return self.core.handle(inputs.EndRequested(from_seconds(at), reason))
+
+
 def make_core(
-    rule: Rule, stop: Stop | None = None, w: Vector | None = None, **settings: Any
-) -> tuple[AggregatorCore, Server]:
+    rule: Rule,
+    stop: Stop | None = None,
+    w: Vector | None = None,
+    *,
+    evaluate_every: float = 1e6,
+    **settings: Any,
+) -> tuple[Core, Server]:
     """A core for the model `w`, (0.0,) in float32 unless told otherwise, and the clients a and b."""
-    defaults: dict[str, Any] = {"importance": {"a": 0.5, "b": 0.5}, "evaluate_every": 1e6}
-    chosen = defaults | settings
-    rng = np.random.default_rng(0)
+    chosen: dict[str, Any] = {"importance": {"a": 0.5, "b": 0.5}} | settings
     server = Server(
-        np.zeros(1, np.float32) if w is None else w, {}, rng, population=chosen["importance"]
+        np.zeros(1, np.float32) if w is None else w,
+        {},
+        np.random.default_rng(0),
+        population=chosen["importance"],
     )
     asked = Settings(
         run="run",
         schema="s",
         side=rule.client_side,
         stop=stop or Stop(after=1e6),
-        checkpoint_every=1e6,
+        evaluate_every=from_seconds(evaluate_every),
+        checkpoint_every=from_seconds(1e6),
         **chosen,
     )
-    return AggregatorCore(asked, rule.begin(server), server), server
+    return Core(asked, rule.begin(server), server), server
 
 
 def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wire.UpdateMessage:
@@ -84,10 +154,10 @@ def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wi
         steps=2,
         effective_steps=1.0,
         loss=0.5,
-        downloaded=100.125,
-        train_start=100.25,
-        train_end=100.375,
-        sent=100.5,
+        downloaded=from_seconds(100.125),
+        train_start=from_seconds(100.25),
+        train_end=from_seconds(100.375),
+        sent=from_seconds(100.5),
         vector=np.array([value], np.float32),
     )
     return dataclasses.replace(plain, **fields)
@@ -101,9 +171,7 @@ VANILLA = FedBuff(buffer_size=1)
 """Adds every update at once and answers with the new model."""
 
 
-def started(
-    rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any
-) -> tuple[AggregatorCore, Server]:
+def started(rule: Rule = VANILLA, stop: Stop | None = None, **settings: Any) -> tuple[Core, Server]:
     """A run of the clients a and b, which hold dispatches 1 and 2 of version 0, which is evaluated."""
     aggregator, server = make_core(rule, stop, **settings)
     aggregator.status("b", "ready", 0.0)
@@ -119,34 +187,32 @@ def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-@dataclass(slots=True)
-class _Device:
-    name: str
-    index: int
-    core: ClientCore
-    center: float
-    curvature: float
-    period: float
-    work: _Work | None = None
+class _Training:
+    """Client i's training of f_i(w) = ½ h_i (w − c_i)²; implements `testbed.virtual.device.Training`."""
 
+    def __init__(self, simulated: Simulation, client: str, model: wire.ModelMessage) -> None:
+        self.steps = simulated.local.count(10)
+        self._simulated = simulated
+        self._client = client
+        self._model = model
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The training that goes on, in seconds of device time."""
+    def outcome(self) -> Outcome:
+        return Outcome(self._simulated.trained(self._client, self._model, self.steps), 0.5)
 
-    model: wire.ModelMessage
-    steps: int
-    started: float
-    ended: float
+    def cut(self, steps: int) -> None:
+        self.steps = steps
+
+    def wanted(self) -> None:
+        pass
 
 
 class Simulation:
-    """A real AggregatorCore and real ClientCores; an event heap is the network, the disk and the clock.
+    """A real AggregatorCore and real ClientCores in virtual time; messages take none.
 
     Client i trains f_i(w) = ½ h_i (w − c_i)² in `periods[i]` seconds, from `joins[i]` on: `steps` steps
     go 1 − (1 − lr h_i)^steps of the way to its center, with `lr` or the step size that the rule assigns.
-    Messages take no time. One instant: what ends on the devices, arrivals in device order, timers, then
-    the deferred replies. float32 goes over the wire; float64, for more digits, is handed over as it is.
+    `scenario` is what happens to devices; who joins later than at 0 s is away before. float64, for more
+    digits, goes from core to core as it is.
     """
 
     def __init__(
@@ -160,147 +226,95 @@ class Simulation:
         steps: int = 1,
         curvatures: Sequence[float] | None = None,
         joins: Sequence[float] | None = None,
+        scenario: Sequence[Step] = (),
         dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
         names = NAMES[: len(centers)]
-        importance = dict.fromkeys(names, 1 / len(names))
-        self.core, self.server = make_core(
-            rule, stop, np.zeros(1, dtype), importance=importance, evaluate_every=1.0
+        core, self.server = make_core(
+            rule,
+            stop,
+            np.zeros(1, dtype),
+            importance=dict.fromkeys(names, 1 / len(names)),
+            evaluate_every=1.0,
+            patient=True,
         )
-        self._kind = rule.client_side.kind
-        self._local = Local(steps=steps, lr=lr)
-        self._joins = joins or [0.0] * len(names)
-        parts = zip(names, centers, curvatures or [1.0] * len(names), periods, strict=True)
-        self._devices: dict[str, _Device] = {}
-        for index, (name, center, curvature, period) in enumerate(parts):
-            identity = Identity("run", name, 10, rule.client_side, self._local)
-            core = ClientCore(identity, lambda _: 0.0)
-            self._devices[name] = _Device(name, index, core, center, curvature, period)
-        self._heap: list[tuple[float, int, int, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self._now = 0.0
+        self.state: Any = core.rule
+        self.local = Local(steps=steps, lr=lr)
         self.records: list[events.Record] = []
         self.models: list[float] = [0.0]
-        self.finished: str | None = None
+        self._rule = rule
+        self._centers = dict(zip(names, centers, strict=True))
+        self._curvatures = dict(zip(names, curvatures or [1.0] * len(names), strict=True))
+        self._periods = dict(zip(names, periods, strict=True))
+        late = {name: at for name, at in zip(names, joins or [0.0] * len(names), strict=True) if at}
+        planned = [*scenario, *(Step(at, name, Join()) for name, at in late.items())]
+        self._queue = EventQueue()
+        self._network = Network(self._queue, 0)
+        self._simulation = simulation.Simulation(
+            self._queue,
+            core.core,
+            self.server,
+            self._device,
+            lambda version, _: Evaluation(version, 0.5, 0.5),
+            self,
+            run="run",
+            schema="s",
+            sizes=(4, 4),
+            stop=stop,
+            steps=iter(sorted(planned, key=lambda step: step.at)),
+            absent=frozenset(late),
+        )
 
     def run(self) -> list[float]:
         """To the end; the model of every version."""
-        for device, at in zip(self._devices.values(), self._joins, strict=True):
-            self._at(at, _DEVICE, device, self._joining(device))
-        self._pop()
-        self._execute(self.core.start(wall_clock=0.0, epoch=0.0))
-        self._instant()
-        while self.finished is None:
-            times = [time for time, *_ in self._heap[:1]]
-            timers = [_rounded(t) for t in [self.core.next_timer] if t is not None]
-            self._now = min(times + timers)
-            self._instant()
+        self._simulation.run(0.0, lambda: False)
         return self.models
 
-    def _joining(self, device: _Device) -> Callable[[], None]:
-        return lambda: self._execute(self.core.status(device.name, "ready", self._now))
+    def device(self, name: str) -> Device:
+        return self._simulation.device(name)
 
-    def _instant(self) -> None:
-        while True:
-            self._pop()
-            timer = self.core.next_timer
-            if timer is not None and _rounded(timer) <= self._now:
-                self._execute(self.core.due(max(timer, self._now)))
-                continue
-            self._execute(self.core.end_of_instant(self._now))
-            if not self._heap or self._heap[0][0] > self._now:
-                return
+    @property
+    def finished(self) -> str | None:
+        """Why the run ended."""
+        last = self.records[-1]
+        return last.reason if isinstance(last, events.RunEnded) else None
 
-    def _pop(self) -> None:
-        while self._heap and self._heap[0][0] <= self._now:
-            heapq.heappop(self._heap)[-1]()
-
-    def _at(self, time: float, rank: int, device: _Device, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (_rounded(time), rank, device.index, next(self._count), happens))
-
-    # What a client wants
-
-    def _obey(self, device: _Device, actions: client_core.Actions) -> None:
-        for action in actions:
-            match action:
-                case client_core.Train(model):
-                    ended = self._now + device.period
-                    self._work(device, _Work(model, self._local.count(10), self._now, ended))
-                case client_core.Think(_):
-                    self._obey(device, device.core.thought(self._now))
-                case client_core.CutShort():
-                    self._cut_short(device)
-                case client_core.SendUpdate(_, message):
-                    self._upload(device, message())
-
-    def _work(self, device: _Device, work: _Work) -> None:
-        device.work = work
-
-        def ends() -> None:
-            if device.work is work:  # else it was cut short
-                outcome = Outcome(self._end(device, work), 0.5)
-                trained = Trained(lambda: outcome, work.steps, work.started, work.ended)
-                self._obey(device, device.core.trained(trained))
-
-        self._at(work.ended, _DEVICE, device, ends)
-
-    def _end(self, device: _Device, work: _Work) -> Vector:
+    def trained(self, name: str, model: wire.ModelMessage, steps: int) -> Vector:
         """Where local training ends; for a gradient rule the gradient."""
-        start, rest = work.model.vector, device.center - work.model.vector
-        if self._kind == "gradient":
-            return -device.curvature * rest
-        lr = self._local.lr if work.model.lr is None else work.model.lr
-        share = 1 - (1 - lr * device.curvature) ** work.steps
+        start, rest = model.vector, self._centers[name] - model.vector
+        curvature = self._curvatures[name]
+        if self._rule.client_side.kind == "gradient":
+            return -curvature * rest
+        lr = self.local.lr if model.lr is None else model.lr
+        share = 1 - (1 - lr * curvature) ** steps
         return (start + share * rest).astype(start.dtype)
 
-    def _cut_short(self, device: _Device) -> None:
-        """The step that goes on is done to its end."""
-        work = device.work
-        assert work is not None
-        step = device.period / work.steps
-        steps = math.ceil(_rounded((self._now - work.started) / step))
-        self._work(device, _Work(work.model, steps, work.started, work.started + steps * step))
+    def _device(self, name: str, last: Device | None) -> Device:
+        timing = Duration("constant", {"value": self._periods[name]})
+        planned = PlannedDevice(name, name, cpu=None, memory=0, local=self.local, timing=timing)
+        identity = Identity("run", name, 10, self._rule.client_side, self.local)
+        memory = None if last is None else last.memory
+        return Device(
+            index=NAMES.index(name),
+            core=ClientCore(identity, lambda _: 0, memory),
+            line=self._network.line(planned) if last is None else last.line,
+            train=lambda model, _: _Training(self, name, model),
+            speed=Speed(planned, Work(), np.random.default_rng(0)) if last is None else last.speed,
+            memory=memory,
+        )
 
-    def _upload(self, device: _Device, message: wire.UpdateMessage) -> None:
-        if message.vector.dtype == np.float32:
-            message = wire.decode_update(wire.encode(message))
+    # Implements testbed.virtual.simulation.Recorder
 
-        def arrives() -> None:
-            self._execute(self.core.update(device.name, message, 4, self._now))
+    def input(self, event: inputs.Input) -> None:
+        pass
 
-        self._at(self._now, _ARRIVAL, device, arrives)
+    def record(self, record: events.Record) -> None:
+        self.records.append(record)
+        if isinstance(record, events.VersionMade) and record.version == len(self.models):
+            self.models.append(float(self.server.w[0]))
 
-    # What the aggregator wants
+    def save(self, version: int, w: Vector, *, final: bool) -> None:
+        pass
 
-    def _execute(self, actions: act.Actions) -> None:
-        for action in actions:
-            match action:
-                case act.Dispatch(name, version, number, lr, acknowledged):
-                    self._send(self._devices[name], version, number, lr, acknowledged)
-                case act.Broadcast(version, number):
-                    for name in self.server.clients:
-                        self._send(self._devices[name], version, number)
-                case act.Request(name, what):
-                    device = self._devices[name]
-                    answer = device.core.pull if what == "pull" else device.core.interrupt
-                    self._obey(device, answer(self._now))
-                case act.Log(record):
-                    self.records.append(record)
-                    if isinstance(record, events.VersionMade) and record.version == len(self.models):
-                        self.models.append(float(self.server.w[0]))
-                case act.Evaluate(version):
-                    self._execute(self.core.evaluated(version, 0.5, 0.5, self._now))
-                case act.Finish(reason):
-                    self.finished = reason
-
-    def _send(
-        self, device: _Device, version: int, number: int, lr: float | None = None, acknowledged: int = 0
-    ) -> None:
-        w = self.server.w.copy()
-        model = wire.ModelMessage("run", version, number, "s", w, lr, acknowledged)
-        self._obey(device, device.core.model(model, self._now))
-
-
-def _rounded(time: float) -> float:
-    """Whole nanoseconds, so that sums of equal periods meet."""
-    return round(time, 9)
+    def pulse(self) -> None:
+        pass

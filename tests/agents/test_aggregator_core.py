@@ -338,7 +338,33 @@ def test_a_farewell_goes_to_the_rule_if_it_is_of_the_last_applied_update() -> No
     (note,) = records(aggregator.update("a", farewell, 10, 2.0))
     assert isinstance(note, events.Note)
     assert note.message.startswith("a retired")
-    wrong = message("a", 0, kind=FAREWELL, sequence=1, schema="other")
+    assert aggregator.update("a", farewell, 10, 2.0) == []  # twice
+    assert server.w.shape == (1,)
+
+
+@pytest.mark.parametrize("vector", [[4.0, 4.0], [np.nan]])
+def test_a_farewell_without_a_model_is_rejected(vector: list[float]) -> None:
+    aggregator, _ = started(Area(criterion="every", every=1))
+    aggregator.update("a", message("a", 1, kind="model", value=4.0), 10, 1.0)
+    wrong = message("a", 0, kind=FAREWELL, sequence=1, vector=np.array(vector, np.float32))
     (rejected,) = records(aggregator.update("a", wrong, 10, 2.0))
     assert isinstance(rejected, events.UpdateRejected)
-    assert server.w.shape == (1,)
+
+
+def test_a_farewell_is_heard_from_who_has_nothing_to_remember() -> None:
+    aggregator, _ = started(Area(criterion="every", every=1))
+    farewell = message("a", 0, kind=FAREWELL, sequence=0, vector=np.zeros(0, np.float32))
+    (note,) = records(aggregator.update("a", farewell, 10, 2.0))
+    assert isinstance(note, events.Note)
+    assert note.message.startswith("a retired")
+
+
+def test_who_comes_back_after_a_farewell_begins_as_new() -> None:
+    aggregator, _ = started(Area(criterion="every", every=9))
+    aggregator.update("a", message("a", 1, kind="model", value=4.0), 10, 1.0)
+    farewell = message("a", 0, kind=FAREWELL, value=4.0, sequence=1)
+    aggregator.update("a", farewell, 10, 2.0)
+    for state in ("offline", "joining"):
+        aggregator.status("a", state, 2.0)
+    (dispatch,) = of(Dispatch, aggregator.status("a", "ready", 3.0))
+    assert dispatch.acknowledged == 0

@@ -6,16 +6,15 @@ import pytest
 
 from agents import events
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
-from agents.aggregator.core import AggregatorCore, Past
 from agents.config import Stop
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from tests.agents.helpers import VANILLA, make_core, message, of, records, started
+from tests.agents.helpers import VANILLA, Core, make_core, message, of, records, started
 
 
-def _end_after(core: AggregatorCore, version: int, actions: Actions) -> Actions:
+def _end_after(core: Core, version: int, actions: Actions) -> Actions:
     """The final evaluation that `actions` ask for is done."""
     assert actions[-1] == Evaluate(version)
     return core.evaluated(version, 0.5, 0.8, 11.0)
@@ -25,7 +24,7 @@ def test_a_resumed_run_counts_on() -> None:
     core, server = make_core(VANILLA, Stop(after=10.0, updates=8), evaluate_every=2.0)
     server.version = 5
     core.status("a", "ready", 0.0)
-    started = core.start(1e9, 100.0, Past(at=6.0, updates=7, version=5))
+    started = core.start(1e9, 100.0, at=6.0, updates=7)
     assert started[-1] == Dispatch("a", 5, 1)
     assert records(started) == [events.RunStarted(6.0, 1e9, ("a",), ("b",))]
     assert core.next_timer == 8.0

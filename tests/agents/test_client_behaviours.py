@@ -30,7 +30,7 @@ from agents.wire import ModelMessage, UpdateMessage
 
 def _client(known: Memory | None = None, local: Local | None = None, **side: Any) -> ClientCore:
     identity = Identity("run", "a", 10, ClientSide(**side), local or Local(steps=4))
-    return ClientCore(identity, lambda _: 0.5, known)
+    return ClientCore(identity, lambda _: 50, known)
 
 
 def _vector(*values: float) -> Vector:
@@ -41,112 +41,112 @@ def _model(dispatch: int, w: float = 0.0, **fields: Any) -> ModelMessage:
     return ModelMessage("run", dispatch, dispatch, "s", _vector(w), **fields)
 
 
-def _trained(end: float, at: float = 1.0, steps: int = 4) -> Trained:
-    return Trained(lambda: Outcome(_vector(end), 0.25), steps, at - 1, at)
+def _trained(end: float, at: int = 100, steps: int = 4) -> Trained:
+    return Trained(lambda: Outcome(_vector(end), 0.25), steps, at - 100, at)
 
 
 def _sent(actions: Actions) -> list[UpdateMessage]:
     return [action.message() for action in actions if isinstance(action, SendUpdate)]
 
 
-def _work(client: ClientCore, end: float, at: float = 1.0) -> Actions:
+def _work(client: ClientCore, end: float, at: int = 100) -> Actions:
     """The training that goes on comes to its end, thinking included."""
     assert [type(action) for action in client.trained(_trained(end, at))] == [Think]
-    return client.thought(at + 0.5)
+    return client.thought(at + 50)
 
 
 def test_overwrite_goes_on_training_and_replaces_what_nobody_fetched() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0.0)
-    client.model(_model(2, w=10.0), 0.5)
+    client.model(_model(1), 0)
+    client.model(_model(2, w=10.0), 50)
     assert _work(client, end=1.0) == [Train(_model(2, w=10.0), 2)]
-    assert _work(client, end=13.0, at=2.0) == []
-    (update,) = _sent(client.pull(9.0))
-    assert (update.dispatch, update.sequence, update.sent) == (2, 2, 9.0)
+    assert _work(client, end=13.0, at=200) == []
+    (update,) = _sent(client.pull(900))
+    assert (update.dispatch, update.sequence, update.sent) == (2, 2, 900)
     assert update.vector.tolist() == [3.0]
-    assert client.pull(9.5) == []  # fetched: nothing is there twice
+    assert client.pull(950) == []  # fetched: nothing is there twice
 
 
 def test_a_pull_serves_from_the_buffer_while_the_client_trains() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0.0)
+    client.model(_model(1), 0)
     _work(client, end=1.0)
-    client.model(_model(2), 2.0)
-    assert [update.dispatch for update in _sent(client.pull(2.5))] == [1]
-    assert _work(client, end=2.0, at=3.0) == []  # the pull has had its update
+    client.model(_model(2), 200)
+    assert [update.dispatch for update in _sent(client.pull(250))] == [1]
+    assert _work(client, end=2.0, at=300) == []  # the pull has had its update
 
 
 def test_an_empty_send_buffer_is_waited_for() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0.0)
-    assert client.pull(0.5) == []
+    client.model(_model(1), 0)
+    assert client.pull(50) == []
     assert [update.dispatch for update in _sent(_work(client, end=1.0))] == [1]
 
 
 def test_hold_trains_anew_only_once_its_buffer_was_fetched() -> None:
     client = _client(send_buffer="hold")
-    client.model(_model(1), 0.0)
-    client.model(_model(2), 0.5)
+    client.model(_model(1), 0)
+    client.model(_model(2), 50)
     assert _work(client, end=1.0) == []
-    client.model(_model(3), 2.0)
-    send, train = client.pull(2.5)
+    client.model(_model(3), 200)
+    send, train = client.pull(250)
     assert [update.dispatch for update in _sent([send])] == [1]
     assert train == Train(_model(3), 2)
 
 
 def test_what_is_never_fetched_is_never_computed() -> None:
     client = _client(send_buffer="overwrite")
-    client.model(_model(1), 0.0)
+    client.model(_model(1), 0)
 
     def fail() -> Outcome:
         raise AssertionError("computed")
 
-    client.trained(Trained(fail, 4, 0.0, 1.0))
-    assert client.thought(1.5) == []
+    client.trained(Trained(fail, 4, 0, 100))
+    assert client.thought(150) == []
 
 
 def test_an_interrupt_cuts_training_short_and_sends_what_is_done_at_once() -> None:
     client = _client()
-    client.model(_model(1), 0.0)
-    assert client.interrupt(0.5) == [CutShort()]
+    client.model(_model(1), 0)
+    assert client.interrupt(50) == [CutShort()]
     (update,) = _sent(client.trained(_trained(end=1.5, steps=2)))
-    assert (update.steps, update.vector.tolist(), update.sent) == (2, [1.5], 1.0)
+    assert (update.steps, update.vector.tolist(), update.sent) == (2, [1.5], 100)
 
 
 def test_an_interrupt_ends_the_thinking() -> None:
     client = _client()
-    client.model(_model(1), 0.0)
+    client.model(_model(1), 0)
     client.trained(_trained(end=1.0))
-    assert len(_sent(client.interrupt(1.25))) == 1
-    assert client.thought(1.5) == []
+    assert len(_sent(client.interrupt(125))) == 1
+    assert client.thought(150) == []
 
 
 def test_an_interrupt_of_an_idle_client_changes_nothing_without_a_send_buffer() -> None:
     client = _client()
-    assert client.interrupt(0.0) == []
-    client.model(_model(1), 1.0)
+    assert client.interrupt(0) == []
+    client.model(_model(1), 100)
     assert len(_sent(_work(client, end=1.0))) == 1
 
 
 def test_an_interrupt_takes_from_the_send_buffer() -> None:
     client = _client(send_buffer="hold")
-    client.model(_model(1), 0.0)
+    client.model(_model(1), 0)
     _work(client, end=1.0)
-    assert len(_sent(client.interrupt(2.0))) == 1
+    assert len(_sent(client.interrupt(200))) == 1
 
 
 def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
     client = _client(kind="residual")
-    client.model(_model(1, w=5.0), 0.0)
+    client.model(_model(1, w=5.0), 0)
     remember, send = _work(client, end=1.0)
     assert isinstance(remember, Remember)  # on the disk before the update leaves
     assert remember.memory.sent == (1, _vector(1.0))
     (first,) = _sent([send])
     assert (first.kind, first.vector.tolist()) == ("model", [1.0])  # it has no memory yet
-    client.model(_model(2, acknowledged=1), 2.0)
+    client.model(_model(2, acknowledged=1), 200)
     (second,) = _sent(_work(client, end=4.0))
     assert (second.kind, second.vector.tolist()) == ("residual", [3.0])
-    client.model(_model(3, acknowledged=1), 3.0)  # the second was lost
+    client.model(_model(3, acknowledged=1), 300)  # the second was lost
     (third,) = _sent(_work(client, end=6.0))
     assert third.vector.tolist() == [5.0]
 
@@ -159,7 +159,7 @@ def test_a_restarted_client_carries_on_from_what_was_applied(
     assert memory.load(path) == Memory()
     memory.save(Memory(applied=(6, _vector(1.0)), sent=(7, _vector(3.0))), path)
     client = _client(memory.load(path), kind="residual")
-    assert client.model(_model(1, acknowledged=acknowledged), 0.0) == [
+    assert client.model(_model(1, acknowledged=acknowledged), 0) == [
         Train(_model(1, acknowledged=acknowledged), 8)
     ]
     (update,) = _sent(_work(client, end=5.0))
@@ -178,9 +178,9 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
     """With a proximal term the server counts steps, not a_i. Momentum 0 and 2 of 4 steps otherwise."""
     local = Local(steps=4, lr=0.4, proximal=proximal, fednova=True)  # ημ = 1: a = 1 whatever the steps
     client = _client(local=local)
-    client.model(_model(1, w=1.0), 0.0)
+    client.model(_model(1, w=1.0), 0)
     client.trained(_trained(end=9.0, steps=4 if proximal else 2))
-    (update,) = _sent(client.thought(2.0))
+    (update,) = _sent(client.thought(200))
     assert update.vector.tolist() == [8.0 if proximal else 4.0]
     assert update.effective_steps == told
 
@@ -194,7 +194,7 @@ def test_favano_divides_by_its_own_history() -> None:
 
 def test_favano_sends_the_start_plus_the_divided_progress() -> None:
     client = _client(kind="model", send_buffer="hold", debias="stochastic")
-    client.model(_model(1, w=1.0), 0.0)
-    client.interrupt(0.5)
+    client.model(_model(1, w=1.0), 0)
+    client.interrupt(50)
     (update,) = _sent(client.trained(_trained(end=9.0, steps=2)))
     assert (update.kind, update.vector.tolist()) == ("model", [5.0])  # 1 + 8/2

@@ -13,24 +13,25 @@ from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 VECTOR = np.array([0.25], np.float32)
 
 
-def _client(think: float = 0.0) -> ClientCore:
+def _client(think: int = 0) -> ClientCore:
     identity = Identity("run", "a", samples=10, side=ClientSide(), local=Local(steps=20))
     return ClientCore(identity, lambda _: think)
 
 
-def _model(dispatch: int, version: int = 0) -> ModelMessage:
-    return ModelMessage("run", version, dispatch, "s", np.zeros(1, np.float32))
+def _model(dispatch: int, version: int = 0, acknowledged: int = 0) -> ModelMessage:
+    w = np.zeros(1, np.float32)
+    return ModelMessage("run", version, dispatch, "s", w, acknowledged=acknowledged)
 
 
-def _trained(at: float) -> Trained:
-    return Trained(lambda: Outcome(VECTOR, loss=0.5), steps=20, started=at - 2, ended=at)
+def _trained(at: int) -> Trained:
+    return Trained(lambda: Outcome(VECTOR, loss=0.5), steps=20, started=at - 200, ended=at)
 
 
 def test_a_model_is_trained_thought_over_and_answered() -> None:
-    client = _client(think=1.5)
-    assert client.model(_model(17, version=4), at=100.0) == [Train(_model(17, version=4), sequence=1)]
-    assert client.trained(_trained(at=103.0)) == [Think(1.5)]
-    (send,) = client.thought(at=104.5)
+    client = _client(think=150)
+    assert client.model(_model(17, version=4), at=10000) == [Train(_model(17, version=4), sequence=1)]
+    assert client.trained(_trained(at=10300)) == [Think(150)]
+    (send,) = client.thought(at=10450)
     assert isinstance(send, SendUpdate)
     assert send.message() == UpdateMessage(
         run="run",
@@ -44,10 +45,10 @@ def test_a_model_is_trained_thought_over_and_answered() -> None:
         steps=20,
         effective_steps=1.0,
         loss=0.5,
-        downloaded=100.0,
-        train_start=101.0,
-        train_end=103.0,
-        sent=104.5,
+        downloaded=10000,
+        train_start=10100,
+        train_end=10300,
+        sent=10450,
         vector=VECTOR,
     )
 
@@ -55,60 +56,64 @@ def test_a_model_is_trained_thought_over_and_answered() -> None:
 def test_every_training_has_the_next_sequence_number() -> None:
     client = _client()
     for sequence in (1, 2, 3):
-        assert client.model(_model(sequence), at=0.0) == [Train(_model(sequence), sequence)]
-        client.trained(_trained(at=3.0))
-        client.thought(at=3.0)
+        assert client.model(_model(sequence), at=0) == [Train(_model(sequence), sequence)]
+        client.trained(_trained(at=300))
+        client.thought(at=300)
 
 
 def test_the_newest_model_that_came_meanwhile_is_next() -> None:
     client = _client()
-    client.model(_model(1), at=0.0)
-    assert client.model(_model(2, version=1), at=1.0) == []
-    client.trained(_trained(at=3.0))
-    assert client.model(_model(3, version=2), at=3.5) == []  # overwrites the one in the receive buffer
-    send, train = client.thought(at=4.0)
+    client.model(_model(1), at=0)
+    assert client.model(_model(2, version=1), at=100) == []
+    client.trained(_trained(at=300))
+    assert client.model(_model(3, version=2), at=350) == []  # overwrites the one in the receive buffer
+    send, train = client.thought(at=400)
     assert isinstance(send, SendUpdate)
     assert send.message().dispatch == 1
     assert train == Train(_model(3, version=2), sequence=2)
-    client.trained(_trained(at=7.0))
-    (send,) = client.thought(at=7.0)  # nothing waits any more
+    client.trained(_trained(at=700))
+    (send,) = client.thought(at=700)  # nothing waits any more
     assert isinstance(send, SendUpdate)
-    assert (send.message().dispatch, send.message().downloaded) == (3, 3.5)
+    assert (send.message().dispatch, send.message().downloaded) == (3, 350)
 
 
 def test_a_redelivered_model_is_not_trained_twice() -> None:
     client = _client()
-    client.model(_model(1), at=0.0)
-    assert client.model(_model(1), at=0.5) == []
-    client.trained(_trained(at=3.0))
-    assert len(client.thought(at=3.0)) == 1
-    assert client.model(_model(1), at=3.5) == []
+    client.model(_model(1), at=0)
+    assert client.model(_model(1), at=50) == []
+    client.trained(_trained(at=300))
+    assert len(client.thought(at=300)) == 1
+    assert client.model(_model(1), at=350) == []
 
 
 def test_thoughts_after_an_interrupt_are_no_news() -> None:
-    assert _client().thought(at=0.0) == []
+    assert _client().thought(at=0) == []
 
 
 def test_training_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
     with pytest.raises(RuntimeError, match="without a training"):
-        _client().trained(_trained(at=0.0))
+        _client().trained(_trained(at=0))
 
 
 def test_who_leaves_hands_in_what_it_remembers() -> None:
     """The model of its last update, and the one before, as it does not know which was applied."""
     side = ClientSide(kind="residual")
-    client = ClientCore(Identity("run", "a", 10, side, Local(steps=20)), lambda _: 0.0)
-    assert client.leave(at=1.0) == []
-    client.model(_model(1), at=1.0)
-    client.trained(_trained(at=3.0))
-    client.thought(at=3.0)
-    (farewell,) = client.leave(at=4.0)
-    assert isinstance(farewell, SendUpdate)
-    told = farewell.message()
-    assert (told.kind, told.sequence, told.schema, told.vector) == (FAREWELL, 1, "s", VECTOR)
+    client = ClientCore(Identity("run", "a", 10, side, Local(steps=20)), lambda _: 0)
+
+    def farewells() -> list[tuple[str, int, list[float]]]:
+        sent = [one.message() for one in client.leave(at=400) if isinstance(one, SendUpdate)]
+        return [(told.kind, told.sequence, told.vector.tolist()) for told in sent]
+
+    assert farewells() == [(FAREWELL, 0, [])]
+    client.model(_model(1), at=100)
+    client.trained(_trained(at=300))
+    client.thought(at=300)
+    assert farewells() == [(FAREWELL, 0, []), (FAREWELL, 1, [0.25])]
+    client.model(_model(2, acknowledged=1), at=500)
+    assert farewells() == [(FAREWELL, 1, [0.25])]
 
 
-def test_who_remembers_nothing_just_leaves() -> None:
+def test_where_the_rule_asks_for_no_memory_a_client_just_leaves() -> None:
     client = _client()
-    client.model(_model(1), at=0.0)
-    assert client.leave(at=1.0) == []
+    client.model(_model(1), at=0)
+    assert client.leave(at=100) == []

@@ -40,10 +40,10 @@ def test_the_library_reads_what_we_write() -> None:
 
 
 def test_we_read_what_the_library_writes() -> None:
-    payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "1", "name": "läufer"})
+    payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "2", "name": "läufer"})
     vector, metadata = wire.unpack(payload)
     np.testing.assert_array_equal(vector, VECTOR)
-    assert metadata == {"protocol": "1", "name": "läufer"}
+    assert metadata == {"protocol": "2", "name": "läufer"}
 
 
 def test_the_data_is_aligned_and_not_copied() -> None:
@@ -72,7 +72,7 @@ def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
 
 def _header(**changes: Any) -> dict[str, Any]:
     tensor = {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
-    return {"__metadata__": {"protocol": "1"}, "w": tensor | changes}
+    return {"__metadata__": {"protocol": "2"}, "w": tensor | changes}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def _header(**changes: Any) -> dict[str, Any]:
         (_payload(_header() | {"__metadata__": ["protocol"]}), "map of strings"),
         (_payload(_header() | {"__metadata__": {"protocol": 1}}), "map of strings"),
         (_payload(_header() | {"__metadata__": {}}), "protocol None"),
-        (_payload(_header() | {"__metadata__": {"protocol": "2"}}), "protocol '2', expected 1"),
+        (_payload(_header() | {"__metadata__": {"protocol": "2"}}), "protocol '1', expected 2"),
         (_payload(_header()), "field run"),
         (wire.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
     ],
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said(payload: bytes, complaint: str) -> None:
 
 def test_a_number_too_big_for_a_field() -> None:
     """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
-    header = {"__metadata__": {"protocol": "1", "run": "r", "version": 1e999}, "w": _header()["w"]}
+    header = {"__metadata__": {"protocol": "2", "run": "r", "version": 1e999}, "w": _header()["w"]}
     with pytest.raises(WireError, match="map of strings"):
         wire.decode_model(_payload(header))
 

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from agents import events
-from agents.aggregator.core import AggregatorCore
 from agents.rules.area import AreaState
 from agents.vectors import Vector
 from testbed import up
@@ -97,7 +96,6 @@ def _holds_the_mean(simulation: Simulation, applied: list[events.UpdateApplied])
         memory = simulation.device(name).memory
         assert memory is not None
         ends.append(dict(known for known in (memory.applied, memory.sent) if known)[sequence])
-    assert isinstance(simulation._core, AggregatorCore)
     state = cast("AreaState", simulation._core._rule)
     assert len(ends) == len(CENTERS)
     assert simulation._server.w + state.u == pytest.approx(np.mean(ends, 0), abs=1e-4)

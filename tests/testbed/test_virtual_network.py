@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.config import Access, Link, Local
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.virtual.agenda import SCENARIO, Agenda, rounded
+from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.network import Line, Network, Pipe
 
 MBIT = 1_000_000
@@ -31,15 +32,15 @@ class Times:
     """Plays what is planned, and notes when messages arrive."""
 
     def __init__(self, server_link: Link | None = None, seed: int = 0, *, steady: bool = False) -> None:
-        self.agenda = Agenda()
-        self.network = Network(self.agenda, seed, server_link, steady=steady)
+        self.queue = EventQueue()
+        self.network = Network(self.queue, seed, server_link, steady=steady)
         self.arrivals: list[tuple[str, float]] = []
 
     def at(self, time: float, happens: Callable[[], None]) -> None:
-        self.agenda.plan(time, SCENARIO, 0, happens)
+        self.queue.plan(from_seconds(time), SCENARIO, 0, happens)
 
-    def noted(self, name: str) -> Callable[[float], None]:
-        return lambda at: self.arrivals.append((name, at))
+    def noted(self, name: str) -> Callable[[Nanoseconds], None]:
+        return lambda at: self.arrivals.append((name, to_seconds(at)))
 
     def upload(self, at: float, line: Line, size: int, name: str = "") -> None:
         self.at(at, lambda: line.upload(size, self.noted(name)))
@@ -49,11 +50,11 @@ class Times:
 
     def play(self) -> list[tuple[str, float]]:
         """To the end; what arrived when, to the nanosecond."""
-        while (time := self.agenda.next) is not None:
-            self.agenda.now = time
-            while (happens := self.agenda.due()) is not None:
+        while (time := self.queue.next) is not None:
+            self.queue.now = time
+            while (happens := self.queue.due()) is not None:
                 happens()
-        return [(name, rounded(at)) for name, at in self.arrivals]
+        return self.arrivals
 
     def play_times(self) -> list[float]:
         return [at for _, at in self.play()]
@@ -83,7 +84,7 @@ def test_a_free_link_takes_half_a_round_trip_and_plans_nothing() -> None:
     times = Times()
     times.network.line(_device(link=Link(rtt=0.2))).download(SECOND, times.noted("a"))
     assert times.arrivals == [("a", 0.1)]
-    assert times.agenda.next is None
+    assert times.queue.next is None
 
 
 def test_the_slowest_pipe_on_the_way_counts() -> None:
@@ -238,24 +239,24 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
 class Waits:
     """A flow that notes when it is through."""
 
-    def __init__(self, agenda: Agenda) -> None:
-        self.agenda, self.ended = agenda, -1.0
+    def __init__(self, queue: EventQueue) -> None:
+        self.queue, self.ended = queue, -1.0
 
     def through(self, pipe: Pipe) -> None:
-        self.ended = self.agenda.now
+        self.ended = to_seconds(self.queue.now)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
 def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
-    agenda = Agenda()
-    pipe = Pipe(agenda, 1.0)
-    waiting = [Waits(agenda) for _ in flows]
+    queue = EventQueue()
+    pipe = Pipe(queue, 1.0)
+    waiting = [Waits(queue) for _ in flows]
     for flow, (start, size) in zip(waiting, flows, strict=True):
-        agenda.plan(start, SCENARIO, 0, functools.partial(pipe.enter, flow, size))
-    while (time := agenda.next) is not None:
-        agenda.now = time
-        while (happens := agenda.due()) is not None:
+        queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(pipe.enter, flow, size))
+    while (time := queue.next) is not None:
+        queue.now = time
+        while (happens := queue.due()) is not None:
             happens()
     assert [flow.ended for flow in waiting] == pytest.approx(_in_turn(flows), abs=1e-6)
 

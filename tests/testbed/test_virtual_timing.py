@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agents.config import Duration, Local
+from agents.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.timing import Speed, Work, goodput, latency
 
@@ -36,13 +37,13 @@ def _constant(seconds: float) -> Duration:
 def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     work = Work(flops=0.1e9, seconds=0.002)
     speed = Speed(device, work, np.random.default_rng(0))
-    assert speed.training_time(50) == pytest.approx(seconds)
+    assert to_seconds(max(speed.computing(50), speed.floor())) == pytest.approx(seconds)
 
 
 def test_another_share_makes_all_steps_longer() -> None:
     speed = Speed(_device(cpu=0.5), Work(seconds=0.002), np.random.default_rng(0))
     assert speed.set_share(0.125) == 4
-    assert speed.training_time(50) == pytest.approx(0.8)
+    assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,6 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(link, "apply", fails)
     order = json.dumps({"do": "set", "up": 1_000_000}).encode()
-    init._obey(Received("testbed/r/control/pi", order, 0.0))
+    init._obey(Received("testbed/r/control/pi", order, 0))
     assert isinstance(init._connection, Connection)
     assert init._connection.published == [("testbed/r/failure/pi", "no tbf")]

@@ -22,7 +22,7 @@ def test_every_second_message_moves_the_model_after_its_sender_got_the_old_one()
     assert state.start() == [Send("a"), Send("b")]
     assert state.update(update("a", 3.0, kind="model")) == [Send("a")]
     assert state.u.tolist() == [0.5 * (3 - 1)]
-    assert state.update(update("b", 5.0, kind="model")) == [Send("b"), SetTimer("aggregate", 0.0)]
+    assert state.update(update("b", 5.0, kind="model")) == [Send("b"), SetTimer("aggregate", 0)]
     assert (server.w.tolist(), server.version) == ([1.0], 0)
     assert weights(state.timer("aggregate")) == [("a", 0.5), ("b", 0.5)]
     assert (server.w.tolist(), state.u.tolist(), server.version) == ([4.0], [0.0], 1)  # (3 + 5)/2
@@ -100,39 +100,76 @@ def test_steps_too_small_for_float32_add_up() -> None:
     assert server.w.tolist() == pytest.approx([1 + 1e-5], abs=6e-8)
 
 
-def test_a_client_with_another_memory_is_left_out_for_good() -> None:
+def test_a_client_that_lost_its_memory_begins_anew_beside_what_it_left() -> None:
+    """Mean (¼·4 + ¼·0 + ½·0) before; a's 4 stays, and a joins with x = 0 at ¼ of then 1¼."""
     server = make_server(0.25, 0.25, 0.5)
     state = begin(Area(every=10), server)
     state.update(update("a", 4.0, kind="model"))
-    lost, remark = state.update(update("a", 9.0, kind="model"))
+    lost, remark, send = state.update(update("a", 9.0, kind="model"))
     assert isinstance(lost, Ignored)
     assert "lost its memory" in lost.reason
     assert isinstance(remark, Remark)
-    assert "0.25" in remark.text
-    stranger, _ = state.update(update("b", 9.0, kind="residual"))
-    assert isinstance(stranger, Ignored)
-    assert "first message was lost" in stranger.reason
-    (again,) = state.update(update("a", 9.0, kind="residual"))
-    assert isinstance(again, Ignored)
-    assert state.leave("a") == state.join("a") == []
-    assert sent(state.update(update("c", 2.0, kind="model"))) == ["c"]
-    assert (server.w + state.u).tolist() == [0.25 * 4 + 0.25 * 0 + 0.5 * 2]
+    assert "its weight of 0.25" in remark.text
+    assert send == Send("a")
+    assert server.w + state.u == pytest.approx(0.25 * 4 / 1.25)
+    assert weights(state.update(update("a", 5.0, kind="model"))) == []
+    assert server.w + state.u == pytest.approx((0.25 * 4 + 0.25 * 5) / 1.25)
+    state.retire("a", np.array([5.0]))
+    assert server.w + state.u == pytest.approx(0.25 * 4)  # the lost one is still there
+
+
+def test_a_residual_without_a_first_message_is_ignored() -> None:
+    server = make_server(0.5, 0.5)
+    state = begin(Area(every=10), server)
+    ignored, _, send = state.update(update("b", 9.0, kind="residual"))
+    assert isinstance(ignored, Ignored)
+    assert "first message was lost" in ignored.reason
+    assert send == Send("b")
+    assert server.w + state.u == 0
 
 
 def test_who_is_away_stays_in_the_mean_and_the_log_says_so() -> None:
     server = make_server(0.75, 0.25, w=(1.0,))
-    del server.clients["b"]
-    state = Area(every=1).begin(server)
-    never_here, send = state.start()
-    assert isinstance(never_here, Remark)
-    assert "the initial model keeps its weight of 0.25" in never_here.text
-    assert send == Send("a")
+    state = begin(Area(every=1), server)
+    (never_heard,) = state.leave("b")
+    assert isinstance(never_heard, Remark)
+    assert "the model that it began with keeps its weight of 0.25" in never_heard.text
     state.update(update("a", 5.0, kind="model"))
     (left,) = state.leave("a")
     assert isinstance(left, Remark)
     assert "its last model keeps its weight of 0.75" in left.text
     assert sent(state.join("a")) == ["a"]
     assert server.w.tolist() == [0.75 * 5 + 0.25 * 1]
+
+
+def test_who_joins_begins_with_the_model_that_it_is_sent() -> None:
+    """N = 1 with y = 5 and x = 1; b joins: x + u = (5 + 1)/2."""
+    server = make_server(0.5, 0.5, w=(1.0,))
+    del server.clients["b"]
+    state = Area(every=2).begin(server)
+    assert state.start() == [Send("a")]
+    state.update(update("a", 5.0, kind="model"))
+    assert (server.w + state.u).tolist() == [5.0]
+    server.clients["b"] = 0.5
+    assert state.join("b") == [Send("b")]
+    assert (server.w + state.u).tolist() == [3.0]
+    assert state.join("b") == [Send("b")]  # back after an outage: a member all the time
+    assert (server.w + state.u).tolist() == [3.0]
+    state.update(update("b", 2.0, kind="model"))
+    assert (server.w + state.u).tolist() == [3.5]
+
+
+def test_who_says_goodbye_and_comes_back_is_as_any_other() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,))
+    state = begin(Area(every=5), server)
+    state.update(update("a", 4.0, kind="model"))
+    state.update(update("b", 8.0, kind="model"))
+    state.retire("b", np.array([8.0]))
+    assert (server.w + state.u).tolist() == [4.0]
+    assert sent(state.join("b")) == ["b"]
+    assert (server.w + state.u).tolist() == [(4 + 1) / 2]
+    state.update(update("b", 8.0, kind="model"))
+    assert (server.w + state.u).tolist() == [6.0]
 
 
 def test_who_retires_takes_its_memory_out() -> None:
@@ -142,7 +179,7 @@ def test_who_retires_takes_its_memory_out() -> None:
         state.update(update(name, end, kind="model"))
     assert (server.w + state.u).tolist() == pytest.approx([0.5 * 2 + 0.3 * 3 + 0.2 * 7])
     state.retire("b", np.array([3.0]))
-    assert state.leave("b") == state.retire("b", np.array([3.0])) == []
+    assert state.leave("b") == state.retire("b", None) == []
     assert server.w + state.u == pytest.approx((0.5 * 2 + 0.2 * 7) / 0.7)
     state.update(update("c", -7.0, kind="residual"))  # its weight is 0.2/0.7 now
     assert server.w + state.u == pytest.approx(0.5 * 2 / 0.7)
@@ -157,5 +194,5 @@ def test_who_retires_unheard_takes_the_initial_model_out() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = begin(Area(every=5), server)
     state.update(update("a", 4.0, kind="model"))
-    state.retire("b", np.array([9.0]))
+    state.retire("b", None)
     assert (server.w + state.u).tolist() == [4.0]

@@ -1,6 +1,7 @@
 """AREA: x + u = Σ p_i y_i after whatever event, with real clients and a real aggregator, in float64.
 
-y_i is where the last training of client i that the aggregator has applied ended; x_0 before the first.
+y_i is where the last training of client i that the aggregator has applied ended; before the first, the x
+that it was sent when it joined.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents import events
 from agents.client.uploads import Memory
 from agents.rules.area import Area, AreaState
 from agents.vectors import Vector
@@ -34,7 +36,7 @@ criteria = pytest.mark.parametrize(
 FATES = [
     *["deliver", "finish", "arrive", "work"] * 3,
     *["diverge", "twice", "lose model", "lose update", "reorder models", "reorder updates"],
-    *["crash", "forget", "reconnect", "retire", "tick"],
+    *["crash", "forget", "reconnect", "leave", "leave", "tick"],
 ]
 lives = st.lists(
     st.tuples(st.sampled_from(FATES), st.sampled_from(list(IMPORTANCE))), min_size=5, max_size=80
@@ -46,12 +48,13 @@ class Mean:
 
     def __init__(self, rule: Area) -> None:
         self.fleet = Fleet(rule, IMPORTANCE, lambda name, w: (CENTERS[name] - w) * 0.5, np.float64)
-        self.state = cast("AreaState", self.fleet.core._rule)
-        self.importance = dict(IMPORTANCE)
+        self.state = cast("AreaState", self.fleet.core.rule)
         self.y = {name: self.fleet.server.w.copy() for name in IMPORTANCE}
-        self.forgetful: set[str] = set()
-        """Clients whose disk was lost: the rule leaves them out, with their y_i as it was."""
+        """Of the members."""
+        self.lost: list[tuple[float, Vector]] = []
+        """Importance and y of those that forgot it."""
         self._ends: dict[tuple[str, int], Vector] = {}
+        self._read = 0
 
     def happens(self, what: str, name: str) -> None:
         """One instant. What cannot happen does not."""
@@ -76,38 +79,53 @@ class Mean:
                 device.outbox.reverse()
             case "forget" if device.core is None:
                 device.memory = Memory()
-                self.forgetful.add(name)
             case "crash" if device.core is None:
-                fleet.start(name)
+                self._start(name)
             case "crash" if not alone:
                 fleet.crash(name)
             case "reconnect" if device.core and not alone:
                 fleet.reconnect(name)
-            case "retire" if len(self.importance) > 1 and not (alone or self.forgetful):
-                self._retire(name)
+            case "leave" if device.core and not alone:
+                self._leave(name)
         fleet.end_instant()
 
     def check(self) -> None:
-        mean = sum((p * self.y[name] for name, p in self.importance.items()), np.zeros(1))
-        assert (self.fleet.server.w + self.state.u).tolist() == pytest.approx(mean.tolist(), abs=1e-12)
+        total, weighted = self._total()
+        mean = weighted / total
+        assert (self.fleet.server.w + self.state.u).tolist() == pytest.approx(mean.tolist(), abs=1e-11)
 
     def settle(self) -> None:
         """Every process starts anew, and from then on nothing is lost: w gets to Σ p_i c_i."""
-        for name, device in self.fleet.devices.items():
-            if device.core is None:
-                self.fleet.start(name)
-        for name in self.importance:
+        for name in self.fleet.devices:
+            if self.fleet.devices[name].core is None:
+                self._start(name)
+        for name in self.fleet.devices:
             self.fleet.crash(name)
-            self.fleet.start(name)
-        expected = sum(p * CENTERS[name] for name, p in self.importance.items())
-        for _ in range(150):
+            self._start(name)
+        for _ in range(300):
             for name in self.fleet.alive:
                 self._work_off(name)
             self.fleet.end_instant()
             self.check()
+            goal = sum(IMPORTANCE[name] * CENTERS[name] for name in IMPORTANCE)
+            goal += sum(p * y.item() for p, y in self.lost)
+            expected = goal / (1 + sum(p for p, _ in self.lost))
             if abs(self.fleet.server.w.item() - expected) < 1e-8:
                 return
         raise AssertionError(f"ends at {self.fleet.server.w.item()}, not at {expected}")
+
+    def _total(self) -> tuple[float, Vector]:
+        parts = [(IMPORTANCE[name], y) for name, y in self.y.items()] + self.lost
+        return sum(p for p, _ in parts), sum((p * y for p, y in parts), np.zeros(1))
+
+    def _start(self, name: str) -> None:
+        self.fleet.start(name)
+        self.y.setdefault(name, self.fleet.server.w.copy())
+
+    def _leave(self, name: str) -> None:
+        self.fleet.leave(name)
+        if any(note.startswith(f"{name} retired") for note in self._notes()):
+            del self.y[name]
 
     def _finish(self, name: str, *, diverged: bool = False) -> None:
         """What it sends is told by a memory that it has put on the disk first."""
@@ -122,6 +140,9 @@ class Mean:
             self.fleet.devices[name].outbox.append(self.fleet.devices[name].outbox[0])
         if self.fleet.arrive(name):
             self.y[name] = self._ends[name, self.fleet.arrived[-1].sequence]
+        elif any("begins anew" in note for note in self._notes()):
+            self.lost.append((IMPORTANCE[name], self.y[name]))
+            self.y[name] = self.fleet.server.w.copy()
 
     def _work_off(self, name: str) -> None:
         device = self.fleet.devices[name]
@@ -132,13 +153,10 @@ class Mean:
         while device.outbox:
             self._arrive(name)
 
-    def _retire(self, name: str) -> None:
-        if name not in self.importance:
-            return
-        self.state.retire(name, self.y[name])
-        left = 1 - self.importance.pop(name)
-        self.importance = {other: p / left for other, p in self.importance.items()}
-        self.fleet.crash(name)
+    def _notes(self) -> list[str]:
+        """Those that are new."""
+        new, self._read = self.fleet.records[self._read :], len(self.fleet.records)
+        return [record.message for record in new if isinstance(record, events.Note)]
 
 
 @criteria
@@ -159,6 +177,5 @@ def test_whatever_has_been_the_run_leads_to_the_weighted_mean(
 ) -> None:
     mean = Mean(rule)
     for what, name in life:
-        if what != "forget":
-            mean.happens(what, name)
+        mean.happens(what, name)
     mean.settle()

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.nanoseconds import SECOND, to_seconds
 from agents.rules.area import Area, theorem7
-from agents.rules.interface import Aggregated, Send, SetTimer
+from agents.rules.interface import Aggregated, Send, SetPeriodicTimer, SetTimer
 from tests.agents.helpers import make_server, update, weights
 
 
@@ -50,8 +51,8 @@ def test_the_step_size_of_theorem_7(arguments: dict[str, Any], expected: float) 
 def test_a_period_without_messages_counts_as_an_event_only() -> None:
     server = make_server(1.0)
     state = Area(criterion="period", period=2.0, step="harmonic", c=1, d=1).begin(server)
-    assert state.start() == [Send("a", lr=1.0), SetTimer("aggregate", 2.0)]
-    assert state.timer("aggregate") == [Aggregated(0, ()), SetTimer("aggregate", 2.0)]
+    assert state.start() == [Send("a", lr=1.0), SetPeriodicTimer("aggregate", 2 * SECOND)]
+    assert state.timer("aggregate") == [Aggregated(0, ())]
     assert state.update(update("a", 3.0, kind="model")) == [Send("a", lr=1 / 3)]
     assert weights(state.timer("aggregate")) == [("a", 1.0)]
     assert (server.w.tolist(), server.version) == ([3.0], 1)
@@ -63,10 +64,13 @@ def test_a_period_without_messages_counts_as_an_event_only() -> None:
 )
 def test_random_intervals_and_their_tuned_rate(tuned: bool, rate: float) -> None:
     state = Area(criterion="random", rate=4.0, tuned=tuned).begin(make_server(0.5, 0.5))
+    state.start()
 
     def mean_interval() -> float:
         timers = [state.timer("aggregate")[-1] for _ in range(2000)]
-        return float(np.mean([timer.after for timer in timers if isinstance(timer, SetTimer)]))
+        return float(
+            np.mean([to_seconds(timer.after) for timer in timers if isinstance(timer, SetTimer)])
+        )
 
     state.update(update("a", 0.0, kind="model", round_trip=0.25))
     state.update(update("a", 0.0, kind="residual", round_trip=0.75))

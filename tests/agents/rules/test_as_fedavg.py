@@ -11,7 +11,7 @@ from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.interface import Send, SetTimer
 from tests.agents.helpers import make_server, sent, update, weights
 
-NOW = SetTimer("aggregate", 0.0)
+NOW = SetTimer("aggregate", 0)
 
 
 def test_the_mean_of_the_models_follows_the_reply_to_the_last_of_them() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.nanoseconds import SECOND
 from agents.rules.favano import Favano
-from agents.rules.interface import Actions, ClientSide, Ignored, Request, Send, SetTimer
+from agents.rules.interface import Actions, ClientSide, Ignored, Request, Send, SetPeriodicTimer
 from tests.agents.helpers import make_server, sent, update, weights
 
-AGAIN = SetTimer("round", 2.0)
+ROUNDS = SetPeriodicTimer("round", 2 * SECOND)
 
 
 def asked(actions: Actions) -> list[str]:
@@ -21,8 +22,8 @@ def asked(actions: Actions) -> list[str]:
 def test_a_round_is_the_mean_of_the_model_and_those_of_the_drawn() -> None:
     server = make_server(0.5, 0.5, w=(3.0,))
     state = Favano(period=2.0, sample=2).begin(server)
-    assert state.start() == [Send("a"), Send("b"), AGAIN]
-    assert state.timer("round") == [Request("a", "interrupt"), Request("b", "interrupt"), AGAIN]
+    assert state.start() == [Send("a"), Send("b"), ROUNDS]
+    assert state.timer("round") == [Request("a", "interrupt"), Request("b", "interrupt")]
     assert state.update(update("b", 9.0, kind="model")) == []
     assert server.w.tolist() == [3.0]
     done = state.update(update("a", 0.0, kind="model"))
@@ -64,8 +65,8 @@ def test_rounds_do_not_overlap() -> None:
     state = Favano(period=2.0, sample=2).begin(server)
     state.timer("round")
     state.update(update("a", 3.0, kind="model"))
-    assert state.timer("round") == [AGAIN]
-    assert state.timer("round") == [AGAIN]
+    assert state.timer("round") == []
+    assert state.timer("round") == []
     done = state.update(update("b", 3.0, kind="model"))
     assert server.w.tolist() == [2.0]
     assert asked(done) == ["a", "b"]  # the round that is overdue, once
@@ -93,7 +94,7 @@ def test_with_nobody_left_it_waits_for_the_next_period() -> None:
     state.timer("round")
     del server.clients["a"]
     assert state.leave("a") == []
-    assert state.timer("round") == [AGAIN]
+    assert state.timer("round") == []
     server.clients["a"] = 1.0
     state.join("a")
     assert asked(state.timer("round")) == ["a"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agents.nanoseconds import SECOND
 from agents.rules.fedavg import FedAvg
 from agents.rules.interface import Aggregated, Ignored, SetTimer
 from tests.agents.helpers import make_server, sent, update, weights
@@ -178,13 +179,13 @@ def test_who_joins_takes_part_from_the_next_round_on() -> None:
 def test_round_timeout_goes_on_with_those_who_are_back() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(round_timeout=5.0).begin(server)
-    assert SetTimer("round", 5.0) in state.start()
+    assert SetTimer("round", 5 * SECOND) in state.start()
     state.update(update("a", 3.0))
     done = state.timer("round")
     assert weights(done) == [("a", 1.0)]
     assert server.w.tolist() == [3.0]
     assert sent(done) == ["a", "b"]
-    assert SetTimer("round", 5.0) in done
+    assert SetTimer("round", 5 * SECOND) in done
     assert isinstance(state.update(update("b", 9.0))[0], Ignored)  # from version 0: late
     assert server.w.tolist() == [3.0]
 
@@ -195,7 +196,7 @@ def test_round_timeout_with_nobody_back_sends_again() -> None:
     state.start()
     again = state.timer("round")
     assert sent(again) == ["a", "b"]
-    assert SetTimer("round", 5.0) in again
+    assert SetTimer("round", 5 * SECOND) in again
     assert server.version == 0
 
 

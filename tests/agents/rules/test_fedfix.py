@@ -6,24 +6,25 @@ from typing import Any
 
 import pytest
 
+from agents.nanoseconds import SECOND
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Aggregated, Send, SetTimer
+from agents.rules.interface import Aggregated, Send, SetPeriodicTimer
 from tests.agents.helpers import make_server, sent, update, weights
 
-AGAIN = SetTimer("tick", 2.0)
+TICKS = SetPeriodicTimer("tick", 2 * SECOND)
 
 
 def test_the_tick_adds_what_came_and_answers_its_senders_only() -> None:
     server = make_server(0.25, 0.25, 0.5, w=(1.0, 2.0))
     state = FedFix(period=2.0, server_lr=0.5).begin(server)
-    assert state.start() == [Send("a"), Send("b"), Send("c"), AGAIN]
+    assert state.start() == [Send("a"), Send("b"), Send("c"), TICKS]
     assert state.update(update("c", 4.0, 0.0)) == []
     assert state.update(update("a", 8.0, -8.0)) == []
     assert server.w.tolist() == [1.0, 2.0]
     done = state.timer("tick")
     assert server.w.tolist() == [1 + 0.25 * 4 + 0.125 * 8, 2 - 0.125 * 8] == [3.0, 1.0]
     assert weights(done) == [("c", 0.25), ("a", 0.125)]
-    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True), AGAIN]
+    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True)]
     assert server.version == 1
     state.update(update("a", 8.0, 0.0, base=1))
     assert sent(state.timer("tick")) == ["a"]
@@ -34,7 +35,7 @@ def test_an_empty_tick_makes_no_version_but_counts() -> None:
     server = make_server(0.5, 0.5, w=(7.0,))
     state = FedFix(period=2.0).begin(server)
     state.start()
-    assert state.timer("tick") == [Aggregated(0, ()), AGAIN]
+    assert state.timer("tick") == [Aggregated(0, ())]
     assert (server.w.tolist(), server.version) == ([7.0], 0)
     state.update(update("b", 1.0))
     assert weights(state.timer("tick")) == [("b", 1.0)]  # 2 ticks · 1/2
@@ -110,7 +111,7 @@ def test_the_ticks_go_on_when_everybody_has_left() -> None:
     server.clients.clear()
     state.leave("a")
     assert weights(state.timer("tick")) == [("a", 1.0)]
-    assert state.timer("tick") == [Aggregated(1, ()), AGAIN]
+    assert state.timer("tick") == [Aggregated(1, ())]
 
 
 @pytest.mark.parametrize(
