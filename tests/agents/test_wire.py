@@ -97,7 +97,7 @@ def _header(**changes: Any) -> dict[str, Any]:
         (_payload(_header() | {"__metadata__": ["protocol"]}), "map of strings"),
         (_payload(_header() | {"__metadata__": {"protocol": 1}}), "map of strings"),
         (_payload(_header() | {"__metadata__": {}}), "protocol None"),
-        (_payload(_header() | {"__metadata__": {"protocol": "2"}}), "protocol '1', expected 2"),
+        (_payload(_header() | {"__metadata__": {"protocol": "1"}}), "protocol '1', expected 2"),
         (_payload(_header()), "field run"),
         (wire.encode(MODEL).replace(b'"version":"3"', b'"version":"x"'), "field version"),
     ],

@@ -118,7 +118,7 @@ def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_p
     run = spec(tmp_path)
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
     written: list[str] = []
-    said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0.0)
+    said = Received(names.failure("d-1"), b"`tc qdisc` failed", 0)
     controller._received(said, written.append)
     told = "d-1 could not do as it was told: `tc qdisc` failed"
     assert controller.failures == [told]

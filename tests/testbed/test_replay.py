@@ -47,6 +47,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
+UPDATE = b'["UpdateArrived", {"at": 2, "sender": "fast", "size": 1, "arrived": 2}]'
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_gives_the_same_model_again(rule: str, tmp_path: Path) -> None:
     """With random draws, timers, weights by measured times, a crash and a departure."""
@@ -73,7 +76,7 @@ def run(recorded: Path, tmp_path: Path) -> RunDirectory:
 
 def test_an_update_that_was_changed_is_found(run: RunDirectory) -> None:
     data = bytearray(run.inputs.read_bytes())
-    second = data.index(b'["update"', data.index(b'["update"') + 1)
+    second = data.index(b'["UpdateArrived"', data.index(b'["UpdateArrived"') + 1)
     header = data.index(b'{"__metadata__"', second)
     (length,) = struct.unpack_from("<Q", data, header - 8)
     data[header + length + 4 * 649 + 2] ^= 0x40  # of the last parameter, half of its magnitude
@@ -86,7 +89,7 @@ def test_an_input_that_is_missing_is_found_at_the_first_record_that_it_changes(
     run: RunDirectory,
 ) -> None:
     entries = list(_raw(run.inputs))
-    updates = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["update"')]
+    updates = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["UpdateArrived"')]
     del entries[updates[3]]
     _write(run.inputs, entries)
     with pytest.raises(RunFailedError, match=r"events.jsonl:8 has UpdateApplied.client='slow'.* 3 upd"):
@@ -117,14 +120,14 @@ def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirecto
 @pytest.mark.parametrize(
     ("text", "payload", "message"),
     [
-        (b'["__class__", 1]', b"", "no input of an aggregator"),
-        (b'["end", "after"]', b"", "end does not take"),
-        (b'["status", "fast", "ready", "soon"]', b"", "status does not take"),
+        (b'["__class__", {}]', b"", "no input of an aggregator"),
+        (b'["EndRequested", {"reason": "after"}]', b"", "EndRequested does not have"),
+        (b'["TimersDue", {"at": "soon"}]', b"", "TimersDue does not have"),
         (b"[" * 100_000, b"", "recursion"),
-        (b'["update", "fast", 1, 2.0, 2.0]', b"\x80\x04\x95", "shorter than a header"),
+        (UPDATE, b"\x80\x04\x95", "shorter than a header"),
         (b'{"seed": 1}', b"", "Beginning"),
     ],
-    ids=["method", "arguments", "types", "nested", "payload", "beginning"],
+    ids=["name", "fields", "types", "nested", "payload", "beginning"],
 )
 def test_what_is_no_recording_is_refused(
     text: bytes, payload: bytes, message: str, run: RunDirectory
