@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from agents.vectors import Vector
 
+_NAMED = 3
+"""Buffers or parameters of many that an error names."""
+
 
 class FlatModule:
     """`module` whose parameters are views of `w` and whose gradients are views of `gradient`.
 
-    Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector.
+    Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector. Raises
+    ValueError as `check` does.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        check(module)
         self.module = module
         parameters = list(module.parameters())
-        self.w = torch.cat([p.detach().reshape(-1) for p in parameters]).to(torch.float32)
+        self.w = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.gradient = torch.zeros_like(self.w)
         self.schema_hash = schema_hash(module)
         offset = 0
@@ -35,6 +41,30 @@ class FlatModule:
         np.copyto(self.w.numpy(), vector)
 
 
+def check(module: torch.nn.Module) -> None:
+    """Raise ValueError where a flat float32 vector of its parameters is not all of `module`."""
+    if buffers := [name for name, _ in module.named_buffers()]:
+        raise ValueError(
+            f"the model has buffers ({_some(buffers)}), and only parameters are sent and aggregated: "
+            "use GroupNorm or LayerNorm in place of BatchNorm, or track_running_stats=False, and keep a "
+            "constant as a plain attribute"
+        )
+    parameters = list(module.named_parameters())
+    if not parameters:
+        raise ValueError("the model has no parameters: there is nothing to learn")
+    if other := [f"{name}: {p.dtype}" for name, p in parameters if p.dtype != torch.float32]:
+        raise ValueError(
+            f"the model has parameters that are not float32 ({_some(other)}), and models are sent and "
+            "aggregated as float32: build it in float32, as module.float() does"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of `names`, and how many more there are."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
+
+
 def schema_hash(module: torch.nn.Module) -> str:
     """12 hex digits that stand for the names and shapes of `module`'s parameters, in order."""
     schema = [(name, list(p.shape)) for name, p in module.named_parameters()]
@@ -42,8 +72,9 @@ def schema_hash(module: torch.nn.Module) -> str:
 
 
 def initial(module: torch.nn.Module) -> Vector:
-    """The flat vector, shape (d,), float32, of `module` as it is."""
+    """The flat vector, shape (d,), of `module` as it is. Raises ValueError as `check` does."""
+    check(module)
     with torch.no_grad():
         flat = torch.cat([p.reshape(-1) for p in module.parameters()])
-    vector: Vector = flat.to(torch.float32).numpy()
+    vector: Vector = flat.numpy()
     return vector

@@ -143,6 +143,8 @@ class Plan:
     """Of the links; None where no device has one."""
     oversubscribed: bool = False
     """Whether the devices may ask for more than `device_capacity`."""
+    notes: tuple[str, ...] = ()
+    """What of the devices' profiles is emulated otherwise than they say, or not at all; in sentences."""
 
     def too_much(self, shares: Iterable[float]) -> str | None:
         """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
@@ -196,6 +198,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     problems = list(refusals.impossible(topology, runtime))
     if runtime == "docker":
         problems += refusals.too_little_cpu(topology, dilation)
+        problems += refusals.too_little_memory(topology)
     shaper, misfits = choose(topology, runtime, host.lack_of_netem)
     problems += misfits
     if not oversubscribe:
@@ -220,7 +223,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """A row per device with what it is given, for `testbed plan`: what none is given has no column."""
-    rows = [_row(device, real=plan.runtime != "virtual") for device in plan.devices]
+    real, limited = plan.runtime != "virtual", plan.runtime == "docker"
+    rows = [_row(device, real=real, limited=limited) for device in plan.devices]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
@@ -228,13 +232,13 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 _OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access")
 
 
-def _row(device: PlannedDevice, *, real: bool) -> dict[str, Any]:
+def _row(device: PlannedDevice, *, real: bool, limited: bool) -> dict[str, Any]:
     link = device.link or Link()
     return {
         "device": device.name,
         "cpu": device.cpu,
         "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms" if real else None,
-        "memory": format_size(device.memory) if real else None,
+        "memory": format_size(device.memory) if limited else None,
         "gflops": device.gflops,
         "timing": _duration(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),
@@ -298,7 +302,7 @@ def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[Planned
             name=name,
             group=group.name,
             cpu=group.cpu,
-            memory=group.memory,
+            memory=group.memory_limit,
             local=local,
             link=link,
             access=access,

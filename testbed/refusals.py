@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Iterator
 
 from testbed.topology import Topology, linktraces, scenario
+from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.yamlfile import Problem, Where
 from testbed.units import format_size
 
-_RESERVED_MEMORY = 512 * 2**20
+RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _ROUNDING = 1e-9
 """Of a sum of shares: ten devices at 0.1 fit on one core."""
@@ -140,23 +141,36 @@ def too_much_later(topology: Topology, capacity: float) -> Iterator[Problem]:
 
 def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
     """Where the host has `free` bytes to take."""
-    asked = sum(group.memory * len(group.device_names) for group in topology.devices)
-    if asked + _RESERVED_MEMORY > free:
+    asked = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
+    if asked + RESERVED_MEMORY > free:
         yield topology.source.problem(
             ("devices",),
-            f"ask for {_gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
-            f"{_gib(max(0, free - _RESERVED_MEMORY))}: this host has {_gib(free)} free; "
-            f"broker and aggregator need {_gib(_RESERVED_MEMORY)}. Lower memory or count, use a "
+            f"ask for {gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
+            f"{gib(max(0, free - RESERVED_MEMORY))}: this host has {gib(free)} free; "
+            f"broker and aggregator need {gib(RESERVED_MEMORY)}. Lower memory or count, use a "
             "larger host, or risk that devices are killed with --oversubscribe",
             at_key=True,
         )
+
+
+def too_little_memory(topology: Topology) -> Iterator[Problem]:
+    """Groups whose profile has less memory than a client needs; a topology cannot say so little."""
+    for index, group in enumerate(topology.devices):
+        if group.memory_limit < LEAST_MEMORY:
+            yield topology.source.problem(
+                ("devices", index, "profile"),
+                f"{group.profile} has {format_size(group.memory_limit)} of memory, in which no client "
+                "can run: PyTorch alone takes about 240 MB. Add what the client is to have, at least "
+                f"memory: {format_size(LEAST_MEMORY)}, or use the process runtime, which does not limit "
+                "memory, or the virtual one",
+            )
 
 
 def _parts(topology: Topology, what: str) -> str:
     """Who asks for how much: `4 x 0.25 pi4, 2 x 0.1 nano`."""
     return ", ".join(
         f"{len(group.device_names)} x "
-        f"{format_size(group.memory) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
+        f"{format_size(group.memory_limit) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
         for group in topology.devices
     )
 
@@ -165,5 +179,5 @@ def _cores(number: int) -> str:
     return "1 core" if number == 1 else f"{number} cores"
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"

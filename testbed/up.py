@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed import data, engine, manifest
+from testbed import data, engine, hardware, manifest, modelcheck
 from testbed.calibration import calibrate
 from testbed.configs import RunSpec
 from testbed.controller import Controller
@@ -23,7 +23,7 @@ from testbed.plan import Plan, plan, this_host
 from testbed.rundir import RunDirectory
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
-from testbed.topology import Topology, load
+from testbed.topology import Topology, load, profiles
 from testbed.topology.resolution import needs_calibration, on_host, resolved
 from testbed.view import View
 from testbed.wakeful import wakeful
@@ -53,11 +53,17 @@ def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
 def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
+    modelcheck.check(topology)
     if needs_calibration(topology):
         topology = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
     host = this_host(netem=runtime == "docker")
-    return topology, plan(topology, runtime, host, oversubscribe=options.oversubscribe)
+    profiled = any(group.profile is not None for group in topology.devices)
+    known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
+    free = None if runtime == "virtual" else host.memory
+    limited = hardware.with_memory(topology, known, free)  # not kept: another time more may be free
+    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
+    return topology, replace(made, notes=tuple(hardware.notes(topology, made, known, host)))
 
 
 def chosen_runtime(options: Options, asked: str = "auto") -> str:

@@ -29,8 +29,9 @@ class Task(Protocol):
     def model(self) -> torch.nn.Module:
         """A fresh module: inputs as the dataset has them, scaled as its shards say, to outputs.
 
-        The first dimension of both is the batch. Its initial weights may be drawn from torch's global
-        generator; the caller seeds it.
+        The first dimension of both is the batch. All of it is float32 parameters: buffers, such as
+        BatchNorm's running statistics, would not be aggregated and are refused. Its initial weights may
+        be drawn from torch's global generator; the caller seeds it.
         """
         ...
 

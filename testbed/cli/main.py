@@ -181,10 +181,12 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile) -> None:
     """Check a topology, and report all its errors at once."""
+    from testbed import modelcheck
     from testbed.topology import load
     from testbed.topology.resolution import resolved
 
     parsed = resolved(load(topology))
+    modelcheck.check(parsed)
     say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
 
 
@@ -200,6 +202,8 @@ def plan_command(
 
     _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
     show(describe(plan), "", as_json=as_json)
+    for note in plan.notes:
+        (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.runtime == "virtual":
         say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
     elif not as_json:
@@ -208,6 +212,7 @@ def plan_command(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
+            + ("Memory is not limited. " if plan.runtime == "process" else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )

@@ -70,6 +70,8 @@ def profiles(
         show(profiles.rows(shown), "", as_json=True)
     else:
         say(profiles.listing(shown) if name is None else profiles.explained(shown))
+        if shown.devices:
+            say(f"\n{profiles.EMULATED}")
 
 
 def calibrate(

@@ -223,12 +223,16 @@ def checked(document: Document) -> Topology:
     problems += _misfits(topology, document)
     if problems:
         raise document.source.error(problems)
-    devices = tuple(
-        group.model_copy(update={"local": topology.task.local.changed_by(group.local)})
-        for group in topology.devices
-    )
+    devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
     topology._source = document.source
     return topology.with_devices(devices)
+
+
+def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
+    changes: dict[str, Any] = {"local": local.changed_by(group.local)}
+    if group.profile is None:  # a profile may say its memory
+        changes["memory"] = group.memory_limit
+    return group.model_copy(update=changes)
 
 
 def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:

@@ -28,6 +28,8 @@ from testbed.topology.fields import (
 )
 
 _MOST_DEVICES = 100_000  # of one group
+DEFAULT_MEMORY = 512 * 2**20
+"""Bytes of a device whose memory neither the topology nor a profile says."""
 
 
 class Local(Model):
@@ -231,7 +233,11 @@ class DeviceGroup(Model):
     speed: Speed = Field(
         default=_PLAIN_SPEED, description="Drawn once per device: divides timing, multiplies gflops"
     )
-    memory: Memory = Field(default=512 * 2**20, json_schema_extra={"default": "512MiB"})
+    memory: Memory | None = Field(
+        default=None,
+        description="Limit of its memory; the profile's as far as the host has it, where not given, and "
+        "512MiB where no profile says it",
+    )
     link: Link | None = None
     access: Access | None = Field(
         default=None, description="What its devices share with all whose access has the same name"
@@ -259,6 +265,11 @@ class DeviceGroup(Model):
                 "Give one of these, or change cpu instead"
             )
         return self
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes."""
+        return DEFAULT_MEMORY if self.memory is None else self.memory
 
     @property
     def has_plain_speed(self) -> bool:

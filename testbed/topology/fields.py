@@ -64,7 +64,6 @@ Rate = Annotated[
     PlainSerializer(units.format_rate),
     WithJsonSchema(_text(_NUMBER + "[kKmMgG]?([bB]it(/s)?|bps|b/s)$", "5mbit", "200kbit")),
 ]
-_LEAST_MEMORY = 256 * 2**20  # bytes; importing torch alone takes about 240 MB
 SECONDS_SCHEMA = _text(_NUMBER + "(us|µs|ms|s|min|h)$", "80ms", "30s", "2min")
 Seconds = Annotated[
     float,
@@ -72,13 +71,18 @@ Seconds = Annotated[
     PlainSerializer(units.format_duration),
     WithJsonSchema(SECONDS_SCHEMA),
 ]
-Memory = Annotated[
+Size = Annotated[
     int,
     BeforeValidator(units.size),
-    Field(ge=_LEAST_MEMORY),
-    expecting("a size of at least 256MiB (PyTorch alone takes about 240MB) such as 512MiB"),
     PlainSerializer(units.format_size),
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
+]
+LEAST_MEMORY = 256 * 2**20
+"""Bytes that a device can be limited to: PyTorch alone takes about 240 MB."""
+Memory = Annotated[
+    Size,
+    Field(ge=LEAST_MEMORY),
+    expecting("a size of at least 256MiB (PyTorch alone takes about 240MB) such as 512MiB"),
 ]
 Share = Annotated[
     float,

@@ -18,12 +18,22 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from testbed.errors import BadInputError
 from testbed.topology import complaints, yamlfile
-from testbed.topology.fields import Count, Memory, Model, Name, Positive, Power, Rate, Seconds, Share
+from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
 _WIDTH = 80
+EMULATED = """\
+Of a device, gflops become a CPU share, by the speed of this host's cores, and
+memory the limit of its container, as far as the host has it (testbed plan says
+so), unless the topology says cpu or memory itself. The limit is for the client
+and its init; of a real device's memory the system takes a part. Outside
+containers memory is not limited. power is for estimates of energy. cores are
+not emulated one by one: one CPU quota stands for all of them, so beside work
+that they share, what only one could do is faster here than on the device. Nor
+is anything else emulated, such as GPU, caches, memory bandwidth or heat."""
+"""What becomes of a device profile, in 80 columns."""
 _ABOUT = ("description", "source")
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
@@ -51,7 +61,7 @@ class DeviceProfile(_Entry):
         default=None, description="FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
     )
     cores: Count | None = None
-    memory: Memory | None = None
+    memory: Size | None = None
     power: Power | None = Field(default=None, description="Watts of the whole device, by state")
 
 

@@ -184,6 +184,42 @@ def test_the_module_is_a_view_of_the_flat_vector() -> None:
         flat.load(np.zeros(22, np.float32))
 
 
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (
+            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)),
+            r"buffers \(1.running_mean, 1.running_var, 1.num_batches_tracked, 3 more\).*GroupNorm",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2).half()),
+            r"not float32 \(1.weight: torch.float16",
+        ),
+        (nn.Linear(2, 3).double(), r"not float32 \(weight: torch.float64, bias: torch.float64\)"),
+        (
+            nn.ParameterList([nn.Parameter(torch.tensor([2**30 + 1]), requires_grad=False)]),
+            r"not float32 \(0: torch.int64\)",
+        ),
+        (nn.Flatten(), "no parameters"),
+    ],
+    ids=["buffers", "half", "double", "integer", "empty"],
+)
+def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        FlatModule(module)
+    with pytest.raises(ValueError, match=told):
+        initial(module)
+
+
+def test_a_client_does_not_train_a_model_with_buffers() -> None:
+    class Normed(Tiny):
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+    with pytest.raises(ValueError, match="BatchNorm"):
+        Trainer(Normed(), SHARD, Local(steps=1))
+
+
 def test_the_schema_hash_tells_models_apart() -> None:
     assert schema_hash(nn.Linear(2, 3)) == schema_hash(nn.Linear(2, 3))
     different = [nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(4, 2)]

@@ -1,0 +1,123 @@
+"""Models that a flat float32 vector of parameters is not all of: refused before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+from testbed import modelcheck
+from testbed.errors import BadInputError
+from testbed.topology import Topology, parse
+from testbed.topology.fields import OneOf
+from tests.running import Testbed
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Normed(Task):
+    """Digits through a normalisation that the topology chooses."""
+
+    dataset: ClassVar[str] = "digits"
+    l2: float = 0.0
+    norm: str = "batch"
+
+    def model(self) -> torch.nn.Module:
+        import torch
+        from torch import nn
+
+        norms = {
+            "batch": nn.BatchNorm1d(16),
+            "untracked": nn.BatchNorm1d(16, track_running_stats=False),
+            "group": nn.GroupNorm(4, 16),
+            "half": nn.LayerNorm(16, dtype=torch.float16),
+        }
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norms[self.norm], nn.Linear(16, 10))
+
+
+@pytest.fixture(autouse=True)
+def normed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A task `normed`, as a line in TASKS gives it, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setitem(TASKS, "normed", Normed)
+        _read_tasks()
+        yield
+    _read_tasks()
+
+
+def _read_tasks() -> None:
+    OneOf.models.cache_clear()
+    Topology.model_rebuild(force=True)
+
+
+def _text(norm: str) -> str:
+    return (
+        "name: t\n"
+        f"task: {{name: normed, norm: {norm}, local: {{steps: 1}}}}\n"
+        "rule: {name: fedavg}\n"
+        "devices: [{name: a, cpu: 0.1}]\n"
+        "stop: {after: 1s}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validate"],
+        ["plan", "--runtime", "docker"],
+        ["up", "--runtime", "docker"],
+        ["up", "--runtime", "process"],
+        ["up", "--runtime", "virtual"],
+    ],
+    ids=" ".join,
+)
+def test_buffers_are_refused_before_anything_is_launched(
+    command: list[str], testbed: Testbed, tmp_path: Path
+) -> None:
+    file, runs = tmp_path / "t.yaml", tmp_path / "runs"
+    file.write_text(_text("batch"))
+    said = testbed(*command, file, *(["--runs", runs] if command[0] == "up" else []))
+    assert said.code == 2
+    assert f"{file}:2:14: task.name: normed cannot run: the model has buffers" in said.err
+    assert "(2.running_mean, 2.running_var, 2.num_batches_tracked)" in said.err
+    assert "GroupNorm or LayerNorm" in said.err
+    assert "track_running_stats=False" in said.err
+    assert said.out == ""
+    assert not runs.exists()
+
+
+def test_the_mends_that_the_error_names_are_good() -> None:
+    modelcheck.check(parse(_text("group")))
+    modelcheck.check(parse(_text("untracked")))
+
+
+def test_parameters_of_another_type_are_refused() -> None:
+    with pytest.raises(BadInputError, match=r"not float32 \(2.weight: torch.float16, 2.bias: torch.fl"):
+        modelcheck.check(parse(_text("half")))
+
+
+def test_a_good_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the task's parameters are the same."""
+    built = []
+    model = Normed.model
+
+    def counted(task: Normed) -> torch.nn.Module:
+        built.append(task.norm)
+        return model(task)
+
+    monkeypatch.setattr(Normed, "model", counted)
+    for norm in ("group", "group", "untracked"):
+        modelcheck.check(parse(_text(norm)))
+    assert built == ["group", "untracked"]
+    for _ in range(2):
+        with pytest.raises(BadInputError):
+            modelcheck.check(parse(_text("batch")))
+    assert built == ["group", "untracked", "batch", "batch"]
