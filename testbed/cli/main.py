@@ -6,6 +6,7 @@ printed as it is: never read as markup, and never broken into lines where it doe
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
+from testbed.traits import RUNTIMES
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -200,8 +202,10 @@ def plan_command(
 
     _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
     show(describe(plan), "", as_json=as_json)
-    if not as_json and plan.runtime == "virtual":
-        say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
+    if not as_json and plan.traits.simulated:
+        say(
+            f"{plan.runtime}: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}"
+        )
     elif not as_json:
         asked = sum(device.share for device in plan.devices)
         say(
@@ -250,14 +254,10 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     from testbed.watching import fullscreen, live, overview
 
     shown = _relative(directory.path)
-    if plan.runtime == "process":
+    if plan.traits.notice:
         auto = (options.runtime or topology.runtime.name) == "auto"
-        why = "No Docker engine answers (`testbed doctor` shows the fix): " if auto else ""
-        say(
-            f"{why}devices are local processes. They are stopped and continued to keep their CPU "
-            "shares, and a relay makes their links; memory is not limited."
-        )
-    virtual = plan.runtime == "virtual"
+        say(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+    simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
         with view, beside.served(directory, plan, options, view.keep):
@@ -275,12 +275,19 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     out.print(live.render_summary(run))
     if view.judgement is not None:
         _show(view.judgement)
-    if virtual:
+    if simulated:
         say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
         say("\n" + "\n".join(ended.lines()))
-    logs = "" if virtual else f"testbed logs {directory.run} · "
+    logs = "" if simulated else f"testbed logs {directory.run} · "
     say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+
+
+def _passed_over(runtime: str) -> str:
+    """Why `auto` took this one, and none that it would rather have taken."""
+    better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
+    lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
+    return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
