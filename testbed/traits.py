@@ -31,8 +31,8 @@ class Traits:
     """Whether each device measures its own link, and the run clock waits for that."""
     counts_bytes: Literal["always", "linked", "never"] = "never"
     """Whether telemetry has the bytes that devices send and receive: `linked`, where they have links."""
-    resumable: bool = True
-    """Whether an interrupted run can go on."""
+    unresumable: str = ""
+    """Why an interrupted run cannot go on, and what to do instead; empty: it can."""
     lack: str = ""
     """What is the matter where it is not available."""
     notice: str = ""
@@ -60,7 +60,7 @@ RUNTIMES: dict[str, Traits] = {
         module="testbed.virtual.run",
         simulated=True,
         shaper="model",
-        resumable=False,
+        unresumable="its seed gives it again from the start",
     ),
 }
 """By name; `auto` takes the first that is available, of those with a real clock."""

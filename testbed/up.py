@@ -97,9 +97,9 @@ def _prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
     """Partition the data and write what the run directory holds from the start."""
-    if options.resume and not plan.traits.resumable:
+    if options.resume and (why := plan.traits.unresumable):
         raise BadInputError(
-            f"a run of the {plan.runtime} runtime cannot be resumed: run it again from the start, "
+            f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
     if not options.resume:

@@ -62,10 +62,10 @@ class Container:
     """User and group id."""
     labels: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    networks: tuple[Attachment, ...]
+    networks: tuple[Attachment, ...] = ()
     published: tuple[int, ...] = ()
     """TCP ports that can be reached on 127.0.0.1."""
-    mounts: tuple[Mount, ...]
+    mounts: tuple[Mount, ...] = ()
     cpu: CpuLimits = CpuLimits()
     """As it starts."""
     memory: int | None = None

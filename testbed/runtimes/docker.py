@@ -31,8 +31,8 @@ from testbed.runtimes.launch import (
     BROKER_FILES,
     MQTT_PORT,
     appended,
-    data_network,
     launch,
+    name_of,
     planned_limits,
 )
 from testbed.topology.timeline import Action, Join, Restart
@@ -181,7 +181,7 @@ class DockerRuntime:
 
     def _start_router(self, router: Container, account: brokers.Account) -> None:
         """Last of all: it has to know the devices' addresses."""
-        found = executor.addresses(self._engine, data_network(self._directory.run))
+        found = executor.addresses(self._engine, name_of(self._directory.run, "data"))
         addresses = {
             name: found[self._containers[name]]
             for name in self._devices

@@ -15,7 +15,8 @@ need, in its own namespaces; the client in it is an ordinary user. Everything is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ from testbed import configs, kernel
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
 from testbed.plan import PlannedDevice
-from testbed.rundir import RunDirectory
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
     PART_LABEL,
@@ -58,12 +58,20 @@ def launch(spec: RunSpec, images: Images, *, owner: int, congestion_control: str
 
     `congestion_control` is that of all TCP in containers; None: the host's.
     """
-    return _Author(spec, images, owner, congestion_control).launch()
+    sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
+    author = _Author(spec, images, owner, sysctls)
+    return Launch(
+        networks=author.networks(),
+        broker=author.broker(),
+        aggregator=author.aggregator(),
+        devices=tuple(map(author.device, spec.plan.devices)),
+        router=author.router() if spec.routed else None,
+    )
 
 
-def data_network(run: str) -> str:
-    """Name of the network that the devices are on."""
-    return f"testbed-{run}-data"
+def name_of(run: str, what: str) -> str:
+    """Of a part's container, or of a network: `data`, `control` or `server`."""
+    return f"testbed-{run}-{what}"
 
 
 def appended(spec: RunSpec) -> list[Path]:
@@ -85,144 +93,116 @@ class _Author:
     spec: RunSpec
     images: Images
     owner: int
-    congestion_control: str | None
+    sysctls: Mapping[str, str]
 
-    def launch(self) -> Launch:
-        return Launch(
-            networks=self._networks(),
-            broker=self._broker(),
-            aggregator=self._aggregator(),
-            devices=tuple(map(self._device, self.spec.plan.devices)),
-            router=self._router() if self.spec.routed else None,
+    def networks(self) -> tuple[Network, ...]:
+        data, control, server = map(self._network, ("data", "control", "server"))
+        control = replace(
+            control,
+            internal=False,  # an internal one cannot publish the broker's port on 127.0.0.1
+            options={
+                "com.docker.network.bridge.enable_ip_masquerade": "false",
+                "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
+            },
+        )
+        return (data, control, server) if self.spec.routed else (data, control)
+
+    def broker(self) -> Container:
+        return replace(
+            self._container(BROKER, self.images.broker, self.owner),
+            networks=(
+                self._on("control", _CONTROL_ALIAS),
+                self._on(self._server, _DATA_ALIAS, configs.ROUTED_BROKER),
+            ),
+            published=(MQTT_PORT,),
+            mounts=(Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),),
+            cpu=self._infrastructure,
         )
 
-    @property
-    def _run(self) -> RunDirectory:
-        return self.spec.directory
+    def aggregator(self) -> Container:
+        run = self.spec.directory
+        inside = Path(configs.IN_CONTAINERS.run_directory(run))
+        turns = ("python3", "-m", "agents.turns") if self.spec.routed else ()
+        return replace(
+            self._container(AGGREGATOR, self.images.agent, self.owner),
+            command=(*turns, "python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
+            networks=(self._on(self._server, AGGREGATOR),),
+            mounts=(
+                Mount(str(run.config(AGGREGATOR)), configs.AGGREGATOR_CONFIG),
+                Mount(str(run.test_set), configs.TEST_SET),
+                *(
+                    Mount(str(path), str(inside / path.name), read_only=False)
+                    for path in (*appended(self.spec), run.models)
+                ),
+            ),
+            cpu=self._infrastructure,
+        )
 
-    @property
-    def _data(self) -> str:
-        return data_network(self._run.run)
+    def device(self, device: PlannedDevice) -> Container:
+        run, name = self.spec.directory, device.name
+        memory = Mount(str(run.memory(name).parent), configs.MEMORY, read_only=False)
+        return replace(
+            self._container(name, self.images.agent, user=0),
+            command=("python3", "-m", "agents.device.main", configs.DEVICE_CONFIG),
+            environment=dict.fromkeys(configs.THREAD_VARIABLES, str(device.threads)),
+            networks=(self._on("data", name), self._on("control", name)),
+            mounts=(
+                Mount(str(run.config(configs.init_name(name))), configs.DEVICE_CONFIG),
+                Mount(str(run.config(name)), configs.CLIENT_CONFIG),
+                Mount(str(run.shard(name)), configs.SHARD),
+                *((memory,) if self.spec.remembers else ()),
+            ),
+            memory=device.memory,
+            cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
+            # It measures its link by echoes.
+            sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
+        )
 
-    @property
-    def _control(self) -> str:
-        return f"testbed-{self._run.run}-control"
+    def router(self) -> Container:
+        return replace(
+            self._container(ROUTER, self.images.agent, user=0),
+            command=("python3", "-m", "agents.router.main", configs.ROUTER_CONFIG),
+            networks=(
+                self._on("data", _DATA_ALIAS),
+                self._on("server", ROUTER),
+                self._on("control", ROUTER),
+            ),
+            mounts=(Mount(str(self.spec.directory.config(ROUTER)), configs.ROUTER_CONFIG),),
+            cpu=self._infrastructure,
+            cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
+            sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
+        )
 
     @property
     def _server(self) -> str:
         """The network that broker and aggregator are on."""
-        return f"testbed-{self._run.run}-server" if self.spec.routed else self._data
+        return "server" if self.spec.routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:
         """On a host with one core the devices have it too."""
         return CpuLimits(weight=_MOST_WEIGHT, cpus=self.spec.plan.infrastructure_cpus)
 
+    def _named(self, what: str) -> str:
+        return name_of(self.spec.directory.run, what)
+
     def _labels(self, part: str) -> dict[str, str]:
-        return {RUN_LABEL: self._run.run, PART_LABEL: part, DIRECTORY_LABEL: str(self._run.path)}
+        run = self.spec.directory
+        return {RUN_LABEL: run.run, PART_LABEL: part, DIRECTORY_LABEL: str(run.path)}
 
-    def _sysctls(self, **more: str) -> dict[str, str]:
-        name = self.congestion_control
-        return {**({} if name is None else {kernel.CONGESTION_CONTROL: name}), **more}
+    def _network(self, name: str) -> Network:
+        return Network(name=self._named(name), labels=self._labels(name))
 
-    def _name(self, part: str) -> str:
-        return f"testbed-{self._run.run}-{part}"
+    def _on(self, network: str, *aliases: str) -> Attachment:
+        return Attachment(self._named(network), aliases)
 
-    def _networks(self) -> tuple[Network, ...]:
-        control = Network(
-            name=self._control,
-            labels=self._labels("control"),
-            # An internal network could not publish the broker's port on 127.0.0.1.
-            internal=False,
-            options={
-                "com.docker.network.bridge.enable_ip_masquerade": "false",
-                "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
-            },
-        )
-        data = Network(name=self._data, labels=self._labels("data"))
-        server = Network(name=self._server, labels=self._labels("server"))
-        return (data, control, server) if self.spec.routed else (data, control)
-
-    def _broker(self) -> Container:
+    def _container(self, part: str, image: str, user: int) -> Container:
+        """What all have in common."""
         return Container(
-            part=BROKER,
-            name=self._name(BROKER),
-            image=self.images.broker,
-            user=self.owner,
-            labels=self._labels(BROKER),
-            networks=(
-                Attachment(self._control, (_CONTROL_ALIAS,)),
-                Attachment(self._server, (_DATA_ALIAS, configs.ROUTED_BROKER)),
-            ),
-            published=(MQTT_PORT,),
-            mounts=(Mount(str(self._run.work / BROKER), BROKER_FILES),),
-            cpu=self._infrastructure,
-            sysctls=self._sysctls(),
-        )
-
-    def _aggregator(self) -> Container:
-        run, inside = self._run, Path(configs.IN_CONTAINERS.run_directory(self._run))
-        turns = ("python3", "-m", "agents.turns") if self.spec.routed else ()
-        written = [*appended(self.spec), run.models]
-        return Container(
-            part=AGGREGATOR,
-            name=self._name(AGGREGATOR),
-            image=self.images.agent,
-            command=(*turns, "python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
-            user=self.owner,
-            labels=self._labels(AGGREGATOR),
-            networks=(Attachment(self._server, (AGGREGATOR,)),),
-            mounts=(
-                Mount(str(run.config(AGGREGATOR)), configs.AGGREGATOR_CONFIG),
-                Mount(str(run.test_set), configs.TEST_SET),
-                *(Mount(str(path), str(inside / path.name), read_only=False) for path in written),
-            ),
-            cpu=self._infrastructure,
-            sysctls=self._sysctls(),
-        )
-
-    def _device(self, device: PlannedDevice) -> Container:
-        run = self._run
-        remembered = Mount(str(run.memory(device.name).parent), configs.MEMORY, read_only=False)
-        return Container(
-            part=device.name,
-            name=self._name(device.name),
-            image=self.images.agent,
-            command=("python3", "-m", "agents.device.main", configs.DEVICE_CONFIG),
-            user=0,
-            labels=self._labels(device.name),
-            environment=dict.fromkeys(configs.THREAD_VARIABLES, str(device.threads)),
-            networks=(
-                Attachment(self._data, (device.name,)),
-                Attachment(self._control, (device.name,)),
-            ),
-            mounts=(
-                Mount(str(run.config(configs.init_name(device.name))), configs.DEVICE_CONFIG),
-                Mount(str(run.config(device.name)), configs.CLIENT_CONFIG),
-                Mount(str(run.shard(device.name)), configs.SHARD),
-                *((remembered,) if self.spec.remembers else ()),
-            ),
-            memory=device.memory,
-            cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
-            # It measures its link by echoes.
-            sysctls=self._sysctls(**{"net.ipv4.ping_group_range": "0 2147483647"}),
-        )
-
-    def _router(self) -> Container:
-        return Container(
-            part=ROUTER,
-            name=self._name(ROUTER),
-            image=self.images.agent,
-            command=("python3", "-m", "agents.router.main", configs.ROUTER_CONFIG),
-            user=0,
-            labels=self._labels(ROUTER),
-            networks=(
-                Attachment(self._data, (_DATA_ALIAS,)),
-                Attachment(self._server, (ROUTER,)),
-                Attachment(self._control, (ROUTER,)),
-            ),
-            mounts=(Mount(str(self._run.config(ROUTER)), configs.ROUTER_CONFIG),),
-            cpu=self._infrastructure,
-            cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
-            sysctls=self._sysctls(**{"net.ipv4.ip_forward": "1"}),
+            part=part,
+            name=self._named(part),
+            image=image,
+            user=user,
+            labels=self._labels(part),
+            sysctls=self.sysctls,
         )
