@@ -22,7 +22,7 @@ import yaml
 
 from analysis.load import Run
 from benchmarks import prediction
-from testbed import engine
+from testbed import up
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "dilation.yaml"
 _DILATION = 4
@@ -32,7 +32,7 @@ _TURNS = 3
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = "docker" if engine.available() else "process"
+    runtime = up.chosen_runtime(up.Options())
     wanted = yaml.safe_load(path.read_text(encoding="utf-8"))
     runs: dict[int, list[Run]] = {dilation: [] for dilation in _TURN}
     with tempfile.TemporaryDirectory() as name:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.prediction [TOPOLOGY]
 
-Where no Docker engine answers, local processes stand in, and links are left out of both. Virtual time
-measures a step's CPU time on this machine, unless the topology gives it: let the machine be quiet.
+Where no Docker engine answers, local processes stand in. Virtual time measures a step's CPU time on this
+machine, unless the topology gives it: let the machine be quiet.
 Ratios are measurement ÷ prediction. Datasets other than the digits come from TESTBED_DATA.
 
 What the time model knows: a training is steps × step time ÷ CPU share, a transfer payload ÷ rate, one
@@ -31,11 +31,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from analysis import load, summary
 from analysis.load import Run
-from testbed import engine, topology, up
+from testbed import topology, up
 from testbed.rundir import RunDirectory, new_run_id
 from testbed.view import View
 
@@ -53,23 +52,12 @@ class Progress(View):
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = "docker" if engine.available() else "process"
+    runtime = up.chosen_runtime(up.Options())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if runtime == "process":
-            print("No Docker engine answers: local processes, and no links.")
-            path = without_links(path, folder / "topology.yaml")
         predicted, measured = (run(path, how, folder / how) for how in ("virtual", runtime))
         for line in comparison(predicted, measured):
             print(line)
-
-
-def without_links(path: Path, copy: Path) -> Path:
-    plain = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for group in plain["devices"]:
-        group.pop("link", None)
-    copy.write_text(yaml.safe_dump(plain), encoding="utf-8")
-    return copy
 
 
 def run(path: Path, runtime: str, runs: Path) -> Run:

@@ -65,7 +65,7 @@ class RunSpec:
     @property
     def probed(self) -> frozenset[str]:
         """Devices that measure their link before the run clock starts."""
-        if self.plan.runtime != "docker":
+        if not self.plan.traits.devices_probe:
             return frozenset()
         return frozenset(device.name for device in self.plan.devices if not device.direct)
 

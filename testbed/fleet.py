@@ -1,41 +1,32 @@
 """Every run that lives on this machine, found by its labels: `ps` and `down`, from any directory.
 
-Containers and networks carry their run's label, processes its name in their environment. So what a
-crash left behind is found without the topology, the run directory or the controller.
+What a run starts carries its name, by which each runtime finds its own (`testbed.runtimes.Emulator`).
+So what a crash left behind is found without the topology, the run directory or the controller.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from testbed import engine
 from testbed.errors import BadInputError, HostError
 from testbed.rundir import RunDirectory
-from testbed.runtimes import process
+from testbed.runtimes import LiveRun, emulator, process
+from testbed.traits import RUNTIMES, emulated
 
 COMPLETE = ("after", "updates", "target_accuracy")
 _GOODBYE = 8.0
 """Seconds that a controller has to end its run."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRun:
-    run: str
-    runtime: str | None
-    """None while nothing but its controller lives."""
-    parts: int
-    """Containers or processes that run, the controller aside."""
-    directory: Path | None
-    """None where the run's things do not say."""
-
-
 def find() -> list[LiveRun]:
     """All runs that have something running or left over here, by name."""
-    runs = {live.run: live for live in [*_as_processes(), *_in_docker()]}
+    runs: dict[str, LiveRun] = {}
+    for live in (live for name in emulated() for live in emulator(name).live_runs()):
+        if live.run not in runs or runs[live.run].runtime is None:
+            runs[live.run] = live
     return [runs[name] for name in sorted(runs)]
 
 
@@ -86,52 +77,16 @@ def take_down(live: LiveRun) -> None:
     directory = _existing(live)
     if directory is not None:
         _ask_controller(directory)
-    process.remove(live.run)
-    with engine.if_present() as client:
-        if client is not None:
-            from testbed.runtimes import docker
-
-            docker.remove(client, live.run, directory)
-        elif directory is not None and directory.read_manifest().get("runtime") == "docker":
+    process.remove(live.run)  # the controller, before it starts more
+    runtime = None if directory is None else directory.read_manifest().get("runtime")
+    for name in emulated():
+        if not emulator(name).take_down(live.run, directory) and name == runtime:
             raise HostError(
-                f"{live.run}: no Docker engine answers, so its containers could not be removed. "
-                f"Start the engine (`testbed doctor` tells how), then `testbed down {live.run}`."
+                f"{live.run}: {RUNTIMES[name].lack}, so what it has started could not be removed. "
+                f"`testbed doctor` tells the fix; after it, `testbed down {live.run}`."
             )
     if directory is not None:
         directory.remove_work()
-
-
-def container_logs(run: str, tail: int) -> dict[str, str]:
-    """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
-    with engine.if_present() as client:
-        if client is None:
-            return {}
-        from testbed.runtimes import docker
-
-        return docker.logs(client, run, tail)
-
-
-def _in_docker() -> list[LiveRun]:
-    with engine.if_present() as client:
-        if client is None:
-            return []
-        from testbed.runtimes import docker
-
-        return [
-            LiveRun(run, "docker", found["running"], _path(found["directory"]))
-            for run, found in docker.runs(client).items()
-        ]
-
-
-def _as_processes() -> list[LiveRun]:
-    runs: dict[str, list[process.ProcessInfo]] = {}
-    for info in process.find():
-        runs.setdefault(info.run, []).append(info)
-    found = []
-    for run, infos in runs.items():
-        parts = sum(info.part != "controller" for info in infos)
-        found.append(LiveRun(run, "process" if parts else None, parts, _path(str(infos[0].directory))))
-    return found
 
 
 def _ask_controller(directory: RunDirectory) -> None:
@@ -149,7 +104,3 @@ def _existing(live: LiveRun) -> RunDirectory | None:
     if live.directory is None or live.directory.name != live.run:
         return None
     return directory_of(str(live.directory), Path())
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text and Path(text).is_absolute() else None

@@ -42,11 +42,11 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
     of it `with_memory`; and which limits of memory are tight."""
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
-    if plan.runtime == "docker":
+    if plan.traits.cgroups:
         for group, device in groups:
             yield from _memory(group, device, known, host)
     profiled = any(group.profile is not None for group in topology.devices)
-    if plan.runtime == "virtual" and profiled:
+    if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."
     elif told := [line for group, device in groups for line in _cores(group, device, known)]:
         yield from told

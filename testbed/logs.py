@@ -7,6 +7,7 @@ from pathlib import Path
 
 from testbed import fleet
 from testbed.errors import BadInputError
+from testbed.runtimes import emulator
 
 
 def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[str, str]]:
@@ -19,8 +20,8 @@ def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[st
     name = directory.run
     live = next((found for found in fleet.find() if found.run == name), None)
     texts = {path.stem: path.read_text("utf-8", "replace") for path in directory.logs.glob("*.log")}
-    if live is not None and live.runtime == "docker":
-        texts |= fleet.container_logs(name, tail)
+    if live is not None and live.runtime is not None:
+        texts |= emulator(live.runtime).logs(name, tail)
     if part is not None and part not in texts:
         raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
     for each in sorted(texts) if part is None else [part]:

@@ -54,7 +54,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:
     """Who has which CPUs of this host; None where no device is one."""
-    if plan.runtime == "virtual":
+    if plan.traits.simulated:
         return None
     return {
         "infrastructure": plan.infrastructure_cpus,
@@ -68,13 +68,13 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
     """What made the links, and why that."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
-    linked = plan.runtime == "virtual" and not all(device.direct for device in plan.devices)
-    return {"shaper": "model" if linked else None}
+    linked = plan.traits.simulated and not all(device.direct for device in plan.devices)
+    return {"shaper": plan.traits.shaper if linked else None}
 
 
 def _clock(plan: Plan) -> dict[str, float]:
     """What the wall clock shows where the host's monotonic clock, which telemetry goes by, shows 0."""
-    return {} if plan.runtime == "virtual" else {"monotonic_zero": time.time() - time.monotonic()}
+    return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 
 
 def versions() -> dict[str, str]:

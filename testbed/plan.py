@@ -13,13 +13,12 @@ import psutil
 
 from agents.config import Access, Duration, Link, Local
 from testbed import refusals
-from testbed.errors import BadInputError
 from testbed.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology, linktraces
 from testbed.topology.devices import DeviceGroup
+from testbed.traits import Traits, traits
 from testbed.units import format_duration, format_rate, format_size
 
-RUNTIMES = ("docker", "process", "virtual")
 _SHARED_CAPACITY = 0.5
 """Cores for the devices where they share the only one with broker and aggregator."""
 _SLICE = 5_000
@@ -129,7 +128,7 @@ class Plan:
     """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
 
     runtime: str
-    """One of RUNTIMES."""
+    """Its name in `testbed.traits.RUNTIMES`."""
     devices: tuple[PlannedDevice, ...]
     infrastructure_cpus: str = ""
     """cpuset of broker and aggregator, as in `0` or `0-1`."""
@@ -146,6 +145,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What of the devices' profiles is emulated otherwise than they say, or not at all; in sentences."""
 
+    @property
+    def traits(self) -> Traits:
+        """What the runtime can do."""
+        return traits(self.runtime)
+
     def too_much(self, shares: Iterable[float]) -> str | None:
         """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
         if self.oversubscribed:
@@ -154,7 +158,7 @@ class Plan:
 
     def too_little(self, share: float) -> str | None:
         """What is wrong with a device's `share` of a core, in device time; None where it can be had."""
-        return refusals.too_little(share, self.dilation) if self.runtime == "docker" else None
+        return refusals.too_little(share, self.dilation) if self.traits.cgroups else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,25 +185,24 @@ def this_host(*, netem: bool = False) -> Host:
 
 
 def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
-    """What `runtime`, one of RUNTIMES, will launch on `host`.
+    """What the runtime of that name will launch on `host`.
 
     Broker and aggregator have the first core to themselves, the devices the others. Raises
     BadInputError, with the numbers, where the devices ask for more than that, unless `oversubscribe`;
-    and always where the runtime cannot do what the topology asks.
+    and always where the runtime cannot do what the topology asks, or there is none of that name.
     """
-    if runtime not in RUNTIMES:
-        raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
-    if runtime == "virtual":
+    found = traits(runtime)
+    if found.simulated:
         return Plan(runtime, _planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
     problems = list(refusals.impossible(topology, runtime))
-    if runtime == "docker":
+    if found.cgroups:
         problems += refusals.too_little_cpu(topology, dilation)
         problems += refusals.too_little_memory(topology)
-    shaper, misfits = choose(topology, runtime, host.lack_of_netem)
+    shaper, misfits = choose(topology, found, host.lack_of_netem)
     problems += misfits
     if not oversubscribe:
         problems += [
@@ -223,7 +226,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """A row per device with what it is given, for `testbed plan`: what none is given has no column."""
-    real, limited = plan.runtime != "virtual", plan.runtime == "docker"
+    real, limited = not plan.traits.simulated, plan.traits.cgroups
     rows = [_row(device, real=real, limited=limited) for device in plan.devices]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]

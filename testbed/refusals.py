@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from testbed.topology import Topology, linktraces, scenario
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.yamlfile import Problem, Where
+from testbed.traits import those, traits
 from testbed.units import format_size
 
 RESERVED_MEMORY = 512 * 2**20
@@ -22,22 +23,23 @@ def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
     """What `runtime`, a real one, cannot do, with the place and the mend."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
-    if runtime == "process":
-        yield from _lossy(topology)
+    if traits(runtime).lossless:
+        yield from _lossy(topology, runtime)
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if group.cpu is None:
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
-                "one host core), or use the virtual runtime",
+                f"one host core), or use the {those(lambda t: t.simulated)} runtime",
             )
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
 
 
-def _lossy(topology: Topology) -> Iterator[Problem]:
-    """Links that lose packets, which a relay, whose TCP makes up for any loss, cannot have."""
+def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Links that lose packets, where no link can."""
+    others = those(lambda t: not t.simulated and not t.lossless)
     found: list[Where] = []
     for index, group in enumerate(topology.devices):
         link = group.link
@@ -52,8 +54,8 @@ def _lossy(topology: Topology) -> Iterator[Problem]:
         mend = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
         yield topology.source.problem(
             where,
-            f"the process runtime, whose links are TCP relays, loses no packets: {mend}, or use the "
-            "docker runtime",
+            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {mend}, or use the "
+            f"{others} runtime",
             at_key=True,
         )
 
@@ -61,7 +63,8 @@ def _lossy(topology: Topology) -> Iterator[Problem]:
 def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
     return topology.source.problem(
         where,
-        f"the {runtime} runtime does not emulate this yet: remove it, or use the virtual runtime",
+        f"the {runtime} runtime does not emulate this yet: remove it, or use the "
+        f"{those(lambda t: t.simulated)} runtime",
         at_key=True,
     )
 
@@ -85,7 +88,8 @@ def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
             less = "" if dilation == 1 else ", stretch time less (a larger host, or fewer devices)"
             yield topology.source.problem(
                 where,
-                f"found {share:g}: {why}. Raise it{less}, or use the process or virtual runtime",
+                f"found {share:g}: {why}. Raise it{less}, or use the "
+                f"{those(lambda t: not t.cgroups)} runtime",
             )
 
 

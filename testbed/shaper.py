@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from testbed import kernel
 from testbed.topology import Topology
 from testbed.topology.yamlfile import Problem
+from testbed.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +26,17 @@ class Shaper:
         return self.name == "netem"
 
 
-def choose(topology: Topology, runtime: str, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
+def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
     """Who makes the links of `topology`, None where there are none to make; and what is wrong with that.
 
     `lack` says why the kernel's netem cannot be had; None where it can.
     """
     linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)
-    if runtime == "virtual" or not linked:
+    if runtime.simulated or not linked:
         return None, []
-    if runtime == "process":
-        return Shaper("relay", "processes have no network of their own"), []
+    if runtime.shaper is not None:
+        return Shaper(runtime.shaper, runtime.shaper_why), []
     asked = topology.runtime.shaper
     if asked == "netem" and lack is not None:
         told = f"found netem, but {lack}: take auto or tbf+delay, or see `testbed doctor` for the fix"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed import data, engine, hardware, manifest, modelcheck
+from testbed import data, hardware, manifest, modelcheck
 from testbed.calibration import calibrate
 from testbed.configs import RunSpec
 from testbed.controller import Controller
@@ -21,10 +20,11 @@ from testbed.fidelity.validity import Judgement, verdict
 from testbed.follow import Samples
 from testbed.plan import Plan, plan, this_host
 from testbed.rundir import RunDirectory
-from testbed.runtimes import Runtime
+from testbed.runtimes import emulator, simulator
 from testbed.signals import uninterrupted
 from testbed.topology import Topology, load, profiles
 from testbed.topology.resolution import needs_calibration, on_host, resolved
+from testbed.traits import emulated, traits
 from testbed.view import View
 from testbed.wakeful import wakeful
 
@@ -57,10 +57,10 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if needs_calibration(topology):
         topology = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
-    host = this_host(netem=runtime == "docker")
+    host = this_host(netem=traits(runtime).shaper is None)
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
-    free = None if runtime == "virtual" else host.memory
+    free = None if traits(runtime).simulated else host.memory
     limited = hardware.with_memory(topology, known, free)  # not kept: another time more may be free
     made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
     return topology, replace(made, notes=tuple(hardware.notes(topology, made, known, host)))
@@ -70,7 +70,7 @@ def chosen_runtime(options: Options, asked: str = "auto") -> str:
     """What `auto` means on this host, and what the command line overrides."""
     runtime = options.runtime or asked
     if runtime == "auto":
-        return "docker" if engine.available() else "process"
+        return next(name for name in emulated() if emulator(name).available())
     return runtime
 
 
@@ -86,7 +86,7 @@ def run(
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
         spec, prepared = _prepare(topology, plan, directory, options, view)
-        simulated = plan.runtime == "virtual"
+        simulated = plan.traits.simulated
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         return ended
@@ -103,9 +103,9 @@ def _prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> tuple[RunSpec, Prepared]:
     """Partition the data and write what the run directory holds from the start."""
-    if options.resume and plan.runtime == "virtual":
+    if options.resume and (why := plan.traits.unresumable):
         raise BadInputError(
-            "a run in virtual time cannot be resumed: its seed gives it again from the start, "
+            f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
     if not options.resume:
@@ -124,11 +124,9 @@ def _prepare(
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in virtual time, in this process."""
-    from testbed.virtual.run import run as simulate
-
     begin = time.monotonic()
     try:
-        return simulate(spec, prepared, view)
+        return simulator(spec.plan.runtime).run(spec, prepared, view)
     finally:
         entries["timings"] = {"real": round(time.monotonic() - begin, 2)}
 
@@ -136,7 +134,7 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
     data.write(prepared, spec.directory)
-    with _runtime(spec, view) as runtime, wakeful() as awake:
+    with emulator(spec.plan.runtime).launcher(spec, view) as runtime, wakeful() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
             view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")
@@ -167,24 +165,3 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
     steps = tuple(asking.steps(records))
     judged = verdict(controller.host_samples, fidelity, steps, controller.failures)
     return Judgement(fidelity, judged, steps)
-
-
-@contextmanager
-def _runtime(spec: RunSpec, view: View) -> Iterator[Runtime]:
-    if spec.plan.runtime == "process":
-        from testbed.runtimes.process import ProcessRuntime
-
-        yield ProcessRuntime(spec)
-        return
-    from testbed import images
-    from testbed.runtimes.docker import DockerRuntime
-
-    client = engine.connect()
-    try:
-        built = images.ensure(client, view.progress)
-        spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
-        runtime = DockerRuntime(client, built, spec)
-        spec.directory.write_manifest(congestion_control=runtime.congestion_control)
-        yield runtime
-    finally:
-        client.close()

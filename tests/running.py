@@ -20,7 +20,7 @@ import yaml
 
 from agents import events
 from testbed.runtimes import process
-from testbed.runtimes.docker import RUN_LABEL
+from testbed.runtimes.containers import RUN_LABEL
 
 TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from testbed.traits import RUNTIMES
+
 Run = Annotated[str, typer.Argument(help="Run id or run directory.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the run directories.")]
 DEFAULT_RUNS = Path("runs")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RuntimeName = Annotated[
     str | None,
-    typer.Option("--runtime", help="docker, process, virtual or auto; overrides the topology."),
+    typer.Option("--runtime", help=f"{', '.join(RUNTIMES)} or auto; overrides the topology."),
 ]
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Run even if the devices ask for more CPU than there is.")

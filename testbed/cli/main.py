@@ -6,6 +6,7 @@ printed as it is: never read as markup, and never broken into lines where it doe
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
 from testbed.rundir import RunDirectory
 from testbed.signals import interrupting
+from testbed.traits import RUNTIMES
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -204,15 +206,17 @@ def plan_command(
     show(describe(plan), "", as_json=as_json)
     for note in plan.notes:
         (err if as_json else out).print(note, soft_wrap=True)
-    if not as_json and plan.runtime == "virtual":
-        say(f"virtual: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}")
+    if not as_json and plan.traits.simulated:
+        say(
+            f"{plan.runtime}: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}"
+        )
     elif not as_json:
         asked = sum(device.share for device in plan.devices)
         say(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
-            + ("Memory is not limited. " if plan.runtime == "process" else "")
+            + ("Memory is not limited. " if not plan.traits.cgroups else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
@@ -255,14 +259,10 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     from testbed.watching import fullscreen, live, overview
 
     shown = _relative(directory.path)
-    if plan.runtime == "process":
+    if plan.traits.notice:
         auto = (options.runtime or topology.runtime.name) == "auto"
-        why = "No Docker engine answers (`testbed doctor` shows the fix): " if auto else ""
-        say(
-            f"{why}devices are local processes. They are stopped and continued to keep their CPU "
-            "shares, and a relay makes their links; memory is not limited."
-        )
-    virtual = plan.runtime == "virtual"
+        say(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+    simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
         with view, beside.served(directory, plan, options, view.keep):
@@ -280,12 +280,19 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     out.print(live.render_summary(run))
     if view.judgement is not None:
         _show(view.judgement)
-    if virtual:
+    if simulated:
         say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
         say("\n" + "\n".join(ended.lines()))
-    logs = "" if virtual else f"testbed logs {directory.run} · "
+    logs = "" if simulated else f"testbed logs {directory.run} · "
     say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+
+
+def _passed_over(runtime: str) -> str:
+    """Why `auto` took this one, and none that it would rather have taken."""
+    better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
+    lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
+    return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:

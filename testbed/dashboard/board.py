@@ -12,6 +12,7 @@ from analysis.charts.lanes import lanes
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.measured import OVER
+from testbed.traits import is_simulated
 
 OVERLAID = ("accuracy", "loss")
 """Of several runs in the same figure; the others have one for each run."""
@@ -68,8 +69,8 @@ class Board:
         for name in OVERLAID:
             yield Panel(name, None, CHARTS[name](runs))
         for column, (feed, run) in enumerate(zip(self.feeds, runs, strict=True)):
-            virtual = run.manifest.get("runtime") == "virtual"
-            for name in APART if virtual else (*APART, *EMULATED):
+            simulated = is_simulated(run.manifest.get("runtime"))
+            for name in APART if simulated else (*APART, *EMULATED):
                 yield Panel(f"{name}-{column}", column, _chart(name, feed, run))
 
 

@@ -18,6 +18,7 @@ from testbed import fleet, tether
 from testbed.cli.arguments import DEFAULT_RUNS, Runs
 from testbed.errors import BadInputError
 from testbed.rundir import RunDirectory
+from testbed.traits import is_simulated
 
 HOST = "127.0.0.1"
 """Of this machine, for this machine."""
@@ -66,7 +67,7 @@ def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
 
 def _emulated(directory: RunDirectory) -> bool:
     """Whether a busy host could disturb it: virtual time does not mind."""
-    return directory.read_manifest().get("runtime") != "virtual"
+    return not is_simulated(directory.read_manifest().get("runtime"))
 
 
 def give_way() -> None:

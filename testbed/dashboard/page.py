@@ -20,6 +20,7 @@ from analysis.charts.chart import INKS, Theme
 from analysis.load import Run
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
+from testbed.traits import is_simulated
 
 _LOOK = 150
 """Milliseconds between two looks at whether the board has something new."""
@@ -126,17 +127,18 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
 
 
 def _pace(run: Run) -> str:
-    if run.manifest.get("runtime") == "virtual":
-        return "virtual"
+    runtime = run.manifest.get("runtime")
+    if is_simulated(runtime):
+        return str(runtime)
     dilation = cast(float, run.manifest.get("dilation", 1.0))
-    return f"{run.manifest.get('runtime')}, dilation {dilation:g}"
+    return f"{runtime}, dilation {dilation:g}"
 
 
 def _validity(run: Run, feed: Feed) -> str:
     judged = run.manifest.get("validity")
     if judged is None:
-        virtual = run.manifest.get("runtime") == "virtual"
-        return "simulated" if virtual else "judged at the end" if feed.lives else "unknown"
+        simulated = is_simulated(run.manifest.get("runtime"))
+        return "simulated" if simulated else "judged at the end" if feed.lives else "unknown"
     return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])
 
 

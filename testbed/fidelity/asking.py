@@ -18,7 +18,7 @@ from testbed.topology.timeline import SetLink
 
 def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
     """In device order."""
-    cgroups, absent = spec.plan.runtime == "docker", spec.absent
+    cgroups, absent = spec.plan.traits.cgroups, spec.absent
     found = {
         device.name: _Device(device, cgroups, away=device.name in absent) for device in spec.plan.devices
     }

@@ -8,6 +8,7 @@ from testbed import rundir, up
 from testbed.rundir import RunDirectory
 from testbed.topology import load
 from testbed.topology.devices import DeviceGroup
+from testbed.traits import traits
 from testbed.up import Options
 from testbed.view import View
 
@@ -16,13 +17,13 @@ _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
 def run(runtime: str | None, runs: Path, view: View) -> None:
-    """One run over CPU shares and one over links, which is more than virtual time has to check; their
-    directories go to `runs`. In processes no link loses packets. Raises TestbedError."""
+    """One run over CPU shares and one over links, which is more than a simulation has to check; their
+    directories go to `runs`. Links lose no packets where they cannot. Raises TestbedError."""
     options = Options(runtime)
-    name = up.chosen_runtime(options)
-    for grid in (_CPU,) if name == "virtual" else (_CPU, _LINKS):
+    runtime_traits = traits(up.chosen_runtime(options))
+    for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):
         topology = load(grid)
-        if name == "process":
+        if runtime_traits.lossless:
             topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
         topology, plan = up.planned_here(topology, options)
         directory = RunDirectory.create(runs, rundir.new_run_id(topology.name))

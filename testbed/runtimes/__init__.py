@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import importlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
 
+from agents import events
 from agents.config import Broker
+from testbed.configs import RunSpec
+from testbed.data import Prepared
 from testbed.director import Order
+from testbed.rundir import RunDirectory
 from testbed.topology.timeline import Action
+from testbed.traits import traits
+from testbed.view import View
 
 
 class Runtime(Protocol):
@@ -37,3 +47,60 @@ class Runtime(Protocol):
 
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRun:
+    """A run that has something running, or left over, on this machine."""
+
+    run: str
+    runtime: str | None
+    """None while nothing but its controller lives."""
+    parts: int
+    """Containers or processes that run, the controller aside."""
+    directory: Path | None
+    """None where the run's things do not say."""
+
+    @classmethod
+    def labelled(cls, run: str, runtime: str | None, parts: int, directory: str | None) -> LiveRun:
+        """`directory` is what a label says, which anyone may have written."""
+        path = Path(directory or "")
+        return cls(run, runtime, parts, path if path.is_absolute() else None)
+
+
+class Emulator(Protocol):
+    """What the module of a runtime with a real clock has, as functions."""
+
+    def available(self) -> bool:
+        """Whether it can be had on this host."""
+
+    def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
+        """The runtime of one run, from before its start to after its stop; what has to be made once
+        for all runs is made here, and what the manifest is to say of it is written. Raises HostError."""
+
+    def live_runs(self) -> list[LiveRun]:
+        """Every run of which something runs or is left; none where it is not available."""
+
+    def take_down(self, run: str, directory: RunDirectory | None) -> bool:
+        """Remove what is left of `run`, its logs saved to `directory`; False where it is not
+        available. Raises HostError where something may be left."""
+
+    def logs(self, run: str, tail: int) -> dict[str, str]:
+        """By part, the last `tail` lines of what the run directory does not have while `run` lives."""
+
+
+class Simulator(Protocol):
+    """What the module of a runtime with a simulated clock has."""
+
+    def run(self, spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
+        """Execute the whole run in this process."""
+
+
+def emulator(name: str) -> Emulator:
+    """Raises BadInputError where no runtime has that name."""
+    return cast(Emulator, importlib.import_module(traits(name).module))
+
+
+def simulator(name: str) -> Simulator:
+    """Raises BadInputError where no runtime has that name."""
+    return cast(Simulator, importlib.import_module(traits(name).module))

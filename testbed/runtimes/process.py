@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from testbed.plan import dilated
 from testbed.relay import launch as relay
 from testbed.relay.traffic import Traffic
 from testbed.rundir import RunDirectory
+from testbed.runtimes import LiveRun
 from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
 from testbed.topology.timeline import (
     Action,
@@ -46,6 +48,7 @@ from testbed.topology.timeline import (
     SetCpu,
     SetLink,
 )
+from testbed.view import View
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT = 10.0
@@ -61,6 +64,41 @@ RUN, PART, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 def find_mosquitto() -> str | None:
     """Path of the Mosquitto broker, or None. Debian keeps it where only root's PATH leads."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+
+
+def available() -> bool:
+    """Always: it needs nothing but this machine."""
+    return True
+
+
+@contextlib.contextmanager
+def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
+    """See `testbed.runtimes.Emulator`."""
+    yield ProcessRuntime(spec)
+
+
+def live_runs() -> list[LiveRun]:
+    """Runs of any runtime that have a process here: of those of another it is the controller's."""
+    runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
+    for info in find():
+        runs[info.run].append(info)
+    found = []
+    for run, infos in runs.items():
+        parts = sum(info.part != CONTROLLER for info in infos)
+        runtime = "process" if parts else None
+        found.append(LiveRun.labelled(run, runtime, parts, str(infos[0].directory)))
+    return found
+
+
+def take_down(run: str, directory: RunDirectory | None) -> bool:
+    """See `testbed.runtimes.Emulator`; the controller goes too."""
+    remove(run)
+    return True
+
+
+def logs(run: str, tail: int) -> dict[str, str]:
+    """None: they grow in the run directory."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,11 +97,11 @@ def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) ->
         todo = [cell for cell in cells if index.run_of(cell) is None]
         if done := len(cells) - len(todo):
             say(f"{done} of {len(cells)} runs are there already, in {folder}")
-        virtual = [cell for cell in todo if cell.plan.runtime == "virtual"]
+        virtual = [cell for cell in todo if cell.plan.traits.simulated]
         report = _Report(index, len(todo), say)
         _simulate(virtual, _measured(cells, index), options, min(jobs, len(virtual)), report)
         for cell in todo:
-            if cell.plan.runtime != "virtual":
+            if not cell.plan.traits.simulated:
                 report.say(f"{cell.name} begins")
                 _here(cell, options, report, lambda message: report.say(f"      {message}"), {})
         found = map(index.run_of, cells)
@@ -206,7 +206,7 @@ def _side_by_side(workers: Workers, cells: Iterable[Cell], report: _Report, meas
 def _measures(cell: Cell) -> bool:
     """Whether virtual time has to measure how long a step of it takes here."""
     shares = any(d.cpu is not None and d.gflops is None for d in cell.plan.devices)
-    return cell.plan.runtime == "virtual" and shares and cell.topology.runtime.step_time is None
+    return cell.plan.traits.simulated and shares and cell.topology.runtime.step_time is None
 
 
 def _work(cell: Cell) -> str:

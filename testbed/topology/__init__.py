@@ -19,6 +19,7 @@ from testbed.partition import SCHEMES
 from testbed.topology import complaints, yamlfile
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
+    Choice,
     Count,
     Model,
     Name,
@@ -31,6 +32,7 @@ from testbed.topology.fields import (
 )
 from testbed.topology.scenario import Churn, Entry, misfits
 from testbed.topology.yamlfile import Document, Problem, Source, Where
+from testbed.traits import RUNTIMES
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 """Names of the run's other processes."""
@@ -131,7 +133,7 @@ class Start(Model):
 class Runtime(Model):
     """Where the devices run; auto takes docker where an engine answers, else process."""
 
-    name: Literal["auto", "docker", "process", "virtual"] = "auto"
+    name: Annotated[str, Choice("auto", *RUNTIMES)] = "auto"
     shaper: Literal["auto", "netem", "tbf+delay"] = Field(
         default="auto",
         description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "

@@ -169,6 +169,16 @@ class OneOf:
         return {name: _variant(base, name, cls) for name, cls in self._types.items()}
 
 
+class Choice:
+    """Annotates a field of type str: it takes one of `names`, which are known at run time only."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self._names))
+
+
 class OrConstant:
     """Annotates a field of distributions: `200ms` is short for `{distribution: constant, value: 200ms}`.
 

@@ -15,6 +15,7 @@ from testbed.errors import BadInputError
 from testbed.plan import Plan
 from testbed.rundir import RunDirectory
 from testbed.topology import Topology
+from testbed.traits import is_simulated, traits
 from testbed.watching.tally import DeviceTally, Tally
 
 
@@ -46,7 +47,7 @@ class Overview:
     @property
     def virtual(self) -> bool:
         """Whether the clock is simulated: device time goes as fast as it can be computed."""
-        return self.runtime == "virtual"
+        return is_simulated(self.runtime)
 
     def tally(self) -> Tally:
         """An empty one, of these devices."""
@@ -89,7 +90,8 @@ def read(directory: RunDirectory) -> Overview | None:
 
 
 def _counted(runtime: str, *, linked: bool) -> bool:
-    return runtime == "docker" or (runtime == "process" and linked)
+    counts = traits(runtime).counts_bytes
+    return counts == "always" or (counts == "linked" and linked)
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:

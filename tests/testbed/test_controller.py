@@ -22,6 +22,7 @@ from testbed.controller import Controller
 from testbed.director import Order
 from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
+from testbed.runtimes import LiveRun
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
 from testbed.topology.timeline import Action
@@ -91,7 +92,7 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "work").mkdir()
     for directory in (None, tmp_path):
-        fleet.take_down(fleet.LiveRun(f"no-{tmp_path.name}", "process", 1, directory))
+        fleet.take_down(LiveRun(f"no-{tmp_path.name}", "process", 1, directory))
     assert (tmp_path / "work").is_dir()
 
 

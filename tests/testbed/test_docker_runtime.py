@@ -1,81 +1,115 @@
-"""What the docker runtime has the engine do, which is a stand-in."""
+"""What an action comes to where devices are containers; what the engine itself says to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import docker
 import pytest
-from docker.errors import APIError
 
+from testbed import data, images
+from testbed.configs import RunSpec
 from testbed.errors import BadInputError, HostError
-from testbed.images import Images
+from testbed.plan import Host, plan
+from testbed.rundir import RunDirectory
+from testbed.runtimes.container_actions import Device, respond
+from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.docker import DockerRuntime
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu
-from tests.testbed.test_process_runtime import spec
+from testbed.runtimes.launch import UNLIMITED
+from testbed.topology import parse
+from testbed.topology.timeline import Action, Crash, Join, Leave, Pause, Restart, SetCpu
+from tests.running import left_in_docker
+
+PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
+"""Of 0.1 of a core."""
 
 
-@dataclass
-class Engine:
-    """Remembers the quotas; the container of an ended device has an exit code."""
-
-    quotas: list[int] = field(default_factory=list)
-    codes: dict[str, int] = field(default_factory=dict)
-    refuses: bool = False
-
-    def update_container(self, _container: str, *, cpu_quota: int, **_: Any) -> None:
-        if self.refuses:
-            raise APIError("no")
-        self.quotas.append(cpu_quota)
-
-    def inspect_container(self, container: str) -> dict[str, Any]:
-        code = self.codes.get(container)
-        return {"State": {"Running": code is None, "ExitCode": code}}
-
-
-def made(tmp_path: Path, engine: Engine, more: str = "") -> DockerRuntime:
-    run = spec(tmp_path, more=more)
-    client = cast("docker.DockerClient", SimpleNamespace(api=engine))
-    runtime = DockerRuntime(
-        client, Images("agent", "broker"), replace(run, plan=replace(run.plan, runtime="docker"))
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    """Of one device."""
+    topology = parse(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
+        "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
     )
-    runtime._containers = {device.name: device.name for device in run.plan.devices}
-    return runtime
+    directory = RunDirectory.create(tmp_path, f"t-{tmp_path.name}")
+    return RunSpec(directory, topology, plan(topology, "docker", Host((0, 1), 2**34)), {"d": 1})
 
 
-def test_only_who_is_down_starts_without_a_quota(tmp_path: Path) -> None:
-    engine = Engine()
-    runtime = made(tmp_path, engine, "scenario: [{at: 5s, join: d-2}]")
-
-    def lifted(device: str, action: Action) -> bool:
-        engine.quotas.clear()
-        runtime.act(device, action)
-        return engine.quotas == [-1]
-
-    assert not lifted("d-1", Restart())  # it is there
-    assert lifted("d-2", Join())
-    for ends, begins in ((Crash(), Restart()), (Leave(), Join())):
-        assert not lifted("d-1", ends)
-        assert lifted("d-1", begins)
-        assert not lifted("d-1", begins)
+def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | None]:
+    """What each of `actions`, one after the other, makes of the container's limits."""
+    found = []
+    for action in actions:
+        response = respond(spec, device, action)
+        device = response.device
+        found.append(response.limits)
+    return found
 
 
-def test_a_container_that_has_ended_does_not_start_again(tmp_path: Path) -> None:
-    engine = Engine(codes={"d-1": 137})
-    runtime = made(tmp_path, engine)
-    with pytest.raises(BadInputError, match=r"d-1 cannot .* container has ended \(exit code 137\)"):
-        runtime.act("d-1", Restart())
-    assert engine.quotas == []
+def test_only_who_is_down_starts_without_a_quota(spec: RunSpec) -> None:
+    here = Device(spec.plan.devices[0], away=False)
+    assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
+    assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
+    assert limits(spec, here, Crash(), Restart(), Restart()) == [None, UNLIMITED, None]
+    assert limits(spec, here, Leave(), Join(), Join()) == [None, UNLIMITED, None]
 
 
-def test_a_share_that_the_engine_refuses_is_forgotten(tmp_path: Path) -> None:
-    engine = Engine(refuses=True)
-    runtime = made(tmp_path, engine)
-    with pytest.raises(HostError, match="limit the CPU of d-1"):
-        runtime.act("d-1", SetCpu(0.9))
-    engine.refuses = False
-    runtime.limit("d-1")
-    assert engine.quotas == [5000]  # 0.1 of 50 ms, as planned
+def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
+    device = Device(spec.plan.devices[0], away=False)
+    response = respond(spec, device, SetCpu(0.5))
+    assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
+    assert response.orders == []
+    assert response.device.planned.cpu == 0.5
+    assert limits(spec, response.device, SetCpu(0.1)) == [PLANNED]
+
+
+def test_all_else_is_the_devices_to_do(spec: RunSpec) -> None:
+    device = Device(spec.plan.devices[0], away=False)
+    assert respond(spec, device, Crash()).orders == [("d", {"do": "crash"})]
+    assert respond(spec, device, Join()).orders == [("d", {"do": "join"})]
+
+
+def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:
+    device = Device(spec.plan.devices[0], away=False)
+    for begins in (Restart(), Join()):
+        with pytest.raises(BadInputError, match=r"d cannot .* container has ended \(exit code 137\)"):
+            respond(spec, device, begins, exit_code=137)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_the_engine_limits_a_device_and_tells_of_its_end(
+    spec: RunSpec, engine: docker.DockerClient
+) -> None:
+    """A share that the engine refuses is forgotten: the next limit is as planned."""
+    data.write(data.prepare(spec.topology, None), spec.directory)
+    built = images.ensure(engine, lambda _: None)
+    runtime = DockerRuntime(engine, built, spec)
+    try:
+        runtime.start()
+        container = engine.containers.get(runtime._containers["d"])
+
+        def quota() -> tuple[int, int]:
+            container.reload()
+            return container.attrs["HostConfig"]["CpuQuota"], container.attrs["HostConfig"]["CpuPeriod"]
+
+        assert quota() == (0, 0)
+        with pytest.raises(HostError, match="limit the CPU of d"):
+            runtime.act("d", SetCpu(1e-5))
+        runtime.limit("d")
+        assert quota() == (5000, 50_000)
+        runtime.act("d", Crash())
+        runtime.act("d", Restart())
+        assert quota()[0] == -1
+        assert runtime.ended() == {}
+
+        container.kill()
+        container.wait()
+        assert runtime.ended() == {"d": 137}
+        runtime.limit("d")  # left alone
+        with pytest.raises(BadInputError, match=r"exit code 137"):
+            runtime.act("d", Restart())
+    finally:
+        runtime.stop()
+    assert spec.directory.run not in " ".join(left_in_docker(engine))
+    assert {path.stem for path in spec.directory.logs.glob("*.log")} == {"broker", "aggregator", "d"}

@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
 from agents.topics import ROUTER
 from testbed import broker, configs, manifest
 from testbed.configs import RunSpec
 from testbed.errors import BadInputError
-from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.rundir import RunDirectory
-from testbed.runtimes.docker import DockerRuntime
+from testbed.runtimes.container_actions import Device, respond
 from testbed.shaper import Shaper, lack_of_netem
 from testbed.topology import Topology, parse
 from testbed.topology.timeline import SetLink
@@ -85,7 +83,6 @@ def _spec(folder: Path, host: Host) -> RunSpec:
     return RunSpec(RunDirectory.create(folder, "shaped"), topology, planned, {"pi": 1})
 
 
-@pytest.mark.docker
 @pytest.mark.parametrize(
     ("host", "orders"),
     [
@@ -99,11 +96,12 @@ def _spec(folder: Path, host: Host) -> RunSpec:
         ),
     ],
 )
-def test_changes_go_to_whoever_makes_them(
-    tmp_path: Path, engine: docker.DockerClient, host: Host, orders: list[Any]
-) -> None:
-    runtime = DockerRuntime(engine, Images("agent", "broker"), _spec(tmp_path, host))
-    assert runtime.act("pi", SetLink({"up": None, "rtt": 0.3, "loss": None})) == orders
+def test_changes_go_to_whoever_makes_them(tmp_path: Path, host: Host, orders: list[Any]) -> None:
+    spec = _spec(tmp_path, host)
+    device = Device(spec.plan.devices[0], away=False)
+    found = respond(spec, device, SetLink({"up": None, "rtt": 0.3, "loss": None}))
+    assert found.orders == orders
+    assert found.limits is None
 
 
 @pytest.mark.parametrize(("host", "netem"), [(HAVING, True), (LACKING, False)])

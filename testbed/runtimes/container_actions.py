@@ -1,0 +1,77 @@
+"""What an action on a device comes to in containers: which CPU limits, and who is told what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from agents.topics import ROUTER
+from testbed.configs import IMPAIRMENTS, RunSpec
+from testbed.director import Order
+from testbed.errors import BadInputError
+from testbed.plan import PlannedDevice, dilated
+from testbed.runtimes.containers import CpuLimits
+from testbed.runtimes.launch import UNLIMITED, planned_limits
+from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """As actions have left it."""
+
+    planned: PlannedDevice
+    away: bool
+    """Whether its client is not there, or was told to end, and may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What an action makes of a device, which limits its container gets, and what others are told."""
+
+    device: Device
+    orders: list[Order]
+    limits: CpuLimits | None = None
+    """None: they stay."""
+
+
+def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None = None) -> Response:
+    """What `action` comes to; `exit_code` is that of the device's container, None while it runs. Pure.
+
+    Raises BadInputError for what cannot be done.
+    """
+    name = device.planned.name
+    order: Order = (name, {"do": describe(action)["action"]})
+    match action:
+        case SetCpu(share):
+            planned = replace(device.planned, cpu=share)
+            return Response(replace(device, planned=planned), [], planned_limits(spec, planned))
+        case SetLink(changes):
+            return Response(device, _of_link(spec, name, changes))
+        case Crash() | Leave():
+            return Response(replace(device, away=True), [order])
+        case Restart() | Join() if exit_code is not None:
+            raise BadInputError(
+                f"{name} cannot start again: its container has ended (exit code {exit_code}) with "
+                "its client, which nobody had told to end. See its log."
+            )
+        case Restart() | Join() if device.away:  # else it is there, and stays under its quota
+            return Response(replace(device, away=False), [order], UNLIMITED)
+    return Response(device, [order])
+
+
+def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> list[Order]:
+    """Who has to change what of a device's link. Raises BadInputError."""
+    changes = dilated(asked, spec.plan.dilation)
+    impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
+    rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
+    if impaired and not spec.routed:
+        raise BadInputError(
+            f"{', '.join(impaired)} cannot change in this run, which has no router: no "
+            "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
+        )
+    if spec.netem:
+        return [(device, {"do": "set", **rates, **impaired})]
+    orders: list[Order] = [(device, {"do": "set", **rates})] if rates else []
+    if impaired:
+        orders.append((ROUTER, {"device": device, "link": impaired}))
+    return orders

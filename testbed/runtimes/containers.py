@@ -1,0 +1,92 @@
+"""Networks and containers as data: what the engine is to make (by `testbed.runtimes.executor`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RUN_LABEL = "testbed.run"
+PART_LABEL = "testbed.part"
+DIRECTORY_LABEL = "testbed.directory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A bridge."""
+
+    name: str
+    labels: Mapping[str, str]
+    internal: bool = True
+    """Whether it leads nowhere else."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    network: str
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuLimits:
+    """Of a container; what is None stays as it is."""
+
+    quota: int | None = None
+    """µs per period; -1: without limit."""
+    period: int | None = None
+    """µs."""
+    weight: int | None = None
+    """Against other containers that want a core at once."""
+    cpus: str | None = None
+    """cpuset, as in `1-3`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container with least privilege: all that it may do beyond that is said."""
+
+    part: str
+    """Of the run: `broker`, `aggregator`, `router` or a device. Its host name."""
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    """Empty: the image's own."""
+    user: int
+    """User and group id."""
+    labels: Mapping[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    networks: tuple[Attachment, ...] = ()
+    published: tuple[int, ...] = ()
+    """TCP ports that can be reached on 127.0.0.1."""
+    mounts: tuple[Mount, ...] = ()
+    cpu: CpuLimits = CpuLimits()
+    """As it starts."""
+    memory: int | None = None
+    """Bytes, swap included; None: without limit."""
+    pids: int = 128
+    cap_drop: tuple[str, ...] = ("ALL",)
+    cap_add: tuple[str, ...] = ()
+    security: tuple[str, ...] = ("no-new-privileges:true",)
+    read_only: bool = True
+    """Its root file system."""
+    tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
+    sysctls: Mapping[str, str]
+    log: Mapping[str, str] = field(default_factory=lambda: {"max-size": "8m", "max-file": "1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """All that is launched for a run, in this order."""
+
+    networks: tuple[Network, ...]
+    broker: Container
+    aggregator: Container
+    devices: tuple[Container, ...]
+    router: Container | None

@@ -1,0 +1,219 @@
+"""Has the Docker engine make, change and remove what is described (`testbed.runtimes.containers`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import docker
+from docker import types
+from docker.errors import APIError, NotFound
+
+from testbed.engine import ERRORS
+from testbed.errors import HostError
+from testbed.rundir import RunDirectory
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
+
+PARALLEL = 2
+"""Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
+after the other, and now and then make it miscount what is on a network, which it then keeps until it is
+restarted (moby issue 42119)."""
+_KILLED = 137
+"""Exit code of what somebody has removed."""
+_LETTING_GO = 3.0
+"""Seconds after which a network is given up on that the engine believes to be in use."""
+_REMOVAL = 20.0
+"""Seconds that the engine has to remove a run's containers."""
+
+
+@contextmanager
+def as_host_error(what: str) -> Iterator[None]:
+    """Raises HostError in place of what the SDK raises."""
+    try:
+        yield
+    except ERRORS as error:
+        raise HostError(f"the Docker engine could not {what}: {error}") from error
+
+
+def create_network(engine: docker.DockerClient, network: Network) -> None:
+    engine.api.create_network(
+        network.name,
+        driver="bridge",
+        internal=network.internal,
+        options=dict(network.options) or None,
+        labels=dict(network.labels),
+    )
+
+
+def start(engine: docker.DockerClient, container: Container) -> str:
+    """Create and start it; its id."""
+    api = engine.api
+    host_config = api.create_host_config(
+        read_only=container.read_only,
+        cap_drop=list(container.cap_drop),
+        cap_add=list(container.cap_add) or None,
+        security_opt=list(container.security),
+        pids_limit=container.pids,
+        tmpfs=dict(container.tmpfs),
+        log_config=types.LogConfig(type="json-file", config=dict(container.log)),
+        mounts=[
+            types.Mount(m.target, m.source, "bind", read_only=m.read_only) for m in container.mounts
+        ],
+        port_bindings=dict.fromkeys(container.published, ("127.0.0.1", None)) or None,
+        sysctls=dict(container.sysctls),
+        mem_limit=container.memory,
+        memswap_limit=container.memory,
+        **_limits(container.cpu),
+    )
+    first, *others = container.networks
+    endpoint = api.create_endpoint_config(aliases=list(first.aliases))
+    created: str = api.create_container(
+        container.image,
+        list(container.command) or None,
+        name=container.name,
+        hostname=container.part,
+        user=f"{container.user}:{container.user}",
+        labels=dict(container.labels),
+        environment=dict(container.environment) or None,
+        ports=list(container.published) or None,
+        host_config=host_config,
+        networking_config={"EndpointsConfig": {first.network: endpoint}},
+    )["Id"]
+    for other in others:
+        api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
+    api.start(created)
+    return created
+
+
+def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
+    """Change its limits; one that has ended is left alone."""
+    try:
+        engine.api.update_container(container, **_limits(cpu))
+    except APIError:
+        if exit_code(engine, container) is None:
+            raise
+
+
+def _limits(cpu: CpuLimits) -> dict[str, Any]:
+    """As the SDK calls them."""
+    told = {
+        "cpu_period": cpu.period,
+        "cpu_quota": cpu.quota,
+        "cpu_shares": cpu.weight,
+        "cpuset_cpus": cpu.cpus,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def exit_code(engine: docker.DockerClient, container: str) -> int | None:
+    """None while it runs."""
+    try:
+        state = engine.api.inspect_container(container)["State"]
+    except NotFound:
+        return _KILLED
+    return None if state["Running"] else int(state["ExitCode"])
+
+
+def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:
+    """Where its `port` can be reached on 127.0.0.1; None where it has ended."""
+    bindings = engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
+    return int(bindings[f"{port}/tcp"][0]["HostPort"]) if bindings else None
+
+
+def addresses(engine: docker.DockerClient, network: str) -> dict[str, str]:
+    """IPv4 address of each container on `network`, by its id."""
+    attached = engine.api.inspect_network(network)["Containers"]
+    return {key: entry["IPv4Address"].partition("/")[0] for key, entry in attached.items()}
+
+
+def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
+    """Networks of `run` (of all runs), as the engine lists them."""
+    found: list[dict[str, Any]] = engine.api.networks(filters={"label": _label(run)})
+    return found
+
+
+def containers(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
+    """Containers of `run` (of all runs), as the engine lists them: one request, no inspection."""
+    found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": _label(run)})
+    return found
+
+
+def _label(run: str | None) -> str:
+    return RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
+
+
+def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
+    """Remove every container, network and volume of `run`, by label.
+
+    Their logs go to `directory`, where there is one. What is gone already is no error, nor is another
+    who removes the same. Raises HostError.
+    """
+
+    def end(container: dict[str, Any]) -> None:
+        try:
+            _if_there(partial(engine.api.remove_container, container["Id"], v=True, force=True))
+        except APIError:  # on an overloaded host the engine may give up on one that is slow to die
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+    deadline = time.monotonic() + _REMOVAL
+    with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
+        if directory is not None and directory.logs.is_dir():
+            list(pool.map(partial(_save_log, engine, directory), containers(engine, run)))
+        while (left := containers(engine, run)) and time.monotonic() < deadline:
+            list(pool.map(end, left))
+        for network in networks(engine, run):
+            _if_there(partial(_remove_network, engine, network["Id"]))
+
+
+def _remove_network(engine: docker.DockerClient, network: str) -> None:
+    """An engine that is still letting go of a container says for a moment that it is on the network."""
+    deadline = time.monotonic() + _LETTING_GO
+    while True:
+        try:
+            return engine.api.remove_network(network)
+        except APIError as error:
+            if error.status_code != 403 or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _save_log(engine: docker.DockerClient, directory: RunDirectory, container: dict[str, Any]) -> None:
+    """Append what the container has said to its log: a resumed run has one already."""
+
+    def save() -> None:
+        text = engine.api.logs(container["Id"])
+        with (directory.logs / f"{container['Labels'][PART_LABEL]}.log").open("ab") as file:
+            file.write(text)
+
+    _if_there(save)
+
+
+def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
+    """The last `tail` lines that each container of `run` has said so far, by its part."""
+    texts: dict[str, str] = {}
+
+    def read(container: dict[str, Any]) -> None:
+        text = engine.api.logs(container["Id"], tail=tail)
+        texts[container["Labels"][PART_LABEL]] = text.decode("utf-8", "replace")
+
+    with as_host_error("read the logs"):
+        for container in containers(engine, run):
+            _if_there(partial(read, container))
+    return texts
+
+
+def _if_there(action: Callable[[], object]) -> None:
+    """Do `action`; that its object has gone meanwhile (or is going) is what we want anyway."""
+    try:
+        action()
+    except NotFound:
+        pass
+    except APIError as error:
+        if error.status_code != 409:  # removal is already in progress
+            raise

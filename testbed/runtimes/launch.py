@@ -1,0 +1,208 @@
+"""What the `docker` runtime launches, as data: one container per device, one each for broker and
+aggregator, and networks.
+
+    data network     (internal)  broker, aggregator, clients: FL's own traffic, over the devices' links
+    control network  (no NAT)    broker, device inits, and the controller through 127.0.0.1
+
+Where devices have links, a router stands between them and the broker, which then has its alias on the
+data network; broker and aggregator are on a third, behind it:
+
+    server network   (internal)  broker, aggregator, router
+
+A device's container runs its init as root with the few capabilities that shaping and dropping privileges
+need, in its own namespaces; the client in it is an ordinary user. Everything is labelled with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.topics import AGGREGATOR, ROUTER
+from testbed import configs, kernel
+from testbed.broker import BROKER
+from testbed.configs import RunSpec
+from testbed.plan import PlannedDevice
+from testbed.runtimes.containers import (
+    DIRECTORY_LABEL,
+    PART_LABEL,
+    RUN_LABEL,
+    Attachment,
+    Container,
+    CpuLimits,
+    Launch,
+    Mount,
+    Network,
+)
+
+if TYPE_CHECKING:  # which brings the Docker SDK
+    from testbed.images import Images
+
+BROKER_FILES = "/testbed"
+"""Where the broker finds its files."""
+
+_DATA_ALIAS, MQTT_PORT = configs.IN_CONTAINERS.data
+_CONTROL_ALIAS, _ = configs.IN_CONTAINERS.control
+_LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
+"""The kernel's bounds of a container's weight against others."""
+
+UNLIMITED = CpuLimits(quota=-1, weight=_LEAST_WEIGHT)
+"""Of a client that starts in mid-run: start-up is no part of the experiment, but must not take what
+others are promised."""
+
+
+def launch(spec: RunSpec, images: Images, *, owner: int, congestion_control: str | None) -> Launch:
+    """What to launch for a run, whose files belong to the user `owner`.
+
+    `congestion_control` is that of all TCP in containers; None: the host's.
+    """
+    sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
+    author = _Author(spec, images, owner, sysctls)
+    return Launch(
+        networks=author.networks(),
+        broker=author.broker(),
+        aggregator=author.aggregator(),
+        devices=tuple(map(author.device, spec.plan.devices)),
+        router=author.router() if spec.routed else None,
+    )
+
+
+def name_of(run: str, what: str) -> str:
+    """Of a part's container, or of a network: `data`, `control` or `server`."""
+    return f"testbed-{run}-{what}"
+
+
+def appended(spec: RunSpec) -> list[Path]:
+    """Files that the aggregator appends to: there before it starts, as nothing else can be mounted."""
+    directory = spec.directory
+    recorded = [directory.inputs] if spec.topology.record == "updates" else []
+    return [directory.events, *recorded]
+
+
+def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
+    """Of a device at work."""
+    return CpuLimits(
+        quota=device.quota, period=device.period, weight=device.weight, cpus=spec.plan.device_cpus
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Author:
+    spec: RunSpec
+    images: Images
+    owner: int
+    sysctls: Mapping[str, str]
+
+    def networks(self) -> tuple[Network, ...]:
+        data, control, server = map(self._network, ("data", "control", "server"))
+        control = replace(
+            control,
+            internal=False,  # an internal one cannot publish the broker's port on 127.0.0.1
+            options={
+                "com.docker.network.bridge.enable_ip_masquerade": "false",
+                "com.docker.network.bridge.host_binding_ipv4": "127.0.0.1",
+            },
+        )
+        return (data, control, server) if self.spec.routed else (data, control)
+
+    def broker(self) -> Container:
+        return replace(
+            self._container(BROKER, self.images.broker, self.owner),
+            networks=(
+                self._on("control", _CONTROL_ALIAS),
+                self._on(self._server, _DATA_ALIAS, configs.ROUTED_BROKER),
+            ),
+            published=(MQTT_PORT,),
+            mounts=(Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),),
+            cpu=self._infrastructure,
+        )
+
+    def aggregator(self) -> Container:
+        run = self.spec.directory
+        inside = Path(configs.IN_CONTAINERS.run_directory(run))
+        turns = ("python3", "-m", "agents.turns") if self.spec.routed else ()
+        return replace(
+            self._container(AGGREGATOR, self.images.agent, self.owner),
+            command=(*turns, "python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
+            networks=(self._on(self._server, AGGREGATOR),),
+            mounts=(
+                Mount(str(run.config(AGGREGATOR)), configs.AGGREGATOR_CONFIG),
+                Mount(str(run.test_set), configs.TEST_SET),
+                *(
+                    Mount(str(path), str(inside / path.name), read_only=False)
+                    for path in (*appended(self.spec), run.models)
+                ),
+            ),
+            cpu=self._infrastructure,
+        )
+
+    def device(self, device: PlannedDevice) -> Container:
+        run, name = self.spec.directory, device.name
+        memory = Mount(str(run.memory(name).parent), configs.MEMORY, read_only=False)
+        return replace(
+            self._container(name, self.images.agent, user=0),
+            command=("python3", "-m", "agents.device.main", configs.DEVICE_CONFIG),
+            environment=dict.fromkeys(configs.THREAD_VARIABLES, str(device.threads)),
+            networks=(self._on("data", name), self._on("control", name)),
+            mounts=(
+                Mount(str(run.config(configs.init_name(name))), configs.DEVICE_CONFIG),
+                Mount(str(run.config(name)), configs.CLIENT_CONFIG),
+                Mount(str(run.shard(name)), configs.SHARD),
+                *((memory,) if self.spec.remembers else ()),
+            ),
+            memory=device.memory,
+            cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
+            # It measures its link by echoes.
+            sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
+        )
+
+    def router(self) -> Container:
+        return replace(
+            self._container(ROUTER, self.images.agent, user=0),
+            command=("python3", "-m", "agents.router.main", configs.ROUTER_CONFIG),
+            networks=(
+                self._on("data", _DATA_ALIAS),
+                self._on("server", ROUTER),
+                self._on("control", ROUTER),
+            ),
+            mounts=(Mount(str(self.spec.directory.config(ROUTER)), configs.ROUTER_CONFIG),),
+            cpu=self._infrastructure,
+            cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
+            sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
+        )
+
+    @property
+    def _server(self) -> str:
+        """The network that broker and aggregator are on."""
+        return "server" if self.spec.routed else "data"
+
+    @property
+    def _infrastructure(self) -> CpuLimits:
+        """On a host with one core the devices have it too."""
+        return CpuLimits(weight=_MOST_WEIGHT, cpus=self.spec.plan.infrastructure_cpus)
+
+    def _named(self, what: str) -> str:
+        return name_of(self.spec.directory.run, what)
+
+    def _labels(self, part: str) -> dict[str, str]:
+        run = self.spec.directory
+        return {RUN_LABEL: run.run, PART_LABEL: part, DIRECTORY_LABEL: str(run.path)}
+
+    def _network(self, name: str) -> Network:
+        return Network(name=self._named(name), labels=self._labels(name))
+
+    def _on(self, network: str, *aliases: str) -> Attachment:
+        return Attachment(self._named(network), aliases)
+
+    def _container(self, part: str, image: str, user: int) -> Container:
+        """What all have in common."""
+        return Container(
+            part=part,
+            name=self._named(part),
+            image=image,
+            user=user,
+            labels=self._labels(part),
+            sysctls=self.sysctls,
+        )

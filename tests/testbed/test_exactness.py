@@ -1,0 +1,253 @@
+"""Ties in time, the order of messages, and membership, in virtual time: exact to the nanosecond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agents import events, wire
+from agents.config import Stop
+from agents.rules.fedfix import FedFix
+from analysis.load import Run
+from testbed.replay import replay
+from testbed.rundir import RunDirectory
+from testbed.simulate import simulate
+from tests.agents.helpers import Simulation
+
+
+def _run(folder: Path, **topology: Any) -> Run:
+    """Clients with optima at 2, 4 and 9 that go half of the way with each update; or what is given."""
+    defaults = {"name": "exact", "record": "updates"}
+    run = simulate(yaml.safe_dump(defaults | topology), runs=folder)
+    assert isinstance(_records(run)[-1], events.RunEnded)
+    replay(RunDirectory(run.path))
+    return run
+
+
+def _records(run: Run) -> list[events.Record]:
+    return list(events.read(run.path / "events.jsonl"))
+
+
+def _final(run: Run) -> list[float]:
+    model = (run.path / "models" / "final.safetensors").read_bytes()
+    return [float(value) for value in wire.unpack(model)[0]]
+
+
+def _task(*centers: float, steps: int = 1, lr: float = 0.5) -> dict[str, Any]:
+    return {
+        "name": "quadratic",
+        "centers": [[c] for c in centers],
+        "local": {"steps": steps, "lr": lr},
+    }
+
+
+def _devices(*timings: str) -> list[dict[str, Any]]:
+    return [{"name": name, "timing": timing} for name, timing in zip("abcde", timings, strict=False)]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"name": "as_fedavg", "every": 2},
+        {"name": "area", "every": 2},
+        {"name": "area", "criterion": "period", "period": "100ms"},
+    ],
+    ids=["as_fedavg", "area every", "area period"],
+)
+@pytest.mark.parametrize("after", [1, 5, 12])
+def test_everything_at_once_at_the_end(rule: dict[str, Any], after: int, tmp_path: Path) -> None:
+    """Arrivals, the rule's timer, an evaluation and the end, all at the last instant."""
+    run = _run(
+        tmp_path,
+        task=_task(2, 4),
+        rule=rule,
+        devices=_devices("100ms", "100ms"),
+        evaluate={"every": "100ms"},
+        stop={"after": f"{after}s"},
+    )
+    assert len(run.updates) == 20 * after
+    assert len(run.evaluations) == 1 + 10 * after
+
+
+def test_the_last_step_of_a_scenario_ends_the_run_and_nothing_follows(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        task=_task(2, 4),
+        rule={"name": "fedasync"},
+        devices=_devices("100ms", "100ms"),
+        scenario=[{"at": "1s", "leave": "a"}, {"at": "1s", "leave": "b"}],
+        stop={"after": "2s"},
+    )
+    assert [r.device for r in _records(run) if isinstance(r, events.Acted)] == ["a", "b"]
+
+
+def test_equal_periods_meet_for_ever() -> None:
+    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, Stop(after=1800.0))
+    run.run()
+    assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
+    assert run.server.version == 18_000
+
+
+def test_the_last_tick_counts(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        task=_task(2, 4),
+        rule={"name": "fedfix", "period": "700ms"},
+        devices=_devices("700ms", "700ms"),
+        stop={"after": "7s"},
+    )
+    assert [r.at for r in _records(run) if isinstance(r, events.VersionMade)] == [
+        pytest.approx(0.7 * k, abs=1e-9) for k in range(1, 11)
+    ]
+
+
+def test_an_interrupt_at_the_very_end_of_a_step_takes_no_further_step(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        task=_task(2, 4, steps=10, lr=0.05),
+        rule={"name": "favano", "period": "500ms", "sample": 2},
+        devices=_devices("1s", "1s"),
+        stop={"after": "7s"},
+    )
+    assert set(run.updates["steps"]) == {5}
+
+
+@pytest.mark.parametrize(
+    ("timings", "scenario", "optimum"),
+    [
+        # The third has not been heard by then: what is left is the mean of 2 and 4.
+        (["100ms", "150ms", "5s"], [{"at": "2s", "leave": "c"}], 3),
+        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}], 3),
+        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}, {"at": "3s", "join": "c"}], 5),
+        (["100ms", "150ms", "5s"], [{"at": "2s", "leave": "c"}, {"at": "3s", "join": "c"}], 5),
+        # There from 3 s on, and again from 9 s on.
+        (["100ms", "150ms", "200ms"], [{"at": "3s", "join": "c"}], 5),
+        (
+            ["100ms", "150ms", "200ms"],
+            [{"at": "3s", "join": "c"}, {"at": "5s", "leave": "c"}, {"at": "9s", "join": "c"}],
+            5,
+        ),
+        (["100ms", "150ms", "200ms"], [{"at": "2s", "crash": "c", "restart_after": "3s"}], 5),
+        # In one instant: gone and back.
+        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}, {"at": "2s", "join": "c"}], 5),
+    ],
+)
+@pytest.mark.parametrize(
+    "criterion", [{"every": 2}, {"criterion": "period", "period": "300ms"}], ids=["every", "period"]
+)
+def test_area_ends_at_the_mean_of_its_members(
+    criterion: dict[str, Any],
+    timings: list[str],
+    scenario: list[dict[str, Any]],
+    optimum: float,
+    tmp_path: Path,
+) -> None:
+    run = _run(
+        tmp_path,
+        task=_task(2, 4, 9),
+        rule={"name": "area", **criterion},
+        devices=_devices(*timings),
+        scenario=scenario,
+        stop={"after": "60s" if "5s" not in timings else "200s"},
+    )
+    assert _final(run) == pytest.approx([optimum], abs=1e-5)
+
+
+REJOINING: dict[str, dict[str, Any]] = {
+    "area": {"every": 2},
+    "as_fedavg": {"every": 3},
+    "async_fedavg": {"weights": "time_based", "server_lr": 0.05},
+    "asysg": {"gradients": 2, "server_lr": 0.1},
+    "defedavg_iid": {"buffer_size": 3},
+    "defedavg_niid": {"sample": 3},
+    "favano": {"period": "400ms", "sample": 3},
+    "fedasync": {"mixing": 0.1},
+    "fedavg": {},
+    "fedbuff": {"buffer_size": 3, "server_lr": 0.2},
+    "fedfa": {"window_size": 3},
+    "fedfix": {"period": "600ms"},
+    "port": {"min_updates": 3},
+}
+
+
+AWAY: dict[str, list[dict[str, Any]]] = {
+    "leave": [{"at": "2050ms", "leave": "c"}, {"at": "3050ms", "join": "c"}],
+    "late": [{"at": "3s", "join": "c"}],
+    "often": [
+        {"at": "2s", "leave": "c"},
+        {"at": "2s", "join": "c"},
+        {"at": "3s", "crash": "c", "restart_after": "600ms"},
+        {"at": "4s", "leave": "c"},
+        {"at": "5s", "join": "c"},
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", REJOINING)
+def test_who_comes_back_counts_as_if_it_had_never_been_away(rule: str, tmp_path: Path) -> None:
+    """Once a client that was away is back for a while, each client's part of the weight, and the mean
+    loss, are as in a run in which it never was."""
+
+    def settled(folder: str, scenario: list[dict[str, Any]]) -> tuple[list[float], float]:
+        run = _run(
+            tmp_path / folder,
+            task=_task(2, 4, 9, steps=2, lr=0.2),
+            rule={"name": rule, **REJOINING[rule]},
+            devices=_devices("100ms", "150ms", "200ms"),
+            scenario=scenario,
+            evaluate={"every": "130ms"},
+            stop={"after": "45s"},
+        )
+        late, evaluations = run.updates, run.evaluations
+        weights = late[late["applied"] > 15].groupby("client")["weight"].sum()
+        loss = evaluations[evaluations["at"] > 15]["loss"].mean()
+        return list(weights / weights.sum()), float(loss)
+
+    shares, loss = settled("never", [])
+    for name, scenario in AWAY.items():
+        found_shares, found_loss = settled(name, scenario)
+        assert len(found_shares) == 3
+        assert found_shares == pytest.approx(shares, abs=0.03)
+        # Where clients' turns fall differently, so does the cycle that the model ends in.
+        assert found_loss == pytest.approx(loss, rel=0.1)
+
+
+def test_another_share_leaves_the_time_that_timing_gives_as_it_is(tmp_path: Path) -> None:
+    """20 steps of 1 ms are far below 10 s, at a tenth of a core too; at a thousandth they take 20 s."""
+    run = _run(
+        tmp_path,
+        task=_task(2, 4, steps=20, lr=0.1),
+        rule={"name": "fedbuff", "buffer_size": 1},
+        devices=[{"name": "a", "timing": "10s", "cpu": 0.5}, {"name": "b", "timing": "150ms"}],
+        runtime={"name": "virtual", "step_time": "1ms"},
+        scenario=[
+            {"at": "2s", "set": "a", "cpu": 0.1},
+            {"at": "32s", "set": "a", "cpu": 0.001},
+        ],
+        stop={"after": "71s"},
+    )
+    trained = run.updates[run.updates["client"] == "a"]
+    took = (trained["train_end"] - trained["train_start"]).tolist()
+    # The fourth had been computed when the share fell: 10 s are the floor. Then 20 ms / 0.001.
+    assert took == pytest.approx([10, 10, 10, 10, 20])
+
+
+def test_a_client_that_is_drawn_goes_on_from_the_model_of_that_round(tmp_path: Path) -> None:
+    """[W] 2.1.1: who waits with its update when it is drawn in round t trains from w^t next."""
+    run = _run(
+        tmp_path,
+        task=_task(2, 4, 9),
+        rule={"name": "defedavg_niid", "sample": 2, "send_buffer": "hold"},
+        devices=_devices("100ms", "150ms", "400ms"),
+        stop={"after": "100s"},
+    )
+    made = [0.0, *(r.at for r in _records(run) if isinstance(r, events.VersionMade))]
+    waited = 0
+    for _, updates in run.updates.groupby("client"):
+        begun = updates[updates["train_end"].shift() < updates["train_start"]]
+        assert begun["train_start"].tolist() == [made[base] for base in begun["base_version"]]
+        waited += len(begun)
+    assert waited > 100

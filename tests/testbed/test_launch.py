@@ -1,0 +1,75 @@
+"""What the docker runtime launches, held against files that can be read.
+
+After a change that is meant, `python -m tests.testbed.test_launch` writes them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed.configs import RunSpec
+from testbed.images import Images
+from testbed.plan import Host, plan
+from testbed.rundir import RunDirectory
+from testbed.runtimes.launch import launch, planned_limits
+from testbed.topology import parse
+
+GOLDEN = Path(__file__).parent / "golden"
+FLEET = """
+name: fleet
+task: {name: digits-logreg, local: {steps: 20}}
+stop: {after: 60s}
+"""
+TOPOLOGIES = {
+    "direct": FLEET
+    + """
+rule: {name: fedbuff, buffer_size: 1}
+devices: [{name: pi, cpu: 1.5}, {name: nano, cpu: 0.25}]
+""",
+    "routed": FLEET
+    + """
+rule: {name: area, criterion: every, every: 1}
+devices:
+  - {name: pi, cpu: 0.5, memory: 1GiB, link: {up: 1mbit, rtt: 80ms}}
+  - {name: nano, cpu: 0.02}
+dilation: 2
+record: updates
+""",
+}
+
+
+def described(name: str) -> str:
+    """The launch of TOPOLOGIES[name] on a host of four cores, as YAML; what is not given is left out."""
+    topology = parse(TOPOLOGIES[name])
+    host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem")
+    planned = plan(topology, "docker", host)
+    spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
+    images = Images("testbed-agent:1", "testbed-broker:1")
+    cubic = "cubic" if name == "routed" else None
+    launched = asdict(launch(spec, images, owner=1000, congestion_control=cubic))
+    limits = {device.name: asdict(planned_limits(spec, device)) for device in planned.devices}
+    told = _plain({**launched, "limits of devices once they are ready": limits})
+    return yaml.safe_dump(told, sort_keys=False, width=100, default_flow_style=None)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        plain = {key: _plain(inner) for key, inner in value.items()}
+        return {key: inner for key, inner in plain.items() if inner not in (None, [], {})}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_what_is_launched(name: str) -> None:
+    assert described(name) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in TOPOLOGIES:
+        (GOLDEN / f"{each}.yaml").write_text(described(each), encoding="utf-8")

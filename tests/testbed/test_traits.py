@@ -1,0 +1,87 @@
+"""What a runtime can do stands in the table, and nobody else knows one by its name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInputError
+from testbed.plan import Host, plan
+from testbed.runtimes import Emulator, Simulator, docker, emulator, process, simulator
+from testbed.topology import parse
+from testbed.traits import RUNTIMES, emulated, is_simulated, those, traits
+from testbed.virtual import run as virtual
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("agents", "analysis", "benchmarks", "testbed")
+
+EMULATORS: dict[str, Emulator] = {"docker": docker, "process": process}  # mypy holds them to it
+SIMULATORS: dict[str, Simulator] = {"virtual": virtual}
+
+
+def test_each_row_has_its_module() -> None:
+    assert {name: emulator(name) for name in emulated()} == EMULATORS
+    found = {name: simulator(name) for name in RUNTIMES if is_simulated(name)}
+    assert found == SIMULATORS
+
+
+def test_an_unknown_name_is_nobodys() -> None:
+    topology = parse(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
+        "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
+    )
+    for asks in (traits, emulator, lambda name: plan(topology, name, Host((0, 1), 2**34))):
+        with pytest.raises(BadInputError, match="called 'dokcer', expected docker, process or virtual"):
+            asks("dokcer")
+    assert not is_simulated("dokcer")
+    assert not is_simulated(None)
+
+
+def test_some_of_them_in_words() -> None:
+    assert those() == "docker, process or virtual"
+    assert those(lambda t: not t.cgroups) == "process or virtual"
+    assert those(lambda t: t.simulated) == "virtual"
+
+
+def test_code_asks_for_traits_and_not_for_names() -> None:
+    files = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in _asks(path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'runtime == "docker"',
+        '"virtual" != plan.runtime',
+        'runtime in ("process", "docker")',
+        '{"docker": 1}[runtime]',
+        'match runtime:\n    case "auto" | "process": pass',
+        'runtime.startswith("docker")',
+    ],
+)
+def test_asking_for_a_name_is_found(code: str) -> None:
+    assert list(_asks(code)) != []
+
+
+def _asks(code: str) -> Iterator[int]:
+    """Lines that compare with the name of a runtime, or look something up by it; but not the table."""
+    for node in ast.walk(ast.parse(code)):
+        asked: list[ast.AST | None] = []
+        match node:
+            case ast.Compare(left, _, others):
+                asked = [left, *others]
+            case ast.MatchValue(value):
+                asked = [value]
+            case ast.Dict(keys, values):
+                table = all(isinstance(v, ast.Call) and ast.unparse(v.func) == "Traits" for v in values)
+                asked = [] if table else [*keys]
+            case ast.Call(ast.Attribute(attr="startswith" | "endswith"), arguments):
+                asked = [*arguments]
+        constants = (part for each in asked if each is not None for part in ast.walk(each))
+        if any(isinstance(part, ast.Constant) and part.value in RUNTIMES for part in constants):
+            yield node.lineno if isinstance(node, ast.expr | ast.pattern) else 0
