@@ -90,7 +90,7 @@ def contributions(run: Run) -> pd.DataFrame:
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
     planned = run.devices.set_index("device")
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         return pd.DataFrame(
             {
                 "group": planned["group"]

@@ -1,16 +1,16 @@
 """Where a run of the quadratic task ended, against where it should have: its optimum is known exactly.
 
 f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run heads for another point, its
-*surrogate optimum*. Which one is known, where all devices do the same local training, of two kinds of rule:
+*surrogate optimum*. Where all devices do the same local training, that is known of two kinds of rule:
 
-- Those that add progress, w ← w + η Σ ω_i Δ_i, with deltas or gradients, head for Σ q̃_i c_i, where q̃_i is
-  client i's share of all weight that was given (Fraboni et al. 2023, for small steps).
-- AREA adds residuals. Its x + u = Σ p_i y_i makes p_i count, and not how often a client is heard
-  (Iakovidou & Kim 2024): it heads for Σ p_i c_i over its clients, the optimum where all of them are there.
+- Those that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), head for Σ q̃_i c_i, with q̃_i the
+  share of client i in all weight that was given (Fraboni et al. 2023, for small steps).
+- AREA adds residuals. As x + u = Σ p_i y_i, what a client counts for is p_i, however often it is heard
+  (Iakovidou & Kim 2024): with all clients there it heads for Σ p_i c_i, the optimum.
 
-Rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) have no such theory: a model
-made from an old version also takes the global model back to that version, and by the logged weight alone
-nobody knows where that leads.
+Rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) are not of these: a model
+made from an old version also takes the global model back towards that version, and the logged weights do
+not tell where that leads.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def ending(run: Run) -> Ending | None:
 
 
 def _counted(run: Run, importance: Vector) -> Vector | None:
-    """What the center of each device counts for by theory, in the order of the plan; None without one."""
+    """What each device's center counts for by theory, in the order of the plan; None without one."""
     kinds = set(run.updates["kind"])
     if not kinds or not _trained_alike(run):
         return None
@@ -91,8 +91,8 @@ def _trained_alike(run: Run) -> bool:
 
 
 def _all_present(run: Run) -> bool:
-    """Whether no client is away at the end: AREA's mean then has one less, or a model that stands still."""
-    states = {client: "offline" for client in (run.started.missing if run.started else ())}
+    """Whether no client is away at the end: AREA's mean then lacks it, or keeps its last model."""
+    states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}
 
