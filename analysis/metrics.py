@@ -90,7 +90,7 @@ def contributions(run: Run) -> pd.DataFrame:
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
     planned = run.devices.set_index("device")
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         return pd.DataFrame(
             {
                 "group": planned["group"]
@@ -99,7 +99,7 @@ def contributions(run: Run) -> pd.DataFrame:
                 .to_numpy(),
                 "updates": updates.to_numpy(),
                 "share": updates.to_numpy() / np.float64(updates.sum()),
-                "weight": weights.to_numpy() / np.float64(len(run.versions)),
+                "weight": weights.to_numpy() / np.float64(len(_aggregations(run))),
                 "effective": weights.to_numpy() / np.float64(weights.sum()),
                 "importance": planned["importance"].reindex(updates.index.astype(object)).to_numpy(),
             },
@@ -127,19 +127,30 @@ def bias(run: Run) -> Bias:
 
 def window(run: Run) -> int:
     """W, in aggregations: the least for which any W consecutive ones have an update of every client
-    that contributed at all; 0 without updates.
+    that contributed at all; 0 without updates. An aggregation without updates (an empty tick) counts
+    as one.
 
     Fraboni et al. 2023 ask for windows over which the weights of each client add up to the same. A
     measured run has no such exactly; this is the part of it that can be counted.
     """
-    updates = run.updates
-    made = np.unique(np.append(updates["applied_version"], run.versions["version"]))
-    place = pd.Series(np.searchsorted(made, updates["applied_version"]))
+    aggregations = _aggregations(run)
+    place = pd.Series(np.searchsorted(aggregations, run.updates["applied_version"]))
     longest = 0
-    for _, own in place.groupby(updates["client"].cat.codes.to_numpy()):
-        heard = np.concatenate([[-1], np.unique(own), [len(made)]])
+    for _, own in place.groupby(run.updates["client"].cat.codes.to_numpy()):
+        heard = np.concatenate([[-1], np.unique(own), [len(aggregations)]])
         longest = max(longest, int(np.diff(heard).max()))
     return longest
+
+
+def _aggregations(run: Run) -> npt.NDArray[np.int64]:
+    """The version that each aggregation left, in their order. One without updates leaves the version as
+    it was: of those with the same version, the first made it.
+
+    A record may end between the updates of a version and the version's own; it counts all the same.
+    """
+    recorded = run.versions["version"].to_numpy(np.int64)
+    begun = np.setdiff1d(run.updates["applied_version"].to_numpy(np.int64), recorded)
+    return np.sort(np.concatenate([recorded, begun]))
 
 
 def jain(values: npt.ArrayLike) -> float:

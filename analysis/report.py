@@ -135,7 +135,7 @@ def _participation(run: Run) -> _Table:
         "importance never heard from (%)": 100 * bias.missed,
         "Jain's index of updates": metrics.jain(given["updates"]),
         "effective participants": metrics.effective_participants(given["updates"]),
-        "window W (versions)": metrics.window(run),
+        "window W (aggregations)": metrics.window(run),
         "mean staleness": float(run.updates["staleness"].mean()),
         "highest staleness": int(run.updates["staleness"].max()),
     }

@@ -1,14 +1,15 @@
-"""Virtual time, and the local training in it, against a plain PyTorch loop over the clients.
+"""Virtual time, and the local training in it, against plain loops over the clients.
 
     python -m benchmarks.virtual
 
-Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as two
-loops in the same run make, one as tutorials write it (DataLoader, torch.optim) and one as lean as it
-gets without batching across clients: of the batched trainer with all clients at once; of a whole run of
-AREA, in which far fewer are pending when the next result is needed; and of the trainer by how many
-there are.
-Absolute numbers are this machine's. MNIST and CIFAR-10 come from TESTBED_DATA where that is set, else
-noise of their shape is as good.
+Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as three
+loops over the clients in the same run make: one as tutorials write it (DataLoader, torch.optim), a lean
+one in PyTorch (autograd, SGD by hand), and for logistic regression a lean one in NumPy (the gradient by
+hand, all in place). Of the batched trainer with all clients at once; of a whole run of AREA, where
+far fewer are pending when the next result is needed; and of the trainer by how many there are.
+
+All take turns, and of each the median counts. Absolute numbers are this machine's. MNIST and CIFAR-10
+come from TESTBED_DATA where that is set, else noise of their shape is as good.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import math
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,8 +49,12 @@ from testbed.view import View
 from testbed.virtual.run import run
 from testbed.virtual.training import BatchTrainer, Job
 
-_SECONDS = 4.0
-"""Time spent on each row."""
+_TURNS = 7
+_TURN = 0.25
+"""Seconds at least of each, in every turn."""
+_CLASSES = 10
+_STEPS = 1024
+"""Client-steps of a loop in one turn, about."""
 _AT_ONCE = (1, 4, 14, 64, 128)
 
 
@@ -124,7 +129,7 @@ class Tutorial:
 
 
 class Lean:
-    """A loop over clients without the library's helpers: index batches, SGD by hand."""
+    """A loop over clients in PyTorch without its helpers: index batches, SGD by hand."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -155,6 +160,62 @@ class Lean:
                         p.sub_(setting.lr * (p.grad + setting.task.l2 * p))
             total += loss.item()
         return copy.deepcopy(model.state_dict()), total / setting.steps
+
+
+class Hand:
+    """A loop over clients that is as lean as it gets: logistic regression's gradient by hand, in NumPy,
+    in memory that is there from the start."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self._x = setting.train.x.reshape(len(setting.train), -1)
+        self._y = setting.train.y
+        self._parts, self._starts = setting.parts(), setting.starts()
+        self._rng = np.random.default_rng(2)
+        inputs, width = self._x.shape[1], setting.batch_size
+        self._w = np.empty_like(self._starts[0])
+        self._weights = self._w[: _CLASSES * inputs].reshape(_CLASSES, inputs)
+        self._bias = self._w[_CLASSES * inputs :]
+        self._gradient = np.empty_like(self._weights)
+        self._pixels = np.empty((width, inputs), self._x.dtype)
+        self._inputs = np.empty((width, inputs), np.float32)
+        self._outputs = np.empty((_CLASSES, width), np.float32)  # sums over classes add whole rows
+        self._places = np.arange(width)
+
+    def train(self, client: int) -> tuple[Vector, float]:
+        setting, part = self.setting, self._parts[client]
+        np.copyto(self._w, self._starts[client])
+        total, taken = 0.0, len(part)
+        for _ in range(setting.steps):
+            if taken >= len(part):
+                order, taken = part[self._rng.permutation(len(part))], 0
+            batch = order[taken : taken + setting.batch_size]
+            taken += len(batch)
+            total += self._step(batch)
+        return self._w.copy(), total / setting.steps
+
+    def _step(self, batch: Indices) -> float:
+        n, setting = len(batch), self.setting
+        x, p, places = self._inputs[:n], self._outputs[:, :n], self._places[:n]
+        np.copyto(x, self._x.take(batch, 0, self._pixels[:n], "clip"))
+        y, scale = self._y.take(batch), np.float32(setting.train.scale)
+        np.matmul(self._weights, x.T, out=p)
+        p *= scale
+        p += self._bias[:, None]
+        p -= p.max(0)
+        loss = -float(p[y, places].sum())
+        np.exp(p, out=p)
+        sums = p.sum(0)
+        loss += float(np.log(sums).sum())
+        p /= sums
+        p[y, places] -= 1
+        p *= np.float32(setting.lr / n)
+        self._w *= np.float32(1 - setting.lr * setting.task.l2)
+        self._bias -= p.sum(1)
+        p *= scale
+        np.matmul(p, x, out=self._gradient)
+        self._weights -= self._gradient
+        return loss / n
 
 
 class Batched:
@@ -225,64 +286,70 @@ class WholeRun:
 
 
 def seconds_per_step(*contenders: Callable[[], int]) -> list[float]:
-    """Seconds of each per client-step, in the best of many rounds: a busy host only adds. They take
-    turns, so that it adds to all of them."""
+    """Seconds of each per client-step, the median of several turns: they take turns, so that a host with
+    other work slows all of them."""
     for contender in contenders:
         contender()  # caches and memory are warm from here on
-    best = [math.inf] * len(contenders)
-    until = time.perf_counter() + _SECONDS
-    while time.perf_counter() < until:
-        for k, contender in enumerate(contenders):
-            started = time.perf_counter()
-            steps = contender()
-            best[k] = min(best[k], (time.perf_counter() - started) / steps)
-    return best
+    seconds: list[list[float]] = [[] for _ in contenders]
+    for _ in range(_TURNS):
+        for contender, own in zip(contenders, seconds, strict=True):
+            started, steps = time.perf_counter(), 0
+            while (spent := time.perf_counter() - started) < _TURN:
+                steps += contender()
+            own.append(spent / steps)
+    return [statistics.median(own) for own in seconds]
 
 
-def one_by_one(loop: Tutorial | Lean) -> list[Callable[[], int]]:
+def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
     """With all threads that torch takes, and with one, which is often faster: the better one counts."""
 
     def client_steps(threads: int) -> int:
         """Train some of the clients; return how many steps that was."""
         torch.set_num_threads(threads)
-        clients = min(loop.setting.clients, max(1, 256 // loop.setting.steps))
+        clients = min(loop.setting.clients, max(1, _STEPS // loop.setting.steps))
         for client in range(clients):
             loop.train(client)
         return clients * loop.setting.steps
 
-    return [functools.partial(client_steps, threads) for threads in {1, torch.get_num_threads()}]
+    counts = {1} if isinstance(loop, Hand) else {1, torch.get_num_threads()}
+    return [functools.partial(client_steps, threads) for threads in counts]
+
+
+def loops(setting: Setting) -> dict[str, list[Callable[[], int]]]:
+    """The loops over the clients, by name; the NumPy one for logistic regression alone."""
+    found = {"tutorial": one_by_one(Tutorial(setting)), "PyTorch": one_by_one(Lean(setting))}
+    if isinstance(setting.task, MnistLogreg):
+        found["NumPy"] = one_by_one(Hand(setting))
+    return found
 
 
 def compare(setting: Setting) -> None:
     """The trainer with all clients at once, and a whole run, against one by one."""
-    tutorials, leans = one_by_one(Tutorial(setting)), one_by_one(Lean(setting))
+    slow = loops(setting)
     contenders = Batched(setting, setting.clients).client_steps, WholeRun(setting).client_steps
-    trainer, whole, *loops = seconds_per_step(*contenders, *tutorials, *leans)
-    tutorial, lean = min(loops[: len(tutorials)]), min(loops[len(tutorials) :])
-    print(
-        f"{setting.label:<22}{1 / tutorial:>10.0f}{1 / lean:>8.0f}"
-        f"{1 / trainer:>10.0f}{tutorial / trainer:>7.1f}{lean / trainer:>7.1f}"
-        f"{1 / whole:>11.0f}{tutorial / whole:>7.1f}{lean / whole:>7.1f}"
-    )
+    trainer, whole, *times = seconds_per_step(*contenders, *itertools.chain(*slow.values()))
+    left = iter(times)
+    best = {name: min(next(left) for _ in each) for name, each in slow.items()}
+    print(f"\n{setting.label}{'per second':>28}{'trainer ÷':>12}{'whole run ÷':>12}")
+    print(f"{'trainer':>20}{1 / trainer:>20.0f}")
+    print(f"{'whole run':>20}{1 / whole:>20.0f}")
+    for name, seconds in best.items():
+        ratios = f"{seconds / trainer:>12.2f}{seconds / whole:>12.2f}"
+        print(f"{name:>20}{1 / seconds:>20.0f}{ratios}")
 
 
 def by_number_at_once(setting: Setting) -> None:
     """What it costs that few clients are trained at once."""
     contenders = [Batched(setting, number).client_steps for number in _AT_ONCE]
-    times = seconds_per_step(*contenders, *one_by_one(Lean(setting)))
-    loop = min(times[len(_AT_ONCE) :])
-    print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step of the lean loop; the trainer,")
+    *times, loop = seconds_per_step(*contenders, *one_by_one(Hand(setting)))
+    print(f"\n{setting.label}: {1e6 * loop:.0f} µs per client-step of the NumPy loop; the trainer,")
     print(f"{'clients at once':>16}{'µs':>8}{'ratio':>7}")
-    for number, seconds in zip(_AT_ONCE, times, strict=False):
-        print(f"{number:>16}{1e6 * seconds:>8.1f}{loop / seconds:>7.1f}")
+    for number, seconds in zip(_AT_ONCE, times, strict=True):
+        print(f"{number:>16}{1e6 * seconds:>8.1f}{loop / seconds:>7.2f}")
 
 
 def main() -> None:
-    print("Client-steps per second, and how many times as many as the tutorial's and the lean loop")
-    print(
-        f"{'':<22}{'tutorial':>10}{'lean':>8}{'trainer':>10}{'tut.':>7}{'lean':>7}"
-        f"{'whole run':>11}{'tut.':>7}{'lean':>7}"
-    )
+    print("Client-steps per second, and how many times as many as each loop over the clients")
     for setting in settings():
         compare(setting)
     by_number_at_once(settings()[0])

@@ -1,7 +1,16 @@
 """Where a run of the quadratic task ended, against where it should have: its optimum is known exactly.
 
-f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A rule that gives client i the share q̃_i of all
-weight heads for Σ q̃_i c_i instead (Fraboni et al. 2023): the *surrogate optimum*.
+f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run heads for another point, its
+*surrogate optimum*. Where all devices do the same local training, that is known of two kinds of rule:
+
+- Those that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), head for Σ q̃_i c_i, with q̃_i the
+  share of client i in all weight that was given (Fraboni et al. 2023, for small steps).
+- AREA adds residuals. As x + u = Σ p_i y_i, what a client counts for is p_i, however often it is heard
+  (Iakovidou & Kim 2024): with all clients there it heads for Σ p_i c_i, the optimum.
+
+Rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) are not of these: a model
+made from an old version also takes the global model back towards that version, and the logged weights do
+not tell where that leads.
 """
 
 from __future__ import annotations
@@ -25,8 +34,8 @@ class Ending:
 
     final: Vector
     optimum: Vector
-    surrogate: Vector
-    """By the weights that the updates were given; NaN without any."""
+    surrogate: Vector | None
+    """Where the run heads by theory; None where there is none."""
 
     @property
     def distance(self) -> float:
@@ -35,12 +44,15 @@ class Ending:
 
     def lines(self) -> list[str]:
         """For people."""
-        off = float(np.linalg.norm(self.surrogate - self.optimum))
-        return [
+        told = [
             f"final model       {_shown(self.final)}  {self.distance:.3g} from the optimum",
             f"optimum           {_shown(self.optimum)}",
-            f"surrogate optimum {_shown(self.surrogate)}  {off:.3g} from it, by the weights given",
         ]
+        if self.surrogate is not None:
+            off = float(np.linalg.norm(self.surrogate - self.optimum))
+            heading = f"{_shown(self.surrogate)}  {off:.3g} from it, where the run heads by theory"
+            told.append(f"surrogate optimum {heading}")
+        return told
 
 
 def ending(run: Run) -> Ending | None:
@@ -53,11 +65,36 @@ def ending(run: Run) -> Ending | None:
     devices: Mapping[str, Mapping[str, float]] = run.manifest["devices"]
     centers = np.array(task["centers"], np.float64)
     importance = np.array([device["importance"] for device in devices.values()])
-    given = run.updates.groupby("client")["weight"].sum().reindex(list(devices), fill_value=0.0)
-    weights = given.to_numpy(np.float64)
-    with np.errstate(invalid="ignore"):
-        surrogate = weights @ centers / weights.sum()
+    weights = _counted(run, importance)
+    surrogate = None if weights is None else weights @ centers / weights.sum()
     return Ending(final.astype(np.float64), importance @ centers, surrogate)
+
+
+def _counted(run: Run, importance: Vector) -> Vector | None:
+    """What each device's center counts for by theory, in the order of the plan; None without one."""
+    kinds = set(run.updates["kind"])
+    if not kinds or not _trained_alike(run):
+        return None
+    if "residual" in kinds:
+        return importance if _all_present(run) else None
+    if not kinds <= {"delta", "gradient"}:
+        return None
+    given = run.updates.groupby("client", observed=False)["weight"].sum()
+    return given.to_numpy(np.float64)
+
+
+def _trained_alike(run: Run) -> bool:
+    """Whether each update went the same part of its way to the client's own optimum."""
+    locals_ = [group["local"] for group in run.topology["devices"]]
+    alike = all(local == locals_[0] for local in locals_) and not locals_[0].get("clip")
+    return alike and run.updates["steps"].nunique() == 1
+
+
+def _all_present(run: Run) -> bool:
+    """Whether no client is away at the end: AREA's mean then lacks it, or keeps its last model."""
+    states = dict.fromkeys(run.started.missing if run.started else (), "offline")
+    states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
+    return set(states.values()) <= {"ready"}
 
 
 def _shown(vector: Vector) -> str:

@@ -2,6 +2,10 @@
 
     python -m benchmarks.papers [area] [fedfix] [defedavg] [fedfa] [--data FOLDER] [--quick]
 
+Four sets, of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg (Wang et al.) and
+FedFa (Xu et al.). The fifth that our rules are from, Toghani & Uribe 2022 on FedBuff, is theory and
+has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
+
 Without names, all of them: about a quarter of an hour on two cores. They need MNIST and CIFAR-10, as
 parquet files under FOLDER (or TESTBED_DATA) in the layout of the Hugging Face hub, else from there.
 Exits with 0 whether or not the claims hold, and with 2 where the data is missing.
@@ -32,6 +36,7 @@ SETS: dict[str, tuple[Callable[..., Report], tuple[str, ...]]] = {
     "fedfa": (fedfa.report, (CIFAR10,)),
 }
 """Sets of experiments, with the datasets that they need."""
+WITHOUT = "Toghani & Uribe 2022 (FedBuff, arXiv 2210.01161), the fifth paper, has no experiments."
 WIDTH = 100
 """Columns, at most."""
 
@@ -52,6 +57,8 @@ def main() -> int:
             for chosen in arguments.sets:
                 show(SETS[chosen][0](bench, quick=arguments.quick), console)
             console.print(f"\n{bench.runs} runs, {bench.elapsed}")
+            if arguments.sets == list(SETS):
+                console.print(f"Four papers: {', '.join(SETS)}. {WITHOUT}")
     except KeyboardInterrupt:
         return 130
     except TestbedError as error:

@@ -1,17 +1,81 @@
-"""By hand, on the twelve records of `conftest`."""
+"""By hand, on the twelve records of `conftest`, and on `uneven`, where no two counts are the same."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
 
+from agents.events import Evaluated, UpdateApplied, VersionMade, to_line
 from analysis import metrics, summary
-from analysis.load import load
+from analysis.load import Run, load
 from analysis.names import distinct
-from tests.analysis.conftest import EVENTS
+from tests.analysis.conftest import EVENTS, write_run
+
+DEVICES = {
+    "fast": {"group": "pi", "importance": 0.3},
+    "slow": {"group": "pi", "importance": 0.25},
+    "rare": {"group": "nano", "importance": 0.2},
+    "mute": {"group": "nano", "importance": 0.15},
+    "dead": {"group": "nano", "importance": 0.1},
+}
+Round = Mapping[str, float]
+"""The weights that clients were given in one aggregation; none in an empty tick."""
+FAST: Round = {"fast": 0.5}
+BOTH: Round = {"fast": 0.5, "slow": 0.5}
+
+
+def _told(path: Path, rounds: Sequence[Round], begun: Round | None = None) -> Run:
+    """One aggregation a second; of one that has `begun` the version is not recorded yet."""
+    lines: list[UpdateApplied | VersionMade] = []
+    version, newest = 0, dict.fromkeys(DEVICES, 0)
+    for at, weights in enumerate([*rounds, *([] if begun is None else [begun])], start=1):
+        version += bool(weights)
+        for client, weight in weights.items():
+            base, newest[client] = newest[client], version
+            times = (at - 1.0, at - 1.0, at - 0.75, at - 0.25, at - 0.25, float(at), float(at))
+            lines.append(
+                UpdateApplied(
+                    client,
+                    at,
+                    "delta",
+                    base,
+                    version,
+                    version - 1 - base,
+                    weight,
+                    1,
+                    1,
+                    0.5,
+                    100,
+                    *times,
+                )
+            )
+        if at <= len(rounds):
+            lines.append(VersionMade(float(at), version, len(weights)))
+    topology = "name: uneven\nrule: {name: fedfix, period: 1s}\n"
+    return load(write_run(path, [to_line(x).rstrip() for x in lines], topology, {"devices": DEVICES}))
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> Run:
+    """Eleven aggregations, eight updates, five versions, three of five clients heard."""
+    rounds: list[Round] = [
+        {},
+        {"fast": 0.5},
+        {"fast": 0.25, "slow": 0.5},
+        {},
+        {},
+        {"fast": 0.25, "rare": 1.0},
+        {},
+        {"fast": 0.5},
+        {"slow": 1.0, "fast": 0.25},
+        {},
+        {},
+    ]
+    return _told(tmp_path, rounds)
 
 
 def test_what_it_took_to_reach_an_accuracy(directory: Path) -> None:
@@ -19,7 +83,14 @@ def test_what_it_took_to_reach_an_accuracy(directory: Path) -> None:
     # the evaluation at 5 s is the first of at least 80%: version 2, of two updates of 2600 bytes
     assert metrics.reached(run, 0.8) == metrics.Reached(5.0, 2.0, 2.0, 5200.0)
     assert metrics.reached(run, 0.1) == metrics.Reached(0.0, 0.0, 0.0, 0.0)
-    assert isnan(metrics.reached(run, 0.9).time)
+    never = metrics.reached(run, 0.9)
+    assert all(map(isnan, (never.time, never.rounds, never.updates, never.bytes)))
+
+
+def test_of_evaluations_at_one_instant_the_first_recorded_is_the_first(directory: Path) -> None:
+    lines = [to_line(Evaluated(1.0, n, 1.0, 0.8 if n >= 7 else 0.1)).rstrip() for n in range(40)]
+    (directory / "events.jsonl").write_text("\n".join([*lines, EVENTS[1]]) + "\n")  # to be sorted
+    assert metrics.reached(load(directory), 0.8).rounds == 7
 
 
 def test_evaluations_count_in_the_order_of_their_models(directory: Path) -> None:
@@ -31,6 +102,8 @@ def test_speed_up() -> None:
     assert metrics.speed_up(5.0, 7.5) == 1.5
     assert isnan(metrics.speed_up(nan, 7.5))
     assert isnan(metrics.speed_up(5.0, nan))
+    assert isnan(metrics.speed_up(0.0, nan))
+    assert metrics.speed_up(0.5, 1.0) == 2.0
     assert metrics.speed_up(0.0, 0.0) == 1.0  # both were good enough from the start
     assert metrics.speed_up(0.0, 7.5) == inf
 
@@ -49,6 +122,31 @@ def test_staleness_per_group_and_over_all(directory: Path) -> None:
     assert metrics.staleness(run, None).index.tolist() == ["all"]
 
 
+def test_quantiles_of_staleness(uneven: Run) -> None:
+    # fast 0, 0, 0, 0, 0; slow 1, 2; rare 2
+    row = metrics.staleness(uneven, None).loc["all"]
+    assert (row["count"], row["max"]) == (8, 2)
+    assert row["mean"] == pytest.approx(5 / 8)
+    assert [row[name] for name in ("p50", "p90", "p99")] == pytest.approx([0.0, 2.0, 2.0])
+    pi = metrics.staleness(uneven).loc["pi"]  # 0, 0, 0, 0, 0, 1, 2
+    assert [pi[name] for name in ("p50", "p90", "p99")] == pytest.approx([0.0, 1.4, 1.94])
+    slow = metrics.staleness(uneven, "client").loc["slow"]  # 1, 2
+    assert [slow[name] for name in ("p50", "p90", "p99")] == pytest.approx([1.5, 1.9, 1.99])
+
+
+def test_staleness_is_of_updates_also_where_they_are_more_than_the_versions(tmp_path: Path) -> None:
+    run = _told(tmp_path, [BOTH, BOTH, BOTH])
+    assert metrics.staleness(run, None).loc["all", "count"] == 6
+
+
+def test_what_nobody_lived_through_has_no_shares(directory: Path) -> None:
+    (directory / "events.jsonl").write_text("")
+    run = load(directory)
+    assert metrics.utilisation(run).isna().all(axis=None)
+    joules = metrics.energy(run, {"pi": {"train": 2.0}})
+    assert joules.isna().all()
+
+
 def test_utilisation(directory: Path) -> None:
     table = metrics.utilisation(load(directory))
     spent = {"download": 0.1, "train": 0.2, "upload": 0.1, "wait": 0.6, "paused": 0, "offline": 0}
@@ -64,6 +162,43 @@ def test_effective_importance(directory: Path) -> None:
     assert table["weight"].tolist() == pytest.approx([1.0 / 3, 0.5 / 3, 0])  # three versions
     assert table["effective"].tolist() == pytest.approx([2 / 3, 1 / 3, 0])
     assert table["importance"].tolist() == [0.5, 0.3, 0.2]
+
+
+def test_contributions_are_per_aggregation_whatever_came_of_it(uneven: Run) -> None:
+    assert (len(uneven.updates), uneven.versions["version"].max(), len(uneven.versions)) == (8, 5, 11)
+    table = metrics.contributions(uneven)
+    assert table.index.name == "device"
+    assert table["group"].tolist() == ["pi", "pi", "nano", "nano", "nano"]
+    assert table["updates"].tolist() == [5, 2, 1, 0, 0]
+    assert table["share"].tolist() == pytest.approx([5 / 8, 2 / 8, 1 / 8, 0, 0])
+    assert table["weight"].tolist() == pytest.approx([1.75 / 11, 1.5 / 11, 1 / 11, 0, 0])
+    assert table["effective"].tolist() == pytest.approx([1.75 / 4.25, 1.5 / 4.25, 1 / 4.25, 0, 0])
+    assert table["importance"].tolist() == [0.3, 0.25, 0.2, 0.15, 0.1]
+
+
+def test_bias_of_some_that_are_heard_and_some_that_are_not(uneven: Run) -> None:
+    found = metrics.bias(uneven)
+    shares = [(0.3, 1.75 / 4.25), (0.25, 1.5 / 4.25), (0.2, 1 / 4.25)]
+    assert found.chi_square == pytest.approx(sum((p - q) ** 2 / q for p, q in shares))
+    assert found.missed == pytest.approx(0.25)
+
+
+def test_a_client_that_nobody_planned_has_no_importance(directory: Path) -> None:
+    guest = EVENTS[2].replace('"fast"', '"guest"')
+    (directory / "events.jsonl").write_text("\n".join([EVENTS[2], guest, EVENTS[3]]) + "\n")
+    # half of all weight is a guest's: (1/2 − 1/2)² and (0 − 1/2)² ÷ 1/2
+    found = metrics.bias(load(directory))
+    assert [found.chi_square, found.missed] == pytest.approx([0.5, 0.5])
+
+
+def test_rounds_without_updates_have_no_bias(tmp_path: Path) -> None:
+    run = _told(tmp_path, [{}, {}])
+    assert metrics.contributions(run)["weight"].tolist() == [0.0] * 5
+    assert metrics.contributions(run)["share"].isna().all()
+    found = metrics.bias(run)
+    assert isnan(found.chi_square)
+    assert isnan(found.missed)
+    assert metrics.window(run) == 0
 
 
 def test_bias(directory: Path) -> None:
@@ -84,6 +219,33 @@ def test_window(directory: Path) -> None:
     assert metrics.window(load(directory)) == 0
 
 
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([BOTH, {}, FAST, {}, FAST, {}, FAST, {}, FAST, {}] * 2, 10),  # half of the ticks are empty
+        ([{}, {}, {}, FAST], 4),
+        ([FAST, {}, {}], 3),
+        ([FAST, {}, {}, {}, FAST], 4),
+        ([FAST, FAST], 1),
+    ],
+)
+def test_empty_ticks_count_in_the_window(rounds: list[Round], expected: int, tmp_path: Path) -> None:
+    assert metrics.window(_told(tmp_path, rounds)) == expected
+
+
+def test_the_window_is_the_longest_of_any_client(uneven: Run) -> None:
+    # fast is in 2, 3, 6, 8 and 9 of 11; slow in 3 and 9; rare in 6: five before it, five after
+    assert metrics.window(uneven) == 6
+
+
+def test_an_aggregation_counts_before_its_version_is_recorded(tmp_path: Path) -> None:
+    run = _told(tmp_path, [FAST, {}, {}], begun={"slow": 1.0, "rare": 1.0})
+    assert len(run.versions) == 3
+    assert metrics.window(run) == 4
+    weights = metrics.contributions(run)["weight"].tolist()
+    assert weights == pytest.approx([0.5 / 4, 1 / 4, 1 / 4, 0, 0])
+
+
 def test_fairness_and_participants() -> None:
     assert metrics.jain([1, 1, 1, 1]) == 1.0
     assert metrics.jain([1, 0, 0, 0]) == 0.25
@@ -96,7 +258,10 @@ def test_energy(directory: Path) -> None:
     joules = metrics.energy(load(directory), {"pi": {"train": 2.0, "wait": 0.5}})
     # fast: 2 s and 6 s; slow: 6 s and 2 s; nothing is known of the nano
     assert joules.tolist() == pytest.approx([7.0, 13.0, nan], nan_ok=True)
-    assert metrics.energy(load(directory)).isna().all()
+    assert joules.name == "joules"
+    unknown = metrics.energy(load(directory))
+    assert unknown.isna().all()
+    assert unknown.name == "joules"
 
 
 def test_energy_is_the_plans(directory: Path) -> None:
@@ -115,9 +280,17 @@ def test_intervals_of_confidence() -> None:
     assert (found.mean, found.count) == (2.0, 3)
     assert found.high - 2.0 == pytest.approx(4.302653 / 3**0.5)
     assert 2.0 - found.low == pytest.approx(found.high - 2.0)
+    wide = metrics.t_interval([1.0, 2.0, 6.0], 0.9)  # t(0.95; 2) = 2.919986, of √7 ÷ √3
+    assert wide.mean == 3.0
+    assert wide.high - 3.0 == pytest.approx(2.919986 * (7 / 3) ** 0.5)
+    nothing = metrics.t_interval([])
+    assert nothing.count == 0
+    assert all(map(isnan, (nothing.mean, nothing.low, nothing.high)))
     alone = metrics.t_interval([5.0])
     assert alone.mean == 5.0
     assert isnan(alone.low)
+    assert isnan(alone.high)
+    assert alone.count == 1
     assert isnan(metrics.t_interval([1.0, nan]).mean)
 
 
@@ -140,4 +313,7 @@ def test_over_seeds_puts_runs_together_that_differ_in_nothing_else(tmp_path: Pat
     assert table.index.tolist() == ["fedbuff", "area"]
     assert table["mean"].tolist() == pytest.approx([0.85, 0.5])
     assert table["count"].tolist() == [2, 1]
+    # t(0.975; 1) = 12.706205, of 0.05
+    assert table["low"].tolist() == pytest.approx([0.85 - 0.63531025, nan], nan_ok=True)
+    assert table["high"].tolist() == pytest.approx([0.85 + 0.63531025, nan], nan_ok=True)
     assert list(distinct(runs)) == ["fedbuff seed 1", "fedbuff seed 2", "area seed 1"]

@@ -68,6 +68,43 @@ def test_where_theory_says_it_ends(name: str, final: float, within: float, tmp_p
     ended = ending(_run(THEORY / f"{name}.yaml", tmp_path))
     assert ended is not None
     assert ended.final.tolist() == pytest.approx([final], abs=within)
+    if name.startswith("area"):  # and not the mean by the rates
+        assert ended.surrogate is not None
+        assert ended.surrogate.tolist() == pytest.approx([final], abs=within)
+
+
+@pytest.mark.parametrize(
+    ("rule", "heading"),
+    [
+        ({"name": "fedavg"}, 3.0),
+        ({"name": "async_fedavg"}, 1.5),
+        ({"name": "fedfix", "period": "1s"}, 3.0),
+        ({"name": "fedbuff", "buffer_size": 1}, 1.5),
+        ({"name": "fedfa", "window_size": 1, "variant": "delta"}, 1.5),
+        ({"name": "defedavg_iid", "buffer_size": 1}, 1.5),
+        ({"name": "asysg", "gradients": 1}, 1.5),
+        ({"name": "port", "min_updates": 1}, 1.5),
+        ({"name": "area", "criterion": "every", "every": 2}, 3.0),
+        ({"name": "area", "criterion": "period", "period": "2s"}, 3.0),
+        ({"name": "fedasync"}, None),
+        ({"name": "fedfa", "window_size": 1}, None),
+        ({"name": "as_fedavg", "every": 2}, None),
+        ({"name": "favano", "period": "3s", "sample": 2}, None),
+    ],
+    ids=repr,
+)
+def test_where_theory_has_each_rule_head(
+    rule: dict[str, Any], heading: float | None, tmp_path: Path
+) -> None:
+    """Three updates to one, centers 0 and 6: their mean, or weighted by the updates, or none."""
+    task = {"name": "quadratic", "centers": [[0], [6]], "local": {"steps": 1, "lr": 0.01}}
+    ended = ending(_run(_topology(tmp_path, rule=rule, task=task, stop={"after": "60s"}), tmp_path))
+    assert ended is not None
+    if heading is None:
+        assert ended.surrogate is None
+    else:
+        assert ended.surrogate is not None
+        assert ended.surrogate.tolist() == pytest.approx([heading], abs=0.1)
 
 
 def test_every_theory_topology_is_tested() -> None:

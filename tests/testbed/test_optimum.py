@@ -1,0 +1,121 @@
+"""Where a run of the quadratic task ended, and where theory has it head, on records written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import wire
+from agents.events import ClientStatus, RunStarted, UpdateApplied, to_line
+from analysis.load import load
+from testbed.optimum import Ending, ending
+
+LOCAL = {"steps": 5, "lr": 0.1, "clip": None}
+GROUP = {"name": "d", "local": LOCAL}
+IMPORTANCE = {"a": 0.5, "b": 0.3, "c": 0.2}
+CENTERS = [[0.0, 0.0], [4.0, 0.0], [0.0, 8.0]]
+OPTIMUM = [1.2, 1.6]
+
+
+def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
+    times = (1.0,) * 7
+    return to_line(UpdateApplied(client, 1, kind, 0, 1, 0, weight, 1, steps, 0.5, 100, *times))
+
+
+def ended(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) -> Ending | None:
+    """Of a run whose final model is (1, 2)."""
+    devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
+    (path / "models").mkdir()
+    final = np.array([1.0, 2.0], np.float32)
+    (path / "models" / "final.safetensors").write_bytes(wire.pack(final, {}))
+    (path / "manifest.json").write_text(json.dumps({"devices": devices}))
+    task = {"name": "quadratic", "centers": CENTERS}
+    (path / "topology.yaml").write_text(json.dumps({"task": task, "devices": list(groups)}))
+    (path / "events.jsonl").write_text("".join(lines))
+    return ending(load(path))
+
+
+def heads_for(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) -> list[float] | None:
+    found = ended(path, lines, groups)
+    assert found is not None
+    assert found.optimum.tolist() == pytest.approx(OPTIMUM)
+    return None if found.surrogate is None else found.surrogate.tolist()
+
+
+@pytest.mark.parametrize("kind", ["delta", "gradient"])
+def test_rules_that_add_progress_head_for_the_centers_by_the_weights_given(
+    kind: str, tmp_path: Path
+) -> None:
+    lines = [update("a", 0.25, kind), update("b", 0.5, kind), update("a", 0.25, kind)]
+    assert heads_for(tmp_path, lines) == pytest.approx([2.0, 0.0])  # c was never heard
+
+
+def test_area_heads_for_the_optimum_however_often_each_is_heard(tmp_path: Path) -> None:
+    lines = [update("a", 0.5, "model"), *[update("a", 0.5, "residual")] * 9, update("b", 0.3, "model")]
+    assert heads_for(tmp_path, lines) == pytest.approx(OPTIMUM)
+
+
+@pytest.mark.parametrize(
+    ("states", "known"),
+    [(["offline"], False), (["offline", "joining"], False), (["offline", "joining", "ready"], True)],
+)
+def test_area_heads_elsewhere_without_one_of_its_clients(
+    states: list[str], known: bool, tmp_path: Path
+) -> None:
+    left = [to_line(ClientStatus(2.0 + n, "b", state)) for n, state in enumerate(states)]
+    lines = [update("a", 0.5, "residual"), *left]
+    assert (heads_for(tmp_path, lines) is not None) == known
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_area_with_one_that_was_missing_at_the_start(late: bool, tmp_path: Path) -> None:
+    lines = [to_line(RunStarted(0.0, 1.7e9, ("a", "b"), ("c",))), update("a", 0.5, "residual")]
+    if late:
+        lines.append(to_line(ClientStatus(2.0, "c", "ready")))
+    assert (heads_for(tmp_path, lines) is not None) == late
+
+
+def test_rules_that_mix_models_have_no_such_theory(tmp_path: Path) -> None:
+    assert heads_for(tmp_path, [update("a", 0.5, "model"), update("b", 0.5, "model")]) is None
+
+
+def test_nor_has_a_run_without_updates(tmp_path: Path) -> None:
+    assert heads_for(tmp_path, []) is None
+
+
+@pytest.mark.parametrize("kind", ["delta", "residual"])
+@pytest.mark.parametrize("other", [{**LOCAL, "lr": 0.2}, {**LOCAL, "steps": 7}, {**LOCAL, "clip": 1.0}])
+def test_nor_has_unequal_local_training(kind: str, other: dict[str, Any], tmp_path: Path) -> None:
+    """A client that trains further than another counts for more than its weight."""
+    lines = [update("a", 0.5, kind), update("b", 0.5, kind)]
+    assert heads_for(tmp_path, lines, [GROUP, {"name": "e", "local": other}]) is None
+
+
+def test_nor_have_clipped_or_interrupted_updates(tmp_path: Path) -> None:
+    lines = [update("a", 0.5, "delta"), update("b", 0.5, "delta")]
+    for number, (group, more) in enumerate(
+        [({"name": "d", "local": {**LOCAL, "clip": 1.0}}, []), (GROUP, [update("b", 0.5, "delta", 2)])]
+    ):
+        (tmp_path / str(number)).mkdir()
+        assert heads_for(tmp_path / str(number), [*lines, *more], [group]) is None
+
+
+def test_what_people_read(tmp_path: Path) -> None:
+    found = ended(tmp_path, [update("b", 0.5, "delta")])
+    assert found is not None
+    assert found.lines() == [
+        "final model       (1, 2)  0.447 from the optimum",
+        "optimum           (1.2, 1.6)",
+        "surrogate optimum (4, 0)  3.22 from it, where the run heads by theory",
+    ]
+
+
+def test_what_people_read_where_there_is_no_theory(tmp_path: Path) -> None:
+    found = ended(tmp_path, [update("b", 0.5, "model")])
+    assert found is not None
+    assert not any("surrogate" in line for line in found.lines())
