@@ -19,6 +19,9 @@ class Arrivals:
         self._records: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
         """Each lacks what its application tells."""
 
+    def __len__(self) -> int:
+        return len(self._records)
+
     def keep(
         self,
         message: UpdateMessage,

@@ -1,0 +1,259 @@
+"""Random small topologies in virtual time, with ties on purpose: what must hold in every run.
+
+A failing one is named by its seed: `topology(SEED)` is its text, to be run by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from agents import events, wire
+from agents.aggregator import actions as act
+from agents.aggregator import inputs, recording
+from agents.aggregator.beginning import Beginning
+from agents.aggregator.core import AggregatorCore
+from agents.rules import RULES
+from agents.rules.area import AreaState
+from agents.rules.interface import Server
+from agents.vectors import Vector
+from testbed import up
+from testbed.replay import replay
+from testbed.rundir import RunDirectory
+from testbed.topology import parse
+from testbed.view import View
+
+RUNS, PARTS = 300, 4
+"""Spread over so many tests."""
+
+TIMES = ["50ms", "100ms", "150ms", "200ms", "300ms", "700ms"]
+"""They and the periods meet all the time."""
+
+
+def rule(dice: random.Random, devices: int) -> dict[str, Any]:
+    """One of all rules, with parameters that fit so many devices."""
+    period, some = dice.choice(TIMES), dice.randint(1, devices)
+    choices: dict[str, list[dict[str, Any]]] = {
+        "area": [
+            {"every": dice.randint(1, 4)},
+            {"criterion": "period", "period": period},
+            {"criterion": "random", "rate": 3},
+        ],
+        "as_fedavg": [{"every": dice.randint(1, 3)}],
+        "async_fedavg": [{"server_lr": 0.2}, {"weights": "time_based", "server_lr": 0.1}],
+        "asysg": [{"gradients": some, "server_lr": 0.2}],
+        "defedavg_iid": [{"buffer_size": some}],
+        "defedavg_niid": [{"sample": some}, {"sample": some, "send_buffer": "hold"}],
+        "favano": [{"period": period, "sample": some}],
+        "fedasync": [{}, {"staleness": "hinge"}],
+        "fedavg": [{}, {"sample": some}, {"round_timeout": period}],
+        "fedbuff": [
+            {"buffer_size": dice.randint(1, 4), "server_lr": 0.5},
+            {"buffer_size": some, "reply": "after_aggregation"},
+            {"buffer_size": 2, "concurrency": some, "server_lr": 0.5},
+        ],
+        "fedfa": [{"window_size": dice.randint(1, 4)}],
+        "fedfix": [{"period": period}],
+        "port": [{"min_updates": some, "staleness_bound": dice.randint(1, 3)}],
+    }
+    name = dice.choice(list(RULES))
+    return {"name": name, **dice.choice(choices[name])}
+
+
+def scenario(dice: random.Random, names: list[str], after: int) -> list[dict[str, Any]]:
+    """Steps at times that tie with trainings and ticks, the start and the end among them. One device
+    stays as it is."""
+    steps: list[dict[str, Any]] = []
+    for name in names[1:]:
+        at = dice.choice([0, 100, 300, 1000, 1050, 2100])
+        kind = dice.choice(["nothing", "leave", "crash", "pause", "disconnect", "set", "join"])
+        begin = {"at": f"{at}ms"}
+        match kind:
+            case "leave":
+                steps.append(begin | {"leave": name})
+                if dice.random() < 0.7:
+                    back = at + dice.choice([0, 50, 100, 1000])
+                    steps.append({"at": f"{back}ms", "join": name})
+            case "crash":
+                steps.append(begin | {"crash": name, "restart_after": dice.choice(TIMES)})
+            case "pause" | "disconnect":
+                steps.append(begin | {kind: name, "for": dice.choice([*TIMES, "50s"])})
+            case "set":
+                steps.append(begin | {"set": name, "cpu": dice.choice([0.1, 0.2, 0.5])})
+            case "join" if at:
+                steps.append(begin | {"join": name})
+        if kind == "crash" and dice.random() < 0.3:
+            steps.append({"at": f"{after - 1}ms", "leave": name})
+    return sorted(steps, key=lambda step: int(step["at"].removesuffix("ms")))
+
+
+def topology(seed: int) -> str:
+    dice = random.Random(seed)  # noqa: S311
+    count = dice.randint(1, 4)
+    names = list("abcd"[:count])
+    after = dice.choice([1000, 2100, 4200, 60_000])
+    devices = []
+    for name in names:
+        device: dict[str, Any] = {"name": name}
+        if dice.random() < 0.8:
+            device["timing"] = dice.choice(
+                [*TIMES, {"distribution": "trace", "values": dice.sample(TIMES, 3)}]
+            )
+        else:
+            device["cpu"] = dice.choice([0.1, 0.2])
+        if "timing" in device and dice.random() < 0.2:
+            device["cpu"] = 0.25
+        if dice.random() < 0.3:
+            device["link"] = {"up": "8kbit", "down": "8kbit", "rtt": "100ms"}
+        elif dice.random() < 0.1:
+            device["link"] = {"up": "8kbit", "rtt": "50ms", "jitter": "20ms", "loss": "5%"}
+        if dice.random() < 0.2:
+            device["think"] = dice.choice(TIMES)
+        devices.append(device)
+    settable = {d["name"] for d in devices if "cpu" in d}
+    steps = [s for s in scenario(dice, names, after) if "set" not in s or s["set"] in settable]
+    whole: dict[str, Any] = {
+        "name": "fuzz",
+        "seed": dice.randint(0, 9),
+        "record": "updates",
+        "task": {
+            "name": "quadratic",
+            "centers": [[float(dice.randint(-3, 9))] for _ in names],
+            "local": {"steps": dice.randint(1, 10), "lr": 0.1},
+        },
+        "rule": rule(dice, count),
+        "devices": devices,
+        "scenario": steps,
+        "evaluate": {"every": dice.choice(TIMES)},
+        "stop": dice.choice(
+            [{"after": f"{after}ms"}, {"after": f"{after}ms", "updates": dice.randint(1, 60)}]
+        ),
+        "runtime": {"name": "virtual", "step_time": "5ms"},
+    }
+    if dice.random() < 0.2 and count > 1:
+        whole["churn"] = {"rate": "20/min", "downtime": dice.choice(TIMES), "devices": names[1:]}
+    return yaml.safe_dump(whole, sort_keys=False)
+
+
+def play(text: str, folder: Path) -> RunDirectory:
+    parsed, plan = up.planned_here(parse(text, "<fuzz>"), up.Options(runtime="virtual"))
+    directory = RunDirectory.create(folder, "run")
+    up.run(parsed, plan, directory, up.Options(runtime="virtual"), View())
+    return directory
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_must_hold_in_every_run(part: int, tmp_path: Path) -> None:
+    for seed in range(part, RUNS, PARTS):
+        try:
+            _check(seed, tmp_path / str(seed))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}\n{topology(seed)}") from error
+
+
+def _check(seed: int, folder: Path) -> None:
+    text = topology(seed)
+    directory = play(text, folder)
+    records = list(events.read(directory.events))
+    _check_records(records)
+    replay(directory)
+    _check_books(directory, records)
+    if seed % 10 == 0:  # device time is device time, however slowly the host's goes by
+        stretched = play(f"{text}dilation: 3\n", folder / "slow")
+        assert _without_wall_clock(stretched) == _without_wall_clock(directory)
+
+
+def _without_wall_clock(directory: RunDirectory) -> list[str]:
+    return directory.events.read_text(encoding="utf-8").splitlines()[1:]
+
+
+def _check_records(records: list[events.Record]) -> None:
+    assert [type(r) for r in records].count(events.RunEnded) == 1
+    end = records[-1]
+    assert isinstance(end, events.RunEnded), "something follows the end"
+    in_order = [r.at for r in records if not isinstance(r, events.Evaluated)]
+    assert in_order == sorted(in_order)
+    updates = [r for r in records if isinstance(r, events.UpdateApplied)]
+    versions = [r for r in records if isinstance(r, events.VersionMade)]
+    assert [v.version for v in versions if v.updates] == list(range(1, end.version + 1))
+    assert sum(v.updates for v in versions) == len(updates) == end.updates
+    assert len({(u.client, u.sequence, u.sent) for u in updates}) == len(updates)
+    for u in updates:
+        assert u.staleness == u.applied_version - 1 - u.base_version >= 0
+        assert 0 < u.weight < math.inf
+        # Records have microseconds.
+        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
+        assert times == sorted(times)
+
+
+def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
+    """What was handed in was applied, rejected, or is open; AREA's mean is that of the clients' y."""
+    entries = recording.read(directory.inputs)
+    beginning = next(entries)
+    assert isinstance(beginning, Beginning)
+    w = wire.unpack((directory.models / "000000.safetensors").read_bytes())[0].copy()
+    core, server = beginning.core(w)
+    mean = Mean(core, server)
+    handed_in = 0
+    for event in entries:
+        assert not isinstance(event, Beginning | recording.Torn)
+        over = core.ending
+        if isinstance(event, inputs.UpdateArrived) and event.message.kind != wire.FAREWELL:
+            handed_in += not over
+        actions = core.handle(event)
+        if isinstance(core._rule, AreaState) and not over:
+            mean.follow(event, actions)
+    done = [r for r in records if isinstance(r, events.UpdateApplied | events.UpdateRejected)]
+    assert handed_in == len(done) + len(core._arrivals)
+
+
+class Mean:
+    """AREA's Σ p_i y_i, from what the clients sent."""
+
+    def __init__(self, core: AggregatorCore, server: Server) -> None:
+        self._core = core
+        self._server = server
+        self._y: dict[str, Vector] = {}
+        self._lost: list[tuple[float, Vector]] = []
+
+    def follow(self, event: inputs.Input, actions: act.Actions) -> None:
+        """The core was handed `event`."""
+        x = self._server.w.astype(np.float64)
+        records = [action.record for action in actions if isinstance(action, act.Log)]
+        notes = [r.message for r in records if isinstance(r, events.Note)]
+        for action in actions:
+            if isinstance(action, act.Dispatch) and not isinstance(event, inputs.UpdateArrived):
+                self._y.setdefault(action.client, x)
+        if isinstance(event, inputs.UpdateArrived):
+            self._hear(event, x, records, notes)
+        if self._y:
+            self._compare(x)
+
+    def _hear(
+        self, event: inputs.UpdateArrived, x: Vector, records: list[events.Record], notes: list[str]
+    ) -> None:
+        client, message = event.sender, event.message
+        if any("retired" in note for note in notes):
+            del self._y[client]
+        elif any("begins anew" in note for note in notes):
+            self._lost.append((self._server.population[client], self._y[client]))
+            self._y[client] = x
+        elif message.kind == "model" and not any(isinstance(r, events.UpdateRejected) for r in records):
+            self._y[client] = message.vector.astype(np.float64)
+        elif message.kind == "residual" and not any(
+            isinstance(r, events.UpdateRejected) for r in records
+        ):
+            self._y[client] = self._y[client] + message.vector
+
+    def _compare(self, x: Vector) -> None:
+        state = self._core._rule
+        assert isinstance(state, AreaState)
+        parts = [(self._server.population[client], y) for client, y in self._y.items()] + self._lost
+        mean = sum(p * y for p, y in parts) / sum(p for p, _ in parts)
+        assert x + state.u == pytest.approx(mean, abs=2e-5), "x + u is not the mean of the members' y"
