@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator.actions import Dispatch, Evaluate, Log, Save
+from agents.aggregator.actions import Broadcast, Dispatch, Evaluate, Finish, Log, Request, Save
+from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
 from agents.rules.area import Area
+from agents.rules.async_fedavg import AsyncFedAvg
+from agents.rules.defedavg_iid import DeFedAvgIid
+from agents.rules.defedavg_niid import DeFedAvgNiid
+from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
+from agents.rules.fedfix import FedFix
 from agents.rules.interface import Rule
 from agents.wire import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
@@ -368,3 +374,112 @@ def test_who_comes_back_after_a_farewell_begins_as_new() -> None:
         aggregator.status("a", state, 2.0)
     (dispatch,) = of(Dispatch, aggregator.status("a", "ready", 3.0))
     assert dispatch.acknowledged == 0
+
+
+# Late, early, and in which order
+
+
+def test_a_late_tick_does_not_make_the_next_ones_late() -> None:
+    core, _ = started(FedFix(period=2.0))
+    ticks = records(core.due(5.3))
+    assert ticks == [events.VersionMade(5.3, 0, 0)] * 2  # those of 2 s and 4 s
+    assert core.next_timer == 6.0
+
+
+def test_a_late_timeout_counts_from_when_it_was_due() -> None:
+    core, _ = started(FedAvg(round_timeout=5.0))
+    core.due(5.4)
+    assert core.next_timer == 10.0
+
+
+def test_a_resumed_run_ticks_at_multiples_of_the_period() -> None:
+    core, _ = make_core(FedFix(period=2.0), evaluate_every=3.0)
+    core.status("a", "ready", 0.0)
+    core.start(at=7.25)
+    assert core.next_timer == 8.0
+    core.due(8.0)
+    assert core.next_timer == 9.0  # the evaluation
+
+
+def test_models_leave_before_the_requests_of_the_instant() -> None:
+    core, server = started(DeFedAvgNiid(sample=2, send_buffer="hold"))
+    for client in {request.client for request in of(Request, core.end_of_instant(1.0))}:
+        core.update(client, message(client, 1, 2.0), 4, 1.0)
+    for client in ("a", "b"):  # whoever was drawn
+        core.update(client, message(client, 1, 2.0), 4, 1.0)
+    assert server.version >= 1
+    broadcast, *requests = core.end_of_instant(1.0)
+    assert isinstance(broadcast, Broadcast)
+    assert requests
+    assert all(isinstance(request, Request) for request in requests)
+
+
+def test_a_request_to_who_left_in_the_same_instant_is_not_sent() -> None:
+    core, _ = started(Favano(period=2.0, sample=2))
+    core.due(2.0)
+    core.status("a", "offline", 2.0)
+    assert core.end_of_instant(2.0) == [Request("b", "interrupt")]
+
+
+def test_a_request_is_not_sent_to_who_has_answered_meanwhile() -> None:
+    core, _ = started(Favano(period=2.0, sample=2))
+    core.due(2.0)
+    core.update("a", message("a", 1, kind="model"), 4, 2.0)
+    assert core.end_of_instant(2.0) == [Request("b", "interrupt")]
+
+
+def test_a_requested_update_that_is_of_no_use_is_requested_again() -> None:
+    core, _ = started(Favano(period=2.0, sample=2))
+    core.due(2.0)
+    core.end_of_instant(2.0)
+    core.update("a", message("a", 7, kind="model"), 4, 2.5)
+    assert core.end_of_instant(2.5) == [Request("a", "interrupt")]
+    core.update("a", message("a", 7, kind="model", sequence=0), 4, 2.5)  # an old one tells nothing
+    assert core.end_of_instant(2.5) == []
+
+
+def test_an_old_broadcast_is_not_answered_any_more() -> None:
+    dispatches = Dispatches()
+    first, second = dispatches.broadcast(0, 0), dispatches.broadcast(1, 5)
+    assert dispatches.find("a", second) == Dispatched(1, 5)
+    dispatches.answered("a", second)
+    assert dispatches.find("a", first) is None
+    assert dispatches.find("a", second) is None
+    assert dispatches.find("b", first) == Dispatched(0, 0)
+    dispatches.begin_anew("b")
+    assert dispatches.find("b", second) is None
+
+
+def test_a_round_trip_ends_with_the_arrival() -> None:
+    """Arrived at 1.5 s, handled at 1.75 s: τ = 1.5 and 3, so d_b = (1/1.5 + 1/3)·3·½ = 1.5."""
+    core, _ = started(AsyncFedAvg(weights="time_based"))
+    core.update("a", message("a", 1), 4, at=1.75, arrived=1.5)
+    (update, _) = records(core.update("b", message("b", 2), 4, at=4.0, arrived=3.0))
+    assert isinstance(update, events.UpdateApplied)
+    assert update.weight == pytest.approx(1.5)
+
+
+def test_nothing_is_recorded_after_the_end_even_where_one_update_makes_two_versions() -> None:
+    """b's second update completes a second round at once; the first one already ended the run."""
+    core, _ = started(DeFedAvgIid(buffer_size=2), Stop(updates=2))
+    core.end_of_instant(0.0)
+    core.update("b", message("b", 1), 4, 1.0)
+    actions = list(core.update("a", message("a", 1), 4, 1.0))
+    actions += core.evaluated(1, 0.5, 0.5, 1.0)
+    assert isinstance(actions[-1], Finish)
+    assert core.status("a", "offline", 2.0) == []
+    assert core.due(9.0) == core.end_of_instant(9.0) == core.end("interrupted", 9.0) == []
+
+
+def test_an_evaluation_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
+    core, _ = started()
+    with pytest.raises(RuntimeError, match="not asked for"):
+        core.evaluated(0, 0.5, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("time", [2**64, -(2**64)])
+def test_a_time_that_no_clock_shows_is_refused(time: int) -> None:
+    core, _ = started()
+    (record,) = records(core.update("a", message("a", 1, train_end=time), 4, 1.0))[:1]
+    assert isinstance(record, events.UpdateRejected)
+    assert "a time of more than" in record.reason

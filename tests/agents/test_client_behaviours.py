@@ -113,6 +113,16 @@ def test_an_interrupt_cuts_training_short_and_sends_what_is_done_at_once() -> No
     assert (update.steps, update.vector.tolist(), update.sent) == (2, [1.5], 100)
 
 
+def test_a_pull_and_an_interrupt_at_once_are_one_interrupt() -> None:
+    for first, second in (("pull", "interrupt"), ("interrupt", "pull")):
+        client = _client(send_buffer="hold")
+        client.model(_model(1), 0)
+        actions = [*getattr(client, first)(50), *getattr(client, second)(50)]
+        assert actions == [CutShort()]
+        assert len(_sent(client.trained(_trained(end=1.5, at=50, steps=2)))) == 1
+        assert client.pull(60) == []  # it has been answered; this one waits for the next
+
+
 def test_an_interrupt_ends_the_thinking() -> None:
     client = _client()
     client.model(_model(1), 0)

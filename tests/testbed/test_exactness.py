@@ -251,3 +251,18 @@ def test_a_client_that_is_drawn_goes_on_from_the_model_of_that_round(tmp_path: P
         assert begun["train_start"].tolist() == [made[base] for base in begun["base_version"]]
         waited += len(begun)
     assert waited > 100
+
+
+def test_updates_of_one_instant_are_handed_in_in_device_order(tmp_path: Path) -> None:
+    """a trains until the very moment at which the update that b sent before arrives."""
+    run = _run(
+        tmp_path,
+        task=_task(2, 4),
+        rule={"name": "fedasync"},
+        devices=[
+            {"name": "a", "timing": "200ms"},
+            {"name": "b", "timing": "100ms", "link": {"rtt": "100ms"}},
+        ],
+        stop={"after": "1s"},
+    )
+    assert run.updates["client"].tolist() == ["a", "b"] * 5
