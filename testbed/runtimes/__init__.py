@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from agents.config import Broker
-from testbed.director import Order
+from agents.messages import Telemetry
+from testbed.device_orders import Order
 from testbed.topology.timeline import Action
 
 
@@ -32,7 +33,7 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         """One sample per device where the runtime itself takes them; called about once a second."""
 
     def stop(self) -> None:

@@ -29,18 +29,19 @@ from docker.errors import APIError, NotFound
 from docker.types import LogConfig, Mount
 
 from agents.config import Broker
+from agents.messages import Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs, kernel
 from testbed.broker import BROKER
 from testbed.configs import IMPAIRMENTS
-from testbed.director import Order
+from testbed.device_orders import Order, order
 from testbed.engine import ERRORS
 from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
+from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -123,12 +124,12 @@ class DockerRuntime:
                         "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
                     )
                 if self._spec.netem:
-                    return [(device, {"do": "set", **rates, **impaired})]
+                    return [(device, order(device, SetLink(rates | impaired)))]
                 orders: list[Order] = []
                 if rates:
-                    orders.append((device, {"do": "set", **rates}))
+                    orders.append((device, order(device, SetLink(rates))))
                 if impaired:
-                    orders.append((ROUTER, {"device": device, "link": impaired}))
+                    orders.append((ROUTER, order(device, SetLink(impaired))))
                 return orders
             case Crash() | Leave():
                 self._away.add(device)
@@ -144,7 +145,7 @@ class DockerRuntime:
                     self._away.discard(device)
                     # Start-up is no part of the experiment, but must not take what others are promised.
                     self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
-        return [(device, {"do": describe(action)["action"]})]
+        return [(device, order(device, action))]
 
     def _limit(self, planned: PlannedDevice) -> None:
         self._update(
@@ -178,7 +179,7 @@ class DockerRuntime:
                     self._codes[part] = code
         return dict(self._codes)
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         """Nothing: the devices send their own, over the control network."""
         return []
 
