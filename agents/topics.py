@@ -12,9 +12,6 @@ AGGREGATOR = "aggregator"
 CONTROLLER = "controller"
 ROUTER = "router"
 
-# What the aggregator may request of a client.
-STOP, PULL, INTERRUPT = b"stop", b"pull", b"interrupt"
-
 
 def is_name(text: str) -> bool:
     """Whether `text` may name a run, device or client: one MQTT topic level and one host name label."""
@@ -48,7 +45,7 @@ class Topics:
         return self._topic("update", client)
 
     def request(self, client: str) -> str:
-        """aggregator -> one client: the FL protocol's own requests (`agents.topics.STOP`, ...)."""
+        """aggregator -> one client: the FL protocol's own requests (`agents.messages.Request`)."""
         return self._topic("request", client)
 
     def status(self, client: str) -> str:
@@ -66,6 +63,14 @@ class Topics:
     def failure(self, device: str) -> str:
         """device or router -> controller: an order that could not be done, and why."""
         return self._topic("failure", device)
+
+    def kind_and_name(self, topic: str) -> tuple[str, str]:
+        """`status` and `pi-1` of `testbed/<run>/status/pi-1`. Raises ValueError for a topic of another
+        form or run."""
+        match topic.split("/"):
+            case [root, run, kind, name] if (root, run) == (ROOT, self.run) and is_name(name):
+                return kind, name
+        raise ValueError(f"{topic!r:.200} is no topic of {self.run}")
 
     def name_in(self, topic: str) -> str:
         """The client or device that `topic` (a topic of this run) is addressed to or comes from."""

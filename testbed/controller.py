@@ -7,7 +7,6 @@ and the clients need nothing from it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import queue
 import time
@@ -15,13 +14,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agents import events
+from agents import events, messages
 from agents.config import Broker
+from agents.messages import MessageError, Note
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
-from testbed.director import Director, Order, ordered
+from testbed.device_orders import Order
+from testbed.director import Director, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, asking, measure
 from testbed.fidelity.figures import RATES
@@ -80,6 +81,7 @@ class Controller:
             spec.steps(), runtime, self._orders.append, self._failed, self._dilation
         )
         self._mailbox = Mailbox(spec.directory.orders)
+        self._refusals = messages.Refusals(self._note)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
         """Once a second while the run clock goes."""
@@ -122,15 +124,15 @@ class Controller:
                 f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
                 "the run clock starts"
             )
-            self._command(connection, "start")
+            self._tell(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
-                note = f"{doubt}: this run will not be valid"
-                self._tell(connection, (AGGREGATOR, {"do": "note", "message": note}))
+                note = Note(messages.clipped(f"{doubt}: this run will not be valid"))
+                self._tell(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) == "ready":
                 self._view.progress("Stopping: the aggregator finishes its records")
-                self._command(connection, "stop")
+                self._tell(connection, (AGGREGATOR, messages.Stop()))
                 self._await_aggregator(_GOODBYE)
             raise
         finally:
@@ -146,12 +148,14 @@ class Controller:
             raise HostError(f"{error}{self._last_words(BROKER)}") from error
         return connection
 
-    def _command(self, connection: Connection, what: str) -> None:
-        self._tell(connection, (AGGREGATOR, {"do": what}))
-
     def _tell(self, connection: Connection, order: Order) -> None:
         part, message = order
-        connection.publish(self._topics.control(part), json.dumps(message))
+        try:
+            payload = messages.encode(message)
+        except MessageError as error:
+            self._failed(f"{part} could not be told to {message.do}: {error}")
+        else:
+            connection.publish(self._topics.control(part), payload)
 
     def _hold_barrier(self) -> None:
         """Wait until all that live are ready, or a quorum when the time is over.
@@ -238,7 +242,7 @@ class Controller:
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISE_EVERY
                     for sample in self._runtime.telemetry():
-                        telemetry.write(json.dumps(sample) + "\n")
+                        telemetry.write(_line(sample))
                     telemetry.flush()
                     self._look_after()
                     self._sample_host(lateness)
@@ -258,26 +262,34 @@ class Controller:
     def _received(self, event: Event, write_telemetry: Callable[[str], object]) -> None:
         if not isinstance(event, Received):
             return
-        name = self._topics.name_in(event.topic)
-        text = event.payload.decode(errors="replace")
-        if event.topic == self._topics.telemetry(name):
-            if '"probe"' in text:
-                if name not in self._unmeasured:
-                    return  # retained, and told again after a reconnect
-                self._unmeasured.discard(name)
-            write_telemetry(text + "\n")
-            return
-        if event.topic == self._topics.failure(name):
-            self._failed(f"{name} could not do as it was told: {text}")
-            return
-        self._status[name] = text
-        if text == "ready" and name in self._devices:
-            self._runtime.limit(name)
+        try:
+            match messages.decode(self._topics, event.topic, event.payload):
+                case messages.Sample() as sample:
+                    write_telemetry(_line(sample))
+                case messages.Probe(device) as probe:
+                    if device in self._unmeasured:  # else retained, and told again after a reconnect
+                        self._unmeasured.discard(device)
+                        write_telemetry(_line(probe))
+                case messages.Failure(part, reason):
+                    self._failed(f"{part} could not do as it was told: {reason}")
+                case messages.Status(part, state):
+                    self._status[part] = state
+                    if state == "ready" and part in self._devices:
+                        self._runtime.limit(part)
+                case _:
+                    raise MessageError("it is not for the controller")
+        except MessageError as error:
+            self._refusals.add(event.topic, error)
+            if event.topic.startswith(self._topics.failure("")):  # whatever it was, it was not done
+                self.failures.append(f"something that {event.topic} cannot say: {error}")
 
     def _failed(self, what: str) -> None:
         """The run goes on, and is not what was asked."""
         self.failures.append(what)
-        self._orders.append((AGGREGATOR, {"do": "note", "message": what}))
+        self._note(what)
+
+    def _note(self, what: str) -> None:
+        self._orders.append((AGGREGATOR, Note(messages.clipped(what))))
 
     def _look_after(self) -> None:
         """A device that ends is part of the experiment's story; broker or aggregator end it."""
@@ -331,6 +343,11 @@ class Controller:
         """The end of a process's log, for an error message; stopping first saves the logs."""
         self._runtime.stop()
         return self._spec.directory.last_words(name)
+
+
+def _line(told: messages.Telemetry) -> str:
+    """Of `telemetry.jsonl`."""
+    return messages.encode(told).decode() + "\n"
 
 
 def _hint(codes: set[int]) -> str:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from agents.messages import Log, Source
 from agents.topics import AGGREGATOR
+from testbed.device_orders import Order
 from testbed.errors import BadInputError
 from testbed.topology.timeline import (
     Action,
@@ -26,9 +28,6 @@ from testbed.topology.timeline import (
     Step,
     describe,
 )
-
-Order = tuple[str, Mapping[str, Any]]
-"""Which part of the run is told what over the control network."""
 
 
 class Stage(Protocol):
@@ -165,6 +164,5 @@ class Director:
             return
         at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
-        source = "hand" if planned is None else "scenario"
-        told = {"at": at, "device": device, "source": source, "lateness": lateness}
-        self._tell((AGGREGATOR, {"do": "log", **told, "details": describe(action)}))
+        source: Source = "hand" if planned is None else "scenario"
+        self._tell((AGGREGATOR, Log(at, device, source, lateness, describe(action))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from agents import events
 
@@ -34,7 +35,7 @@ class Request:
     """Ask `client` for its update: `pull` or `interrupt`."""
 
     client: str
-    what: str
+    what: Literal["pull", "interrupt"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ then do the replies leave. So whatever a client hears of is on disk, at one sync
 from __future__ import annotations
 
 import gc
-import json
 import queue
 import signal
 import sys
@@ -17,11 +16,11 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import assert_never
 
 import torch
 
-from agents import config, events, shards, topics, wire
+from agents import config, events, messages, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs, models, resume
 from agents.aggregator.beginning import Beginning
@@ -39,7 +38,9 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
 
 _CHECKPOINT_EVERY = 30 * SECOND
-_REQUESTS = {"pull": topics.PULL, "interrupt": topics.INTERRUPT}
+_READY, _OFFLINE = (
+    messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "offline")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +100,15 @@ class Aggregator:
         self._outbox: list[tuple[str, bytes]] = []
         self._epoch: Nanoseconds | None = None
         self._finished: str | None = None
+        self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
 
     def _connect(self, cfg: AggregatorConfig) -> Connection:
         names = self._topics
         subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
         status = names.status(topics.AGGREGATOR)
-        connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=(status, b"offline"))
+        connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=(status, _OFFLINE))
         connection.open()
-        connection.publish(status, b"ready", retain=True)
+        connection.publish(status, _READY, retain=True)
         return connection
 
     def run(self) -> None:
@@ -127,7 +129,7 @@ class Aggregator:
         if self._recording is not None:
             self._recording.close()
         self._journal.close()
-        self._connection.close(last=(self._topics.status(topics.AGGREGATOR), b"offline"))
+        self._connection.close(last=(self._topics.status(topics.AGGREGATOR), _OFFLINE))
 
     def _handle(self, event: inputs.Input) -> None:
         """Hand `event` to the core, and carry out all that it wants."""
@@ -163,7 +165,7 @@ class Aggregator:
                     self._finished = "interrupted"
                 self._handle(inputs.EndRequested(self._now(), "interrupted"))
             case Reconnected():
-                self._connection.publish(self._topics.status(topics.AGGREGATOR), b"ready", retain=True)
+                self._connection.publish(self._topics.status(topics.AGGREGATOR), _READY, retain=True)
 
     def _receive_message(self, topic: str, payload: bytes, arrived: Nanoseconds) -> None:
         at = self._now()
@@ -176,27 +178,41 @@ class Aggregator:
                 return
             arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
             self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message))
-        elif topic == self._topics.status(sender):
-            self._handle(inputs.StatusChanged(at, sender, payload.decode(errors="replace")))
-        else:
-            self._control(json.loads(payload))
+            return
+        try:
+            match messages.decode(self._topics, topic, payload):
+                case messages.Status(client, state):
+                    self._handle(inputs.StatusChanged(at, client, state))
+                case order if isinstance(order, messages.AggregatorOrder):
+                    self._obey(order)
+                case _:
+                    raise messages.MessageError("it is not for the aggregator")
+        except messages.MessageError as error:
+            self._refusals.add(topic, error)
 
-    def _control(self, command: dict[str, Any]) -> None:
-        match command.pop("do", None):
-            case "start" if self._epoch is None:
-                at = self._past.at
-                self._epoch = self._clock.now() - at
-                self._handle(inputs.Started(at, time.time(), self._epoch, self._past.updates))
-                if self._lost:
-                    self._note(
-                        f"resumed from a checkpoint: the model lacks the last {self._lost} versions"
-                    )
-            case "stop":
+    def _obey(self, order: messages.AggregatorOrder) -> None:
+        match order:
+            case messages.Start():
+                if self._epoch is None:
+                    self._start()
+            case messages.Stop():
                 self._receive(_Terminated())
-            case "log" if self._finished is None:
-                self._journal.write(events.Acted(**command))
-            case "note" if self._finished is None:
-                self._note(command["message"])
+            case messages.Log(at, device, source, lateness, details):
+                if self._finished is None:
+                    self._journal.write(events.Acted(at, device, source, lateness, details))
+            case messages.Note(message):
+                if self._finished is None:
+                    self._note(message)
+            case _:
+                assert_never(order)
+
+    def _start(self) -> None:
+        """Let the run clock go."""
+        at = self._past.at
+        self._epoch = self._clock.now() - at
+        self._handle(inputs.Started(at, time.time(), self._epoch, self._past.updates))
+        if self._lost:
+            self._note(f"resumed from a checkpoint: the model lacks the last {self._lost} versions")
 
     def _note(self, message: str) -> None:
         """Something that a reader of the run should know."""
@@ -211,7 +227,7 @@ class Aggregator:
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
                 case act.Request(client, what):
-                    self._outbox.append((self._topics.request(client), _REQUESTS[what]))
+                    self._request(client, what)
                 case act.Log(record):
                     self._journal.write(record)
                 case act.Evaluate(version):
@@ -220,9 +236,14 @@ class Aggregator:
                     folder, w = self._directory / "models", self._server.w
                     models.save(folder, save.name, w, version, self._schema)
                 case act.StopClients():
-                    self._outbox += [(self._topics.request(c), topics.STOP) for c in self._clients]
+                    for name in self._clients:
+                        self._request(name, "stop")
                 case act.Finish(reason):
                     self._finished = reason
+
+    def _request(self, client: str, what: messages.Wish) -> None:
+        request = messages.encode(messages.Request(client, what))
+        self._outbox.append((self._topics.request(client), request))
 
     def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
         w = self._server.w

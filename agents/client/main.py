@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import config, durations, shards, topics, wire
+from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.clock import Clock
 from agents.config import ClientConfig
@@ -59,13 +59,18 @@ class Client:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
-        will = (self._status, b"offline")
+        stop = messages.encode(messages.Request(cfg.client, "stop"))
+        self._stop_request = names.request(cfg.client), stop
+        self._refusals = messages.Refusals(
+            lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
+        )
+        will = (self._status, self._saying("offline"))
         keepalive = self._clock.takes(KEEPALIVE * SECOND)
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
         self._connection.open(cfg.patience)
-        self._say(b"joining")
+        self._say("joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
         self._cut = False
@@ -73,7 +78,7 @@ class Client:
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
         self._core = core.ClientCore(identity, self._thinking_time(), known)
-        self._say(b"ready")
+        self._say("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
         """What is left to wait when `elapsed` has gone since the model was there."""
@@ -93,7 +98,7 @@ class Client:
             self._execute(self._next_actions())
         if self._leaving:
             self._execute(self._core.leave(self._clock.now()))
-        self._connection.close(last=(self._status, b"offline"))
+        self._connection.close(last=(self._status, self._saying("offline")))
 
     def _next_actions(self) -> core.Actions:
         """What comes next: all that has arrived goes before the end of a thinking time, so that of
@@ -113,9 +118,22 @@ class Client:
                 at = self._clock.at(received)
                 if topic != self._topics.request(self._config.client):
                     return self._core.model(wire.decode_model(payload), at)
-                return self._core.pull(at) if payload == topics.PULL else self._core.interrupt(at)
+                return self._requested(topic, payload, at)
             case Reconnected():
-                self._say(b"ready")  # the last will has said `offline` meanwhile
+                self._say("ready")  # the last will has said `offline` meanwhile
+        return []
+
+    def _requested(self, topic: str, payload: bytes, at: Nanoseconds) -> core.Actions:
+        try:
+            match messages.decode(self._topics, topic, payload):
+                case messages.Request(what="pull"):
+                    return self._core.pull(at)
+                case messages.Request(what="interrupt"):
+                    return self._core.interrupt(at)
+                case _:
+                    raise messages.MessageError("it is no request that waits for its turn")
+        except messages.MessageError as error:
+            self._refusals.add(topic, error)
         return []
 
     def _execute(self, actions: core.Actions) -> None:
@@ -158,8 +176,7 @@ class Client:
 
     def _sink(self, event: Event) -> None:
         """In paho's thread: a stop goes before all that waits."""
-        request = self._topics.request(self._config.client)
-        if isinstance(event, Received) and (event.topic, event.payload) == (request, topics.STOP):
+        if isinstance(event, Received) and (event.topic, event.payload) == self._stop_request:
             self._stop()
         else:
             self._inbox.put(event)
@@ -172,8 +189,11 @@ class Client:
         self._stopped.set()
         self._inbox.put(None)  # wakes `run`
 
-    def _say(self, state: bytes) -> None:
-        self._connection.publish(self._status, state, retain=True)
+    def _say(self, state: messages.State) -> None:
+        self._connection.publish(self._status, self._saying(state), retain=True)
+
+    def _saying(self, state: messages.State) -> bytes:
+        return messages.encode(messages.Status(self._config.client, state))
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:

@@ -9,7 +9,6 @@ watching does not disturb what is watched. Fails closed: no client starts on a l
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -18,15 +17,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, assert_never
 
-from agents import config, topics
+from agents import config, messages, topics
 from agents.config import DeviceConfig, Link
 from agents.device import link, probe, usage
+from agents.messages import DeviceOrder, MessageError
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 
 
@@ -58,9 +57,10 @@ class Init:
         """The link could not be measured."""
         self._orders: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         """None: a process has ended, or is to."""
-        names = topics.Topics(cfg.run)
-        self._telemetry, self._failure = names.telemetry(cfg.device), names.failure(cfg.device)
-        self._connection = Connection(cfg.broker, [names.control(cfg.device)], self._orders.put)
+        self._topics = topics.Topics(cfg.run)
+        control = self._topics.control(cfg.device)
+        self._connection = Connection(cfg.broker, [control], self._orders.put)
+        self._refusals = messages.Refusals(self._fail)
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         signal.signal(signal.SIGCHLD, self._wake)
@@ -88,23 +88,25 @@ class Init:
             cfg = self._config
             found = probe.measure(asked, cfg.data_address, cfg.shared, cfg.patience)
         except OSError as error:  # fail closed: nobody knows what this link is
-            sys.stderr.write(f"device {self._config.device}: the link cannot be measured: {error}\n")
+            self._complain(f"the link cannot be measured: {error}")
             self._unknown = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # the barrier waits for it, and may not even have subscribed yet
-            told = {"device": self._config.device, "at": time.monotonic(), "probe": found}
-            self._connection.publish(self._telemetry, json.dumps(told), retain=True)
+            told = messages.Probe(cfg.device, time.monotonic(), found)
+            telemetry = self._topics.telemetry(cfg.device)
+            self._connection.publish(telemetry, messages.encode(told), retain=True)
 
-    def _tell(self, sample: Mapping[str, Any]) -> None:
-        told = {"device": self._config.device, **sample}
-        self._connection.publish_lossy(self._telemetry, json.dumps(told))
+    def _sample(self) -> None:
+        device = self._config.device
+        sample = usage.sample(device, self._client.pid if self._client else None)
+        self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
 
     def _serve(self) -> int:
         """Sleeps between samples: whatever init does, it does at the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
             if (wait := due - time.monotonic()) <= 0:
-                self._tell(usage.sample(self._client.pid if self._client else None))
+                self._sample()
                 due = max(due + self._config.telemetry_every, time.monotonic())  # missed stays missed
                 continue
             try:
@@ -126,42 +128,68 @@ class Init:
         return int(code) if code >= 0 else 128 - code
 
     def _obey(self, event: Event | None) -> None:
-        """An order that cannot be done is told; the device goes on as it is."""
+        """An order that cannot be read or done is told; the device goes on as it is."""
         if not isinstance(event, Received):
             return
-        order = json.loads(event.payload)
         try:
-            self._do(order.pop("do"), order)
+            order = messages.decode(self._topics, event.topic, event.payload)
+            if not isinstance(order, DeviceOrder):
+                raise MessageError("a device takes orders only")
+            self._do(order)
+        except MessageError as error:
+            self._refusals.add(event.topic, error)
         except (link.LinkError, OSError) as error:
-            sys.stderr.write(f"device {self._config.device}: {error}\n")
-            self._connection.publish(self._failure, str(error))
+            self._fail(str(error))
 
-    def _do(self, what: str, details: Mapping[str, Any]) -> None:
-        match what:
-            case "restart":
-                self._wanted = True
-                if self._client is None:
-                    self._start()
-            case "join":  # nothing of what held it before does so now
-                for switch in ("resume", "reconnect", "restart"):
-                    self._do(switch, {})
-            case "crash":
+    def _complain(self, what: str) -> None:
+        sys.stderr.write(f"device {self._config.device}: {what}\n")
+
+    def _fail(self, reason: str) -> None:
+        """What was ordered is not done."""
+        self._complain(reason)
+        device = self._config.device
+        failure = messages.Failure(device, messages.clipped(reason))
+        self._connection.publish(self._topics.failure(device), messages.encode(failure))
+
+    def _do(self, order: DeviceOrder) -> None:
+        match order:
+            case messages.Restart():
+                self._restart()
+            case messages.Join():  # nothing of what held it before does so now
+                self._resume()
+                link.plug(self._interface, up=True)
+                self._restart()
+            case messages.Crash():
                 self._end(signal.SIGKILL)
-            case "leave":
+            case messages.Leave():
                 self._paused = False
                 self._end(signal.SIGTERM, signal.SIGCONT)
-            case "pause":
+            case messages.Pause():
                 self._paused = True
                 if not self._ending:  # else it would never end
                     self._signal(signal.SIGSTOP)
-            case "resume":
-                self._paused = False
-                self._signal(signal.SIGCONT)
-            case "set":
-                lifted = {name: link.LIFTED for name, value in details.items() if value is None}
-                self._shape(replace(self._link or Link(), **{**details, **lifted}))
-            case "disconnect" | "reconnect":
-                link.plug(self._interface, up=what == "reconnect")
+            case messages.Resume():
+                self._resume()
+            case messages.SetLink(_, changes):
+                lifted: dict[str, Any] = {
+                    name: link.LIFTED if value is None else value for name, value in changes.items()
+                }
+                self._shape(replace(self._link or Link(), **lifted))
+            case messages.Disconnect():
+                link.plug(self._interface, up=False)
+            case messages.Reconnect():
+                link.plug(self._interface, up=True)
+            case _:
+                assert_never(order)
+
+    def _restart(self) -> None:
+        self._wanted = True
+        if self._client is None:
+            self._start()
+
+    def _resume(self) -> None:
+        self._paused = False
+        self._signal(signal.SIGCONT)
 
     def _shape(self, wanted: Link) -> None:
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)

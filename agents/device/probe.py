@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from agents import packettrain, turns
 from agents.config import Link
 from agents.device import echo
+from agents.messages import LinkFigures
 
 _MOST = 500
 """Round trips."""
@@ -25,7 +26,7 @@ _TRAINS, _GOOD = 4, 0.98
 """Trains at most, until one is as good: a busy host makes them slower, and nothing makes them faster."""
 
 
-def measure(asked: Link, host: str, shared: str, patience: float) -> dict[str, float]:
+def measure(asked: Link, host: str, shared: str, patience: float) -> LinkFigures:
     """Through `asked`, to the router `host`: `rtt` in seconds, `jitter` (their standard deviation) and
     `loss` (share), all of round trips; `up` and `down` in bit/s on the wire where rates are asked.
     `shared` names the link, for all that measure it in turn; `patience` is how many seconds until the
@@ -42,7 +43,7 @@ def measure(asked: Link, host: str, shared: str, patience: float) -> dict[str, f
             found["up"] = _fastest(packettrain.upload, host, asked.up, late)
         if asked.down is not None:
             found["down"] = _fastest(packettrain.download, host, asked.down, late)
-    return found
+    return LinkFigures(**found)
 
 
 def pace(asked: Link, size: int) -> tuple[int, float]:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from agents.messages import Sample
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def sample(pid: int | None) -> dict[str, float | int]:
-    """One telemetry sample; `pid` is the client's. Times in seconds, memory and traffic in bytes.
-
-    `at` is the monotonic clock; counters run since the container's start.
-    """
+def sample(device: str, pid: int | None) -> Sample:
+    """Of `device`, which is this container; `pid` is its client's. Counters run since its start."""
     received, sent = _traffic()
-    return {
-        "at": time.monotonic(),
-        **_cpu(),
-        "memory": _memory(pid),
-        "received": received,
-        "sent": sent,
-    }
+    at = time.monotonic()
+    return Sample(device=device, at=at, **_cpu(), memory=_memory(pid), received=received, sent=sent)
 
 
 def _memory(pid: int | None) -> int:
@@ -33,7 +28,7 @@ def _memory(pid: int | None) -> int:
         return 0
 
 
-def _cpu() -> dict[str, float | int]:
+def _cpu() -> dict[str, Any]:
     unified = _CGROUP / "cpu.stat"
     if unified.exists():  # cgroup v2
         stat = _pairs(unified)

@@ -9,7 +9,6 @@ Fails closed: where it does not run, no packet passes.
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import socket
@@ -19,11 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents import config, topics
+from agents import config, messages, topics
 from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, one_by_one, run
 from agents.device.nfqueue import QueueError
+from agents.messages import MessageError, SetLink
 from agents.router import forwarding
 from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
 
@@ -75,6 +75,7 @@ class Router:
         self._delays = DelayServer(impairments, uniform, cells(cfg.access, self._queues))
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._obey)
+        self._refusals = messages.Refusals(self._fail)
 
     def run(self) -> None:
         """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
@@ -107,15 +108,24 @@ class Router:
         if isinstance(event, Reconnected):
             return self._say_ready()
         try:
-            self._change(json.loads(event.payload))
-        except (ValueError, KeyError, LinkError) as error:
-            sys.stderr.write(f"router: {error}\n")
-            self._connection.publish(self._topics.failure(topics.ROUTER), str(error))
+            order = messages.decode(self._topics, event.topic, event.payload)
+            if not isinstance(order, SetLink) or order.device not in self._links:
+                raise MessageError("this router only changes links, of the devices of its run")
+            self._change(order.device, order.changes)
+        except MessageError as error:
+            self._refusals.add(event.topic, error)
+        except LinkError as error:
+            self._fail(str(error))
         return None
 
-    def _change(self, order: dict[str, Any]) -> None:
-        name = order["device"]
-        link = {**self._links[name], **order["link"]}
+    def _fail(self, reason: str) -> None:
+        """What was ordered is not done."""
+        sys.stderr.write(f"router: {reason}\n")
+        failure = messages.Failure(topics.ROUTER, messages.clipped(reason))
+        self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))
+
+    def _change(self, name: str, changes: Mapping[str, Any]) -> None:
+        link = {**self._links[name], **changes}
         for queue in self._queues[name]:
             self._delays.change(queue, impairment(link))
         self._links[name] = link
@@ -123,7 +133,8 @@ class Router:
             self._hold(name)
 
     def _say_ready(self) -> None:
-        self._connection.publish(self._topics.status(topics.ROUTER), b"ready", retain=True)
+        ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
+        self._connection.publish(self._topics.status(topics.ROUTER), ready, retain=True)
 
 
 def _address(host: str) -> str:

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agents import config
 from agents.config import Broker, Link
+from agents.messages import LinkFigures, Probe
 from agents.topics import ROUTER
 from testbed.configs import RunSpec
 from testbed.errors import HostError
@@ -37,8 +37,7 @@ class Entrances:
 
     ports: Mapping[str, int]
     """Of each device; they lead to the broker."""
-    samples: Sequence[dict[str, Any]]
-    """As `testbed.fidelity.measure` takes them."""
+    probes: Sequence[Probe]
     traffic: Traffic
     """What passes from now on, and what measuring took."""
 
@@ -85,8 +84,8 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
         probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _PATIENCE)
         found = _measured(host, ports, [d for d in devices if not d.direct])
     at = time.monotonic()
-    samples = [{"device": device, "at": at, "probe": figures} for device, figures in found.items()]
-    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, samples, traffic)
+    probes = [Probe(device, at, figures) for device, figures in found.items()]
+    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, probes, traffic)
 
 
 @contextmanager
@@ -106,14 +105,14 @@ def _port(sock: socket.socket) -> int:
 
 def _measured(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, LinkFigures]:
     """What the way of each of `devices` gives: all at once, but those that share a part of it in turn.
     Raises HostError."""
     turns: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         turns[device.shared].append(device)
 
-    def one(device: PlannedDevice) -> dict[str, float]:
+    def one(device: PlannedDevice) -> LinkFigures:
         _, transfers, echoes = ports[device.name]
         try:
             return probe.measure(device.host_way or Link(), host, transfers, echoes)
@@ -122,7 +121,7 @@ def _measured(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."
             ) from error
 
-    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, dict[str, float]]:
+    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, LinkFigures]:
         return {member.name: one(member) for member in members}
 
     pool = ThreadPoolExecutor(max(1, len(turns)))

@@ -5,16 +5,15 @@ It is the router of a run of processes: under that name it logs in, and is told 
 
 from __future__ import annotations
 
-import json
 import random
 import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
-from agents import config
+from agents import config, messages
 from agents.config import Access, Broker, Link
 from agents.realtime import realtime
 from agents.topics import ROUTER, Topics
@@ -69,16 +68,23 @@ class OwnLink:
         )
         return cls(link, up, down)
 
-    def obey(self, order: Mapping[str, Any], now: float) -> Iterable[Lane]:
-        """`link`: fields of it that change; `connected`: whether anything passes."""
-        if "link" in order:
-            self.link = replace(self.link, **order["link"])
-            for lane, way in zip((self.up, self.down), ways(self.link), strict=True):
-                lane.change(way, now)
-        if "connected" in order:
-            for lane in (self.up, self.down):
-                (lane.mend if order["connected"] else lane.cut)(now)
-        return self.up, self.down
+    def obey(self, order: messages.RouterOrder, now: float) -> Iterable[Lane]:
+        lanes = self.up, self.down
+        match order:
+            case messages.SetLink(_, changes):
+                given: dict[str, Any] = dict(changes)
+                self.link = replace(self.link, **given)
+                for lane, way in zip(lanes, ways(self.link), strict=True):
+                    lane.change(way, now)
+            case messages.Disconnect():
+                for lane in lanes:
+                    lane.cut(now)
+            case messages.Reconnect():
+                for lane in lanes:
+                    lane.mend(now)
+            case _:
+                assert_never(order)
+        return lanes
 
 
 def cells(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
@@ -109,14 +115,29 @@ def main() -> None:
         for door, port in zip(cfg.doors[name], cfg.targets, strict=True):
             relay.listen(socket.socket(fileno=door), (cfg.broker.host, port), *routes)
 
-    def obey(event: Event) -> None:
-        """In paho's thread."""
-        if isinstance(event, Received):
-            order = json.loads(event.payload)
-            link = own[order["device"]]
-            relay.tell(lambda now: link.obey(order, now))
+    names = Topics(cfg.run)
 
-    connection = Connection(cfg.broker, [Topics(cfg.run).control(ROUTER)], obey)
+    def obey(event: Event) -> None:
+        """In paho's thread. What cannot be read is told."""
+        if not isinstance(event, Received):
+            return
+        try:
+            order = messages.decode(names, event.topic, event.payload)
+            if not isinstance(order, messages.RouterOrder) or order.device not in own:
+                raise messages.MessageError("the relay changes links, of the devices of its run")
+        except messages.MessageError as error:
+            refusals.add(event.topic, error)
+            return
+        link = own[order.device]
+        relay.tell(lambda now: link.obey(order, now))
+
+    def fail(reason: str) -> None:
+        sys.stderr.write(f"relay: {reason}\n")
+        failure = messages.Failure(ROUTER, messages.clipped(reason))
+        connection.publish(names.failure(ROUTER), messages.encode(failure))
+
+    refusals = messages.Refusals(fail)
+    connection = Connection(cfg.broker, [names.control(ROUTER)], obey)
     try:
         connection.open()
     except ConnectionFailedError as error:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 from agents.config import Link
 from agents.device.probe import pace, told
+from agents.messages import LinkFigures
 from testbed.relay import transfer
 from testbed.relay.pipe import SEGMENT, on_wire
 
@@ -22,7 +23,7 @@ _PATIENCE = 30.0
 """Seconds, beside the link's delay, until a byte must be back."""
 
 
-def measure(asked: Link, host: str, transfers: int, echoes: int) -> dict[str, float]:
+def measure(asked: Link, host: str, transfers: int, echoes: int) -> LinkFigures:
     """Through `asked`, by the ports that lead to both kinds of `answering`: `rtt` in seconds, `jitter`
     (standard deviation of round trips); `up` and `down` in bit/s on the wire where rates are asked.
     Raises OSError.
@@ -33,7 +34,7 @@ def measure(asked: Link, host: str, transfers: int, echoes: int) -> dict[str, fl
         if rate is not None:
             move = transfer.upload if name == "up" else transfer.download
             found[name] = _ON_WIRE * max(move(host, transfers, rate) for _ in range(_TRANSFERS))
-    return found
+    return LinkFigures(**found)
 
 
 def round_trips(host: str, port: int, count: int, every: float, patience: float) -> list[float]:

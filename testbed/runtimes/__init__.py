@@ -6,13 +6,14 @@ import importlib
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from agents import events
 from agents.config import Broker
+from agents.messages import Telemetry
 from testbed.configs import RunSpec
 from testbed.data import Prepared
-from testbed.director import Order
+from testbed.device_orders import Order
 from testbed.rundir import RunDirectory
 from testbed.topology.timeline import Action
 from testbed.traits import traits
@@ -42,7 +43,7 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         """One sample per device where the runtime itself takes them; called about once a second."""
 
     def stop(self) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from agents.topics import ROUTER
 from testbed.configs import IMPAIRMENTS, RunSpec
-from testbed.director import Order
+from testbed.device_orders import Order, order
 from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
 from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.launch import UNLIMITED, planned_limits
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
+from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
     Raises BadInputError for what cannot be done.
     """
     name = device.planned.name
-    order: Order = (name, {"do": describe(action)["action"]})
     match action:
         case SetCpu(share):
             planned = replace(device.planned, cpu=share)
@@ -48,15 +47,15 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
         case SetLink(changes):
             return Response(device, _of_link(spec, name, changes))
         case Crash() | Leave():
-            return Response(replace(device, away=True), [order])
+            return Response(replace(device, away=True), [(name, order(name, action))])
         case Restart() | Join() if exit_code is not None:
             raise BadInputError(
                 f"{name} cannot start again: its container has ended (exit code {exit_code}) with "
                 "its client, which nobody had told to end. See its log."
             )
         case Restart() | Join() if device.away:  # else it is there, and stays under its quota
-            return Response(replace(device, away=False), [order], UNLIMITED)
-    return Response(device, [order])
+            return Response(replace(device, away=False), [(name, order(name, action))], UNLIMITED)
+    return Response(device, [(name, order(name, action))])
 
 
 def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> list[Order]:
@@ -70,8 +69,8 @@ def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> l
             "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
         )
     if spec.netem:
-        return [(device, {"do": "set", **rates, **impaired})]
-    orders: list[Order] = [(device, {"do": "set", **rates})] if rates else []
+        return [(device, order(device, SetLink(rates | impaired)))]
+    orders: list[Order] = [(device, order(device, SetLink(rates)))] if rates else []
     if impaired:
-        orders.append((ROUTER, {"device": device, "link": impaired}))
+        orders.append((ROUTER, order(device, SetLink(impaired))))
     return orders

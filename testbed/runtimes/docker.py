@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import docker
 
 from agents.config import Broker
+from agents.messages import Telemetry
 from agents.topics import CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs, engine, images, kernel
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
-from testbed.director import Order
+from testbed.device_orders import Order
 from testbed.engine import available
 from testbed.errors import HostError
 from testbed.images import Images
@@ -153,7 +153,7 @@ class DockerRuntime:
                     self._codes[part] = code
         return dict(self._codes)
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         """Nothing: the devices send their own, over the control network."""
         return []
 

@@ -18,16 +18,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from agents.config import Broker
+from agents.messages import Probe, Sample, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker, configs, tether
 from testbed.broker import BROKER, Account
 from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
-from testbed.director import Order
+from testbed.device_orders import Order, order
 from testbed.errors import BadInputError, HostError
 from testbed.plan import dilated
 from testbed.relay import launch as relay
@@ -128,8 +128,8 @@ class ProcessRuntime:
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
         self._relayed = relay.needed(spec)
-        self._probes: list[dict[str, Any]] = []
-        """Samples that are still to be told."""
+        self._probes: Sequence[Probe] = ()
+        """Those that are still to be told."""
         self._traffic: Traffic | None = None
         """Of the relay, where there is one."""
 
@@ -169,7 +169,7 @@ class ProcessRuntime:
     def act(self, device: str, action: Action) -> list[Order]:
         """Links are the relay's, all else is done by signals. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
-            return [(ROUTER, {"device": device, **self._of_link(action)})]
+            return [(ROUTER, order(device, self._of_link(action)))]
         match action:
             case SetCpu(share):
                 self._devices[device] = replace(self._devices[device], cpu=share)
@@ -198,15 +198,15 @@ class ProcessRuntime:
                     self.limit(device)
         return []
 
-    def _of_link(self, action: SetLink | Disconnect | Reconnect) -> dict[str, Any]:
-        """What the relay is to be told."""
+    def _of_link(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
+        """What the relay is to do."""
         if not self._relayed:
             raise BadInputError(
                 "links cannot change in this run, which has no relay: no device has a link. Give one a "
                 "link in its topology, as in link: {rtt: 1ms}"
             )
         if not isinstance(action, SetLink):
-            return {"connected": isinstance(action, Reconnect)}
+            return action
         if action.changes.get("loss"):
             raise BadInputError(
                 "the process runtime, whose links are TCP relays, loses no packets: use the docker "
@@ -214,7 +214,7 @@ class ProcessRuntime:
             )
         changes = dilated(action.changes, self._spec.plan.dilation)
         rates = ("up", "down")
-        return {"link": {k: v if k in rates else v or 0.0 for k, v in changes.items()}}
+        return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
     def _alive(self, device: str) -> bool:
         return device in self._children and self._children[device].poll() is None
@@ -252,10 +252,11 @@ class ProcessRuntime:
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         """A sample of each living device, named as the device init's: seconds and bytes. Those that it
         sent and received go on where it is started anew; without a relay nobody counts them."""
-        samples, self._probes = self._probes, []
+        samples: list[Telemetry] = list(self._probes)
+        self._probes = ()
         for name in self._devices:
             child = self._children.get(name)
             if child is None or child.poll() is not None:
@@ -265,8 +266,8 @@ class ProcessRuntime:
                 memory = process.memory_info().rss
                 cpu = cpu_clock(process)()
                 passed = {} if self._traffic is None else self._traffic.of(name)
-                told = {"at": time.monotonic(), "cpu": cpu, "memory": memory, **passed}
-                samples.append({"device": name, **told})
+                at = time.monotonic()
+                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed))
         return samples
 
     def stop(self) -> None:
@@ -293,7 +294,7 @@ class ProcessRuntime:
         except OSError as error:
             said = self._directory.last_words(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{said}") from error
-        self._probes += entrances.samples
+        self._probes = entrances.probes
         self._traffic = entrances.traffic
         return entrances.ports
 

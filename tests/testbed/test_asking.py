@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from agents import events
+from agents import events, messages
 from agents.config import Link
 from testbed import mailbox
 from testbed.configs import RunSpec
-from testbed.director import Director, Order, ordered
+from testbed.device_orders import Order
+from testbed.director import Director, ordered
 from testbed.errors import BadInputError
 from testbed.fidelity import asking
 from testbed.fidelity.figures import AskedCpu, AskedLink
@@ -119,7 +120,7 @@ class Stage:
 
     def act(self, device: str, action: Action) -> list[Order]:
         self.done.append((device, action))
-        return [(device, {"do": "it"})]
+        return [(device, messages.Crash(device))]
 
 
 def _never(failure: str) -> None:
@@ -135,12 +136,15 @@ def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
     director.start(time.monotonic())
     director.play()
     assert stage.done == [("a", Crash())]
-    assert told[0] == ("a", {"do": "it"})
+    assert told[0] == ("a", messages.Crash("a"))
     part, logged = told[1]
-    assert (part, logged["do"], logged["details"]) == ("aggregator", "log", {"action": "crash"})
-    assert 0 <= logged["lateness"] == logged["at"] < 1
+    assert isinstance(logged, messages.Log)
+    assert (part, logged.details) == ("aggregator", {"action": "crash"})
+    assert 0 <= logged.lateness == logged.at < 1
     director.order("b", SetCpu(0.5))
-    assert (told[-1][1]["source"], told[-1][1]["lateness"]) == ("hand", 0.0)
+    by_hand = told[-1][1]
+    assert isinstance(by_hand, messages.Log)
+    assert (by_hand.source, by_hand.lateness) == ("hand", 0.0)
 
 
 def test_a_resumed_run_has_devices_as_they_were() -> None:

@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agents.config import Broker, Link
+from agents.messages import Note, SetLink, Telemetry
 from agents.topics import Topics
-from agents.transport import Received
+from agents.transport import Connection, Received
 from testbed import fleet
 from testbed.controller import Controller
-from testbed.director import Order
+from testbed.device_orders import Order
 from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
 from testbed.runtimes import LiveRun
@@ -111,7 +111,7 @@ class Idle:
     def ended(self) -> dict[str, int]:
         return {}
 
-    def telemetry(self) -> list[dict[str, Any]]:
+    def telemetry(self) -> list[Telemetry]:
         return []
 
 
@@ -123,8 +123,47 @@ def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_p
     controller._received(said, written.append)
     told = "d-1 could not do as it was told: `tc qdisc` failed"
     assert controller.failures == [told]
-    assert controller._orders == [("aggregator", {"do": "note", "message": told})]
+    assert controller._orders == [("aggregator", Note(told))]
     assert written == []
+
+
+def test_what_is_no_message_is_noted_and_does_nothing(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    written: list[str] = []
+    of_another = b'{"device": "d-2", "at": 1.0, "cpu": 1.0, "memory": 1}'
+    for topic, payload in (
+        (names.telemetry("d-1"), b"[" * 60_000),
+        (names.telemetry("d-1"), of_another),
+        (names.status("d-1"), b"\xff"),
+        (names.request("d-1"), b"stop"),
+    ):
+        controller._received(Received(topic, payload, 0), written.append)
+    assert controller._status == {}
+    assert written == controller.failures == []
+    notes = [note.message for _, note in controller._orders if isinstance(note, Note)]
+    assert len(notes) == 4
+    assert notes[1].endswith("the topic is that of d-1, the message that of d-2")
+    for _ in range(100):
+        controller._received(Received(names.status("d-1"), b"?", 0), written.append)
+    assert len(controller._orders) == 21
+    assert controller._refusals.count == 104
+
+
+def test_a_failure_that_cannot_be_read_is_held_against_the_run(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    controller._received(Received(names.failure("d-1"), b"\xff", 0), lambda _: None)
+    assert len(controller.failures) == len(controller._orders) == 1
+
+
+def test_what_cannot_be_told_to_a_device_is_a_failure(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller = Controller(run, Idle(), Lines())
+    connection = Connection(Broker("localhost", 0, "c", ""), [], lambda _: None)
+    controller._tell(connection, ("d-1", SetLink("d-1", {"rtt": 1e12})))
+    (failure,) = controller.failures
+    assert failure.startswith("d-1 could not be told to set_link: changes: expected a number")
 
 
 def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import docker
 import pytest
 
+from agents import messages
 from testbed import data, images
 from testbed.configs import RunSpec
 from testbed.errors import BadInputError, HostError
@@ -65,8 +66,8 @@ def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
 
 def test_all_else_is_the_devices_to_do(spec: RunSpec) -> None:
     device = Device(spec.plan.devices[0], away=False)
-    assert respond(spec, device, Crash()).orders == [("d", {"do": "crash"})]
-    assert respond(spec, device, Join()).orders == [("d", {"do": "join"})]
+    assert respond(spec, device, Crash()).orders == [("d", messages.Crash("d"))]
+    assert respond(spec, device, Join()).orders == [("d", messages.Join("d"))]
 
 
 def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:

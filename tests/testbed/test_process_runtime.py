@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from agents import config
+from agents import config, messages
 from agents.config import Broker, ClientConfig, Link
-from agents.transport import Connection
+from agents.topics import ROUTER, Topics
+from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed import tether
 from testbed.configs import RunSpec
 from testbed.errors import BadInputError, HostError
@@ -97,8 +99,9 @@ def test_a_run_from_start_to_stop(make: Make, mosquitto: str | None, tmp_path: P
     assert {info.part for info in of(run)} == {"broker", "aggregator", "d-1", "d-2"}
     assert {info.directory for info in of(run)} == {directory.path}
     sample = runtime.telemetry()[0]
-    assert sample["device"] == "d-1"
-    assert sample["memory"] > 1_000_000
+    assert isinstance(sample, messages.Sample)
+    assert sample.device == "d-1"
+    assert sample.memory > 1_000_000
     assert runtime.ended() == {}
 
     runtime.stop()
@@ -118,19 +121,45 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
     assert through.port != direct.port
     log_in(through)
     assert {info.part for info in of(run)} == {"broker", "router", "aggregator", "d-1", "d-2"}
-    assert runtime.act("d-1", Disconnect()) == [("router", {"device": "d-1", "connected": False})]
+    assert runtime.act("d-1", Disconnect()) == [("router", messages.Disconnect("d-1"))]
     assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
-        ("router", {"device": "d-2", "link": {"up": None, "rtt": 0.5}})
+        ("router", messages.SetLink("d-2", {"up": None, "rtt": 0.5}))
     ]
     with pytest.raises(BadInputError, match="loses no packets: use the docker runtime"):
         runtime.act("d-1", SetLink({"loss": 0.1}))
+
+
+def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, more=CUTS)
+    runtime = make(run)
+    names, failures = Topics(run.directory.run), queue.SimpleQueue[Event]()
+    controller = Connection(runtime.start(), [names.failure(ROUTER)], failures.put)
+    controller.open()
+
+    def refused(payload: bytes) -> str:
+        controller.publish(names.control(ROUTER), payload)
+        event = failures.get(timeout=10)
+        assert isinstance(event, Received)
+        return event.payload.decode()
+
+    assert "no JSON" in refused(b"[" * 60_000)
+    assert "devices of its run" in refused(messages.encode(messages.Disconnect("stranger")))
+    door = config.load(ClientConfig, run.directory.config("d-1")).broker
+    log_in(door)
+    for part in ("d-1", "stranger"):  # of which the second says that the first was obeyed
+        controller.publish(names.control(ROUTER), messages.encode(messages.Disconnect(part)))
+    failures.get(timeout=10)
+    time.sleep(0.1)
+    with pytest.raises(ConnectionFailedError):
+        Connection(door, [], lambda _: None).open(2.0)
+    controller.close()
 
 
 def test_on_a_stretched_clock_a_link_is_as_much_slower(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path, more=f"{CUTS}\ndilation: 4"))
     change = SetLink({"up": 1_000_000, "rtt": 0.5, "jitter": None})
     ((_, order),) = runtime.act("d-1", change)
-    assert order["link"] == {"up": 250_000, "rtt": 2.0, "jitter": 0.0}
+    assert order == messages.SetLink("d-1", {"up": 250_000, "rtt": 2.0, "jitter": 0.0})
 
 
 @pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
@@ -260,7 +289,7 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     for action in (Disconnect(), Pause(), Crash()):
         runtime.act("d-1", action)
     eventually(lambda: "d-1" not in {info.part for info in of(run)})
-    assert runtime.act("d-1", Join()) == [("router", {"device": "d-1", "connected": True})]
+    assert runtime.act("d-1", Join()) == [("router", messages.Reconnect("d-1"))]
     (device,) = (info.process for info in of(run) if info.part == "d-1")
     assert device.status() != psutil.STATUS_STOPPED
 

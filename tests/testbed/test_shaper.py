@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agents import messages
 from agents.topics import ROUTER
 from testbed import broker, configs, manifest
 from testbed.configs import RunSpec
@@ -86,12 +87,12 @@ def _spec(folder: Path, host: Host) -> RunSpec:
 @pytest.mark.parametrize(
     ("host", "orders"),
     [
-        (HAVING, [("pi", {"do": "set", "up": None, "rtt": 0.3, "loss": 0.0})]),
+        (HAVING, [("pi", messages.SetLink("pi", {"up": None, "rtt": 0.3, "loss": 0.0}))]),
         (
             LACKING,
             [
-                ("pi", {"do": "set", "up": None}),
-                (ROUTER, {"device": "pi", "link": {"rtt": 0.3, "loss": 0.0}}),
+                ("pi", messages.SetLink("pi", {"up": None})),
+                (ROUTER, messages.SetLink("pi", {"rtt": 0.3, "loss": 0.0})),
             ],
         ),
     ],

@@ -8,6 +8,7 @@ files are mounted read-only.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import socket
@@ -149,8 +150,10 @@ def model(shaped: Shaped) -> None:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    for name, got in probe.measure(WHOLE, BROKER, "device", 30.0).items():
-        tell("whole", name, got)
+    found = dataclasses.asdict(probe.measure(WHOLE, BROKER, "device", 30.0))
+    for name, got in found.items():
+        if got is not None:
+            tell("whole", name, got)
 
 
 def delays(shaped: Shaped) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from agents import messages
 from agents.config import Broker, DeviceConfig
 from agents.device import link
 from agents.device.main import Init
@@ -33,9 +33,9 @@ CONFIG = DeviceConfig(
 
 class Connection:
     def __init__(self, *_: object) -> None:
-        self.published: list[tuple[str, str]] = []
+        self.published: list[tuple[str, bytes]] = []
 
-    def publish(self, topic: str, payload: str) -> None:
+    def publish(self, topic: str, payload: bytes) -> None:
         self.published.append((topic, payload))
 
 
@@ -87,32 +87,37 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05])
-@pytest.mark.parametrize(("ends", "begins"), [("crash", "restart"), ("leave", "join")])
-def test_who_is_to_come_back_at_once_does(init: Init, ends: str, begins: str, pause: float) -> None:
+@pytest.mark.parametrize(
+    ("ends", "begins"),
+    [(messages.Crash("pi"), messages.Restart("pi")), (messages.Leave("pi"), messages.Join("pi"))],
+)
+def test_who_is_to_come_back_at_once_does(
+    init: Init, ends: messages.DeviceOrder, begins: messages.DeviceOrder, pause: float
+) -> None:
     old = pid(init)
-    init._do(ends, {})
+    init._do(ends)
     time.sleep(pause)
-    init._do(begins, {})
-    init._do("pause", {})  # not the old one, which would never end
+    init._do(begins)
+    init._do(messages.Pause("pi"))  # not the old one, which would never end
     eventually(lambda: pid(init) not in (old, None))
     new = pid(init)
     eventually(lambda: psutil.Process(new).status() == psutil.STATUS_STOPPED)
-    init._do("resume", {})
-    init._do("restart", {})
+    init._do(messages.Resume("pi"))
+    init._do(messages.Restart("pi"))
     assert pid(init) == new  # it is there
 
 
 def test_who_is_ended_again_before_it_comes_back_stays_away(init: Init) -> None:
-    for order in ("crash", "restart", "crash"):
-        init._do(order, {})
+    for order in (messages.Crash, messages.Restart, messages.Crash):
+        init._do(order("pi"))
     eventually(lambda: pid(init) is None)
 
 
 def test_who_joins_again_is_neither_frozen_nor_cut_off(init: Init, cables: list[bool]) -> None:
-    for order in ("disconnect", "pause", "crash"):
-        init._do(order, {})
+    for order in (messages.Disconnect, messages.Pause, messages.Crash):
+        init._do(order("pi"))
     eventually(lambda: pid(init) is None)
-    init._do("join", {})
+    init._do(messages.Join("pi"))
     assert cables == [False, True]
     assert psutil.Process(pid(init)).status() != psutil.STATUS_STOPPED
 
@@ -128,7 +133,18 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
         raise link.LinkError("no tbf")
 
     monkeypatch.setattr(link, "apply", fails)
-    order = json.dumps({"do": "set", "up": 1_000_000}).encode()
+    order = messages.encode(messages.SetLink("pi", {"up": 1_000_000}))
     init._obey(Received("testbed/r/control/pi", order, 0))
     assert isinstance(init._connection, Connection)
-    assert init._connection.published == [("testbed/r/failure/pi", "no tbf")]
+    assert init._connection.published == [("testbed/r/failure/pi", b"no tbf")]
+
+
+def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init) -> None:
+    before = pid(init)
+    for payload in (b"[" * 60_000, b'{"do": "crash", "device": "nano"}', b'{"do": "start"}'):
+        init._obey(Received("testbed/r/control/pi", payload, 0))
+    assert pid(init) == before
+    assert init._refusals.count == 3
+    assert isinstance(init._connection, Connection)
+    assert [topic for topic, _ in init._connection.published] == ["testbed/r/failure/pi"] * 3
+    assert b"the message that of nano" in init._connection.published[1][1]

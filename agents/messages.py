@@ -1,0 +1,507 @@
+"""Control messages: what controller, inits, router, aggregator and clients tell each other beside models
+and updates (ARCHITECTURE.md, "Wire").
+
+`decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
+the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device
+of a message is that of its topic. `encode` holds what we send against the same rules.
+
+Orders (on `control/`) are a JSON object with the order's name as `do`; telemetry is one without; a
+failure is its reason, a status and a request are one word. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+
+from agents import topics
+from agents.topics import Topics, is_name
+
+MOST_BYTES = 64 * 1024
+"""Of a payload."""
+MOST_TEXT = 4096
+"""Characters of a text."""
+_MOST_ENTRIES, _MOST_DEPTH = 32, 3
+"""Of the maps of an action's details."""
+_MOST_NUMBER = 1e18
+"""Of an action's details."""
+_MOST_SECONDS = 1e10
+_MOST_RATE = 10**15
+"""bit/s."""
+_MOST_COUNT = 2**63 - 1
+
+
+class MessageError(Exception):
+    """It is no message of ours, or not one for its topic; the text says what is wrong."""
+
+
+T = TypeVar("T")
+_Reader = Callable[[Any], Any]
+"""Returns what it is given, or the same as the field's own type. Raises MessageError."""
+
+
+def _shown(value: object) -> str:
+    """For an error's text. Lists and maps, which may be deep, by their type alone, as integers with more
+    digits than Python writes."""
+    if isinstance(value, str | int | float | None):
+        with suppress(ValueError):
+            return f"{value!r:.80}"
+    return type(value).__name__
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MessageError(f"expected a text, found {_shown(value)}")
+    if len(value) > MOST_TEXT:
+        raise MessageError(f"a text of {len(value)} characters, at most {MOST_TEXT} are read")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise MessageError("a text with half of a surrogate pair, which no file can hold")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not is_name(value):
+        raise MessageError(f"expected a name, found {_shown(value)}")
+    return value
+
+
+def _number(least: float, most: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        # Compared before it is converted: an integer of 400 digits is no float.
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise MessageError(f"expected a number from {least:g} to {most:g}, found {_shown(value)}")
+        return float(value)
+
+    return read
+
+
+def _integer(least: int, most: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise MessageError(f"expected an integer from {least} to {most}, found {_shown(value)}")
+        return value
+
+    return read
+
+
+def _one_of(literal: Any) -> Callable[[Any], str]:
+    words = typing.get_args(literal)
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise MessageError(f"expected one of {', '.join(words)}, found {_shown(value)}")
+        return value
+
+    return read
+
+
+_at_least_0 = _number(0.0, _MOST_SECONDS)
+_rate = _integer(1, _MOST_RATE)
+_CHANGES: dict[str, _Reader] = {
+    "up": lambda value: None if value is None else _rate(value),
+    "down": lambda value: None if value is None else _rate(value),
+    "rtt": _at_least_0,
+    "jitter": _at_least_0,
+    "loss": _number(0.0, 1.0),
+}
+
+
+def _changes(value: Any) -> dict[str, float | None]:
+    if not isinstance(value, dict) or not value or not value.keys() <= _CHANGES.keys():
+        raise MessageError(f"expected a map with some of {', '.join(_CHANGES)}, found {_shown(value)}")
+    return {name: _CHANGES[name](change) for name, change in value.items()}
+
+
+def _details(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise MessageError(f"expected a map, found {_shown(value)}")
+    return {_text(key): _detail(inner, _MOST_DEPTH - 1) for key, inner in _few(value).items()}
+
+
+def _detail(value: Any, depth: int) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _text(value)
+        case int() | float():
+            if not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+                raise MessageError(f"{_shown(value)} is no number that an action has")
+            return value
+        case dict() if depth:
+            return {_text(key): _detail(inner, depth - 1) for key, inner in _few(value).items()}
+    raise MessageError(f"no action has {_shown(value)} among its details, or not that deep")
+
+
+def _few(value: dict[Any, Any]) -> dict[Any, Any]:
+    if len(value) > _MOST_ENTRIES:
+        raise MessageError(f"a map with {len(value)} entries, at most {_MOST_ENTRIES} are read")
+    return value
+
+
+State = Literal["joining", "ready", "offline"]
+Wish = Literal["stop", "pull", "interrupt"]
+Source = Literal["scenario", "hand"]
+
+Text = Annotated[str, _text]
+Name = Annotated[str, _name]
+Seconds = Annotated[float, _at_least_0]
+DeviceTime = Annotated[float, _number(-_MOST_SECONDS, _MOST_SECONDS)]
+"""May be below 0 by a little, where the host's clock is set."""
+Share = Annotated[float, _number(0.0, 1.0)]
+Rate = Annotated[float, _number(0.0, _MOST_RATE)]
+Count = Annotated[int, _integer(0, _MOST_COUNT)]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """To the aggregator: the run clock is to start."""
+
+    do: ClassVar[str] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To the aggregator: the run is to end."""
+
+    do: ClassVar[str] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """To the aggregator: write down what was done to a device, as `agents.events.Acted`."""
+
+    do: ClassVar[str] = "log"
+    at: DeviceTime
+    device: Name
+    source: Annotated[Source, _one_of(Source)]
+    lateness: DeviceTime
+    details: Annotated[Mapping[str, Any], _details]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """To the aggregator: write down something that a reader of the run should know."""
+
+    do: ClassVar[str] = "note"
+    message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class SetLink:
+    """The device's link is to be another: to its init, or to the router, whichever makes it."""
+
+    do: ClassVar[str] = "set_link"
+    device: Name
+    changes: Annotated[Mapping[str, float | None], _changes]
+    """Fields of `agents.config.Link`; None lifts the limit of a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """No packet of the device is to pass: to its init, or to the router."""
+
+    do: ClassVar[str] = "disconnect"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """The device's packets are to pass again: to its init, or to the router."""
+
+    do: ClassVar[str] = "reconnect"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """To an init: kill the client."""
+
+    do: ClassVar[str] = "crash"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """To an init: start the client again."""
+
+    do: ClassVar[str] = "restart"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """To an init: freeze the client."""
+
+    do: ClassVar[str] = "pause"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """To an init: let the client go on."""
+
+    do: ClassVar[str] = "resume"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """To an init: have the client say goodbye and end."""
+
+    do: ClassVar[str] = "leave"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """To an init: start the client, neither frozen nor cut off."""
+
+    do: ClassVar[str] = "join"
+    device: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A device's telemetry: what it used until `at`, on the host's monotonic clock."""
+
+    device: Name
+    at: Seconds
+    cpu: Seconds
+    """CPU time."""
+    periods: Count | None = None
+    """Of the CPU quota."""
+    throttled_periods: Count | None = None
+    throttled: Seconds | None = None
+    memory: Count
+    """Bytes."""
+    received: Count | None = None
+    """Bytes, as `sent`."""
+    sent: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFigures:
+    """What a link was measured to be; what was not measured is None."""
+
+    rtt: Seconds | None = None
+    jitter: Seconds | None = None
+    loss: Share | None = None
+    """Of round trips."""
+    up: Rate | None = None
+    """bit/s."""
+    down: Rate | None = None
+
+
+def _link_figures(value: Any) -> LinkFigures:
+    return _build(LinkFigures, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A device's link as it was measured before the start, at `at` on the host's monotonic clock."""
+
+    device: Name
+    at: Seconds
+    probe: Annotated[LinkFigures, _link_figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`part`, a device or the router, could not do an order."""
+
+    part: Name
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where `part`, a client, the aggregator or the router, stands."""
+
+    part: Name
+    state: Annotated[State, _one_of(State)]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The aggregator requests of `client` to send what it has and go on (`pull`), to cut its training
+    short (`interrupt`), or to end (`stop`)."""
+
+    client: Name
+    what: Annotated[Wish, _one_of(Wish)]
+
+
+AggregatorOrder = Start | Stop | Log | Note
+RouterOrder = SetLink | Disconnect | Reconnect
+DeviceOrder = RouterOrder | Crash | Restart | Pause | Resume | Leave | Join
+Order = AggregatorOrder | DeviceOrder
+Telemetry = Sample | Probe
+Message = Order | Telemetry | Failure | Status | Request
+
+
+def _orders(union: Any) -> dict[str, type[Order]]:
+    return {order.do: order for order in typing.get_args(union)}
+
+
+_ORDERS = {topics.AGGREGATOR: _orders(AggregatorOrder), topics.ROUTER: _orders(RouterOrder)}
+_DEVICE_ORDERS = _orders(DeviceOrder)
+
+
+def clipped(text: str) -> str:
+    """`text` as a message can carry it."""
+    return text[:MOST_TEXT].encode(errors="replace").decode()
+
+
+def encode(message: Message) -> bytes:
+    """The payload of `message`. Raises MessageError for one that no peer would take."""
+    fields = _plain(message)
+    _build(type(message), fields)
+    match message:
+        case Failure(_, word) | Status(_, word) | Request(_, word):
+            payload = word.encode()
+        case Sample() | Probe():
+            payload = json.dumps(fields).encode()
+        case _:
+            payload = json.dumps({"do": message.do, **fields}).encode()
+    if len(payload) > MOST_BYTES:
+        raise MessageError(f"a message of {len(payload)} bytes, at most {MOST_BYTES} are read")
+    return payload
+
+
+def decode(names: Topics, topic: str, payload: bytes) -> Message:
+    """The message that came as `payload` on `topic`, of the run of `names`. Raises MessageError."""
+    try:
+        kind, name = names.kind_and_name(topic)
+    except ValueError as error:
+        raise MessageError(str(error)) from error
+    if len(payload) > MOST_BYTES:
+        raise MessageError(f"a message of {len(payload)} bytes, at most {MOST_BYTES} are read")
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise MessageError(f"no UTF-8: {error}") from error
+    match kind:
+        case "control":
+            return _order(name, _json(text))
+        case "telemetry":
+            return _telemetry(name, _json(text))
+        case "failure":
+            return _build(Failure, {"part": name, "reason": text})
+        case "status":
+            return _build(Status, {"part": name, "state": text})
+        case "request":
+            return _build(Request, {"client": name, "what": text})
+    raise MessageError(f"{kind}/ carries no control messages")
+
+
+def _order(name: str, fields: dict[str, Any]) -> Order:
+    what = fields.pop("do", None)
+    orders = _ORDERS.get(name, _DEVICE_ORDERS)
+    if not isinstance(what, str) or what not in orders:
+        raise MessageError(f"{name} knows no order {_shown(what)}")
+    order = _build(orders[what], fields)
+    if name not in _ORDERS:
+        _is_of(name, fields)
+    return order
+
+
+def _telemetry(name: str, fields: dict[str, Any]) -> Telemetry:
+    kind: type[Telemetry] = Probe if "probe" in fields else Sample
+    telemetry = _build(kind, fields)
+    _is_of(name, fields)
+    return telemetry
+
+
+def _is_of(name: str, fields: Mapping[str, Any]) -> None:
+    if fields["device"] != name:
+        raise MessageError(
+            f"device: the topic is that of {name}, the message that of {fields['device']}"
+        )
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise MessageError(f"expected a JSON object, found {_shown(found)}")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise MessageError(f"{text} is no number of JSON")
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """The fields that are given, dataclasses and maps as dicts."""
+    found = {}
+    for one in dataclasses.fields(message):
+        value = getattr(message, one.name)
+        if dataclasses.is_dataclass(value):
+            value = _plain(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        if value is not None:
+            found[one.name] = value
+    return found
+
+
+def _build(cls: type[T], fields: Any) -> T:
+    """Raises MessageError."""
+    if not isinstance(fields, dict):
+        raise MessageError(f"expected a JSON object, found {_shown(fields)}")
+    readers, required = _FIELDS[cls]
+    if missing := required - fields.keys():
+        raise MessageError(f"without {', '.join(sorted(missing))}")
+    values = {}
+    for name, value in fields.items():
+        if name not in readers:
+            raise MessageError(f"unknown field {_shown(name)}")
+        try:
+            values[name] = readers[name](value)
+        except MessageError as error:
+            raise MessageError(f"{name}: {error}") from error
+    return cls(**values)
+
+
+def _fields_of(cls: type[Any]) -> tuple[dict[str, _Reader], frozenset[str]]:
+    """What reads each field of `cls`, and which must be there."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(cls)
+    readers = {one.name: _reader(hints[one.name]) for one in fields}
+    return readers, frozenset(one.name for one in fields if one.default is dataclasses.MISSING)
+
+
+def _reader(hint: Any) -> _Reader:
+    """Of an annotated type, or of one that may be None as well: None is left out, not written."""
+    for option in (hint, *typing.get_args(hint)):
+        if typing.get_origin(option) is Annotated:
+            reader: _Reader = option.__metadata__[0]
+            return reader
+    raise TypeError(f"{hint} has no reader")
+
+
+_FIELDS = {cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures)}
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Counts messages that were refused, and tells of the first few: a peer must not fill our log."""
+
+    tell: Callable[[str], object]
+    most: int = 20
+    count: int = field(default=0, init=False)
+
+    def add(self, topic: str, error: MessageError) -> None:
+        """`error` is what was wrong with a message on `topic`."""
+        self.count += 1
+        if self.count <= self.most:
+            self.tell(f"refused a message on {topic:.200}: {error}")
+        elif self.count == self.most + 1:
+            self.tell(f"refused more than {self.most} messages; of the others nothing is told")

@@ -1,0 +1,394 @@
+"""Control messages: there and back, and whatever a peer may send instead."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import messages
+from agents.messages import LinkFigures, Message, MessageError, decode, encode
+from agents.topics import AGGREGATOR, ROUTER, Topics
+
+NAMES = Topics("r")
+PI = "pi-1"
+DEEP = b"[" * 60_000
+LONG = b"9" * 400
+HALF = b"\\ud800"
+"""Of a surrogate pair."""
+
+SAMPLE = messages.Sample(
+    device=PI,
+    at=12.5,
+    cpu=3.25,
+    periods=40,
+    throttled_periods=4,
+    throttled=0.5,
+    memory=2**31,
+    received=10,
+    sent=20,
+)
+EXAMPLES: list[tuple[str, Message]] = [
+    (NAMES.control(AGGREGATOR), messages.Start()),
+    (NAMES.control(AGGREGATOR), messages.Stop()),
+    (
+        NAMES.control(AGGREGATOR),
+        messages.Log(1.5, PI, "scenario", -1e-9, {"action": "set", "link": {"up": 10**6, "rtt": None}}),
+    ),
+    (NAMES.control(AGGREGATOR), messages.Note("läuft 🙂\n")),
+    (
+        NAMES.control(PI),
+        messages.SetLink(PI, {"up": None, "down": 8, "rtt": 0.1, "jitter": 0, "loss": 1}),
+    ),
+    (NAMES.control(ROUTER), messages.SetLink(PI, {"rtt": 0.1})),
+    (NAMES.control(PI), messages.Disconnect(PI)),
+    (NAMES.control(ROUTER), messages.Disconnect(PI)),
+    (NAMES.control(PI), messages.Reconnect(PI)),
+    (NAMES.control(ROUTER), messages.Reconnect(PI)),
+    (NAMES.control(PI), messages.Crash(PI)),
+    (NAMES.control(PI), messages.Restart(PI)),
+    (NAMES.control(PI), messages.Pause(PI)),
+    (NAMES.control(PI), messages.Resume(PI)),
+    (NAMES.control(PI), messages.Leave(PI)),
+    (NAMES.control(PI), messages.Join(PI)),
+    (NAMES.telemetry(PI), SAMPLE),
+    (NAMES.telemetry(PI), messages.Sample(device=PI, at=0.0, cpu=0.0, memory=0)),
+    (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
+    (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures())),
+    (NAMES.failure(PI), messages.Failure(PI, "`tc` said: ü")),
+    (NAMES.status(PI), messages.Status(PI, "joining")),
+    (NAMES.status(AGGREGATOR), messages.Status(AGGREGATOR, "offline")),
+    (NAMES.request(PI), messages.Request(PI, "interrupt")),
+]
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=messages.MOST_TEXT // 100)
+seconds = st.floats(0, 1e10)
+times = st.floats(-1e10, 1e10)
+counts = st.integers(0, 2**63 - 1)
+rates = st.none() | st.integers(1, 10**15)
+details = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(-1e18, 1e18) | texts,
+    lambda inner: st.dictionaries(texts, inner, max_size=4),
+    max_leaves=5,
+)
+changes = st.fixed_dictionaries(
+    {},
+    optional={"up": rates, "down": rates, "rtt": seconds, "jitter": seconds, "loss": st.floats(0, 1)},
+).filter(bool)
+maybe_count, maybe_seconds = st.none() | counts, st.none() | seconds
+figures = st.builds(
+    LinkFigures,
+    rtt=maybe_seconds,
+    jitter=maybe_seconds,
+    loss=st.none() | st.floats(0, 1),
+    up=st.none() | st.floats(0, 1e15),
+    down=st.none() | st.floats(0, 1e15),
+)
+BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
+    messages.Start: st.builds(messages.Start),
+    messages.Stop: st.builds(messages.Stop),
+    messages.Log: st.builds(
+        messages.Log,
+        at=times,
+        device=names,
+        source=st.sampled_from(get_args(messages.Source)),
+        lateness=times,
+        details=st.dictionaries(texts, details.filter(lambda value: _depth(value) < 3), max_size=4),
+    ),
+    messages.Note: st.builds(messages.Note, texts),
+    messages.SetLink: st.builds(messages.SetLink, names, changes),
+    **{
+        order: st.builds(order, names)
+        for order in get_args(messages.DeviceOrder)
+        if order is not messages.SetLink
+    },
+    messages.Sample: st.builds(
+        messages.Sample,
+        device=names,
+        at=seconds,
+        cpu=seconds,
+        periods=maybe_count,
+        throttled_periods=maybe_count,
+        throttled=maybe_seconds,
+        memory=counts,
+        received=maybe_count,
+        sent=maybe_count,
+    ),
+    messages.Probe: st.builds(messages.Probe, names, seconds, figures),
+    messages.Failure: st.builds(messages.Failure, names, texts),
+    messages.Status: st.builds(messages.Status, names, st.sampled_from(get_args(messages.State))),
+    messages.Request: st.builds(messages.Request, names, st.sampled_from(get_args(messages.Wish))),
+}
+
+
+def _depth(value: object) -> int:
+    return 1 + max(map(_depth, value.values()), default=0) if isinstance(value, dict) else 0
+
+
+def _topic(message: Message) -> str:
+    match message:
+        case messages.Sample(device=name) | messages.Probe(name):
+            return NAMES.telemetry(name)
+        case messages.Failure(name):
+            return NAMES.failure(name)
+        case messages.Status(name):
+            return NAMES.status(name)
+        case messages.Request(name):
+            return NAMES.request(name)
+        case _ if isinstance(message, messages.AggregatorOrder):
+            return NAMES.control(AGGREGATOR)
+        case _:
+            return NAMES.control(message.device)
+
+
+def test_each_kind_of_message_is_tried() -> None:
+    kinds = set(get_args(Message))
+    assert {type(message) for _, message in EXAMPLES} == kinds
+    assert BUILT.keys() == kinds
+
+
+@pytest.mark.parametrize(("topic", "message"), EXAMPLES)
+def test_a_message_comes_back_as_it_was(topic: str, message: Message) -> None:
+    assert decode(NAMES, topic, encode(message)) == message
+
+
+@given(st.one_of(*BUILT.values()).filter(lambda m: getattr(m, "device", "") not in (AGGREGATOR, ROUTER)))
+def test_whatever_is_in_a_message_comes_back(message: Message) -> None:
+    assert decode(NAMES, _topic(message), encode(message)) == message
+
+
+def test_telemetry_is_written_as_analysis_reads_it() -> None:
+    assert json.loads(encode(SAMPLE)) == {
+        "device": PI,
+        "at": 12.5,
+        "cpu": 3.25,
+        "periods": 40,
+        "throttled_periods": 4,
+        "throttled": 0.5,
+        "memory": 2**31,
+        "received": 10,
+        "sent": 20,
+    }
+    assert encode(messages.Probe(PI, 1.0, LinkFigures(rtt=0.5))) == (
+        b'{"device": "pi-1", "at": 1.0, "probe": {"rtt": 0.5}}'
+    )
+
+
+def test_words_are_plain() -> None:
+    assert encode(messages.Status(PI, "ready")) == b"ready"
+    assert encode(messages.Request(PI, "stop")) == b"stop"
+
+
+def _log(**changed: Any) -> bytes:
+    fields = {"at": 1.0, "device": PI, "source": "hand", "lateness": 0.0, "details": {"action": "crash"}}
+    return json.dumps({"do": "log", **fields, **changed}).encode()
+
+
+def _sample(**changed: Any) -> bytes:
+    return json.dumps({"device": PI, "at": 1.0, "cpu": 1.0, "memory": 1, **changed}).encode()
+
+
+def _link(**changed: Any) -> bytes:
+    return json.dumps({"do": "set_link", "device": PI, "changes": changed}).encode()
+
+
+TO_AGGREGATOR, TO_PI, TO_ROUTER = map(NAMES.control, (AGGREGATOR, PI, ROUTER))
+OF_PI = NAMES.telemetry(PI)
+
+
+@pytest.mark.parametrize(
+    ("topic", "payload", "complaint"),
+    [
+        ("", b"ready", "no topic of r"),
+        ("testbed/r/status", b"ready", "no topic of r"),
+        ("testbed/other/status/pi-1", b"ready", "no topic of r"),
+        ("testbed/r/status/pi-1/x", b"ready", "no topic of r"),
+        ("testbed/r/status/+", b"ready", "no topic of r"),
+        ("testbed/r/update/pi-1", b"ready", "update/ carries no control messages"),
+        (TO_PI, b"", "no JSON"),
+        (TO_PI, b"\xff\xfe", "no UTF-8"),
+        (TO_PI, DEEP, "no JSON"),
+        (TO_PI, b'{"do": ' + DEEP, "no JSON"),
+        (TO_PI, b" " * 65_537, "65537 bytes, at most 65536"),
+        (TO_PI, b"[]", "expected a JSON object, found list"),
+        (TO_PI, b"null", "expected a JSON object, found None"),
+        (TO_PI, b"{}", "pi-1 knows no order None"),
+        (TO_PI, b'{"do": []}', "pi-1 knows no order list"),
+        (TO_PI, b'{"do": "burn", "device": "pi-1"}', "pi-1 knows no order 'burn'"),
+        (TO_PI, b'{"do": "start"}', "pi-1 knows no order 'start'"),
+        (TO_AGGREGATOR, b'{"do": "crash", "device": "pi-1"}', "aggregator knows no order 'crash'"),
+        (TO_ROUTER, b'{"do": "crash", "device": "pi-1"}', "router knows no order 'crash'"),
+        (TO_PI, b'{"do": "crash"}', "without device"),
+        (TO_PI, b'{"do": "crash", "device": "pi-2"}', "topic is that of pi-1, the message that of pi-2"),
+        (TO_PI, b'{"do": "crash", "device": 3}', "device: expected a name, found 3"),
+        (TO_PI, b'{"do": "crash", "device": "pi-1", "now": 1}', "unknown field 'now'"),
+        (TO_ROUTER, b'{"do": "disconnect", "device": "+"}', "device: expected a name, found '\\+'"),
+        (TO_PI, _link(), "expected a map with some of up, down"),
+        (TO_PI, _link(speed=1), "expected a map with some of up, down"),
+        (TO_PI, _link(up=0), "changes: expected an integer from 1"),
+        (TO_PI, _link(up=1e6), "changes: expected an integer from 1"),
+        (TO_PI, _link(up=True), "changes: expected an integer from 1"),
+        (TO_PI, _link(rtt=None), "changes: expected a number from 0"),
+        (TO_PI, _link(rtt=-1), "changes: expected a number from 0"),
+        (TO_PI, _link(loss=1.1), "changes: expected a number from 0 to 1"),
+        (TO_PI, _link(rtt="1"), "changes: expected a number from 0"),
+        (TO_PI, _link(rtt=float("nan")), "NaN is no number of JSON"),
+        (TO_PI, _link(rtt=float("inf")), "Infinity is no number of JSON"),
+        (TO_AGGREGATOR, _log(at=int(LONG)), "at: expected a number from -1e\\+10 to 1e\\+10, found 999"),
+        (TO_AGGREGATOR, _log().replace(b"1.0", b"9" * 5000), "no JSON"),
+        (TO_AGGREGATOR, _log().replace(b"1.0", b"1e999"), "at: expected a number .* found inf"),
+        (TO_AGGREGATOR, _log(at=False), "at: expected a number"),
+        (TO_AGGREGATOR, _log(source="cron"), "source: expected one of scenario, hand, found 'cron'"),
+        (TO_AGGREGATOR, _log(source=[]), "source: expected one of scenario, hand, found list"),
+        (TO_AGGREGATOR, _log(details=[]), "details: expected a map, found list"),
+        (TO_AGGREGATOR, _log(details={"a": []}), "details: no action has list"),
+        (
+            TO_AGGREGATOR,
+            _log(details={"a": {"b": {"c": {}}}}),
+            "details: no action has dict .* deep",
+        ),
+        (TO_AGGREGATOR, _log(details={"a": int(LONG)}), "details: 9+ is no number"),
+        (
+            TO_AGGREGATOR,
+            _log(details={"a": 1}).replace(b": 1}", b": 1e999}"),
+            "details: inf is no",
+        ),
+        (TO_AGGREGATOR, _log(details={str(k): k for k in range(33)}), "details: a map with 33 entries"),
+        (TO_AGGREGATOR, _log(details={"\ud800": 1}), "details: a text with half of a surrogate pair"),
+        (TO_AGGREGATOR, b'{"do": "note", "message": "\\ud800"}', "message: a text with half"),
+        (TO_AGGREGATOR, b'{"do": "note", "message": 1}', "message: expected a text, found 1"),
+        (TO_AGGREGATOR, b'{"do": "note", "message": "%s"}' % (b"x" * 4097), "a text of 4097 characters"),
+        (OF_PI, _sample(device="pi-2"), "topic is that of pi-1, the message that of pi-2"),
+        (OF_PI, _sample(at=-1), "at: expected a number from 0"),
+        (OF_PI, _sample(memory=1.5), "memory: expected an integer"),
+        (OF_PI, _sample(memory=2**63), "memory: expected an integer"),
+        (OF_PI, _sample(sent=None), "sent: expected an integer"),
+        (OF_PI, _sample(gpu=1), "unknown field 'gpu'"),
+        (OF_PI, b'{"device": "pi-1", "at": 1.0}', "without cpu, memory"),
+        (OF_PI, b'{"device": "pi-1", "at": 1.0, "probe": []}', "probe: expected a JSON object"),
+        (OF_PI, b'{"device": "pi-1", "at": 1.0, "probe": {"up": "x"}}', "probe: up: expected a number"),
+        (NAMES.failure(PI), b"\xff", "no UTF-8"),
+        (NAMES.failure(PI), b"x" * 4097, "reason: a text of 4097 characters"),
+        (NAMES.status(PI), b"", "state: expected one of joining, ready, offline, found ''"),
+        (NAMES.status(PI), b"READY", "state: expected one of joining, ready, offline, found 'READY'"),
+        (NAMES.request(PI), b"ready", "what: expected one of stop, pull, interrupt, found 'ready'"),
+    ],
+)
+def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> None:
+    with pytest.raises(MessageError, match=complaint) as raised:
+        decode(NAMES, topic, payload)
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.SetLink(PI, {"rtt": float("nan")}),
+        messages.SetLink(PI, {}),
+        messages.SetLink(PI, {"up": 10**5000}),
+        messages.Crash("a/b"),
+        messages.Note("x" * (messages.MOST_TEXT + 1)),
+        messages.Failure(PI, "\udcff"),
+        messages.Log(float("inf"), PI, "hand", 0.0, {}),
+        messages.Log(0.0, PI, "hand", 0.0, {str(k): "🙂" * messages.MOST_TEXT for k in range(9)}),
+    ],
+)
+def test_what_no_peer_would_take_is_not_sent(message: Message) -> None:
+    with pytest.raises(MessageError):
+        encode(message)
+
+
+@given(st.text(st.characters(), max_size=50))
+def test_any_text_can_be_clipped_to_one_that_is_sent(text: str) -> None:
+    clipped = messages.clipped(text * 200)
+    encode(messages.Note(clipped))
+    encode(messages.Failure(PI, clipped))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+topics = st.sampled_from([topic for topic, _ in EXAMPLES]) | st.text()
+
+
+def _decodes_or_is_refused(topic: str, payload: bytes) -> None:
+    """And what is taken is one that would be sent as well."""
+    try:
+        message = decode(NAMES, topic, payload)
+    except MessageError as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert decode(NAMES, topic, encode(message)) == message
+
+
+@given(topic=topics, payload=st.binary())
+def test_whatever_comes_is_a_message_or_refused(topic: str, payload: bytes) -> None:
+    _decodes_or_is_refused(topic, payload)
+
+
+@given(topic=topics, value=anything)
+def test_whatever_json_comes_is_a_message_or_refused(topic: str, value: Any) -> None:
+    _decodes_or_is_refused(topic, json.dumps(value).encode())
+
+
+def _put(value: Any) -> Callable[[Any], list[Any]]:
+    """All that comes of putting `value` in place of one part of a JSON value, however deep."""
+
+    def put(into: Any) -> list[Any]:
+        inside = into.items() if isinstance(into, dict) else []
+        return [value, *({**into, key: new} for key, inner in inside for new in put(inner))]
+
+    return put
+
+
+@given(example=st.sampled_from(EXAMPLES), value=anything, key=st.text(max_size=5))
+def test_a_message_with_another_value_somewhere_is_a_message_or_refused(
+    example: tuple[str, Message], value: Any, key: str
+) -> None:
+    topic, message = example
+    payload = encode(message)
+    if not payload.startswith(b"{"):
+        return
+    fields = json.loads(payload)
+    without = [{k: v for k, v in fields.items() if k != left_out} for left_out in fields]
+    for changed in (*_put(value)(fields), {**fields, key: value}, *without):
+        _decodes_or_is_refused(topic, json.dumps(changed).encode())
+
+
+@given(
+    example=st.sampled_from(EXAMPLES),
+    other=topics,
+    place=st.floats(0, 1),
+    put=st.binary(max_size=4)
+    | st.sampled_from([DEEP, LONG, b"NaN", b"-Infinity", b"1e999", b"\\ud800"]),
+    instead=st.integers(0, 8),
+)
+def test_a_damaged_message_is_a_message_or_refused(
+    example: tuple[str, Message], other: str, place: float, put: bytes, instead: int
+) -> None:
+    topic, message = example
+    payload = encode(message)
+    at = int(place * len(payload))
+    _decodes_or_is_refused(other, payload)
+    _decodes_or_is_refused(topic, payload[:at])
+    _decodes_or_is_refused(topic, payload[:at] + put + payload[at + instead :])
+
+
+def test_of_many_refusals_the_first_are_told() -> None:
+    said: list[str] = []
+    refusals = messages.Refusals(said.append, most=2)
+    for number in range(5):
+        refusals.add("a/b", MessageError(f"no {number}"))
+    assert refusals.count == 5
+    assert said == [
+        "refused a message on a/b: no 0",
+        "refused a message on a/b: no 1",
+        "refused more than 2 messages; of the others nothing is told",
+    ]

@@ -1,0 +1,159 @@
+"""Aggregator, client and router as they are sent what is no message: they say so, and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import messages, shards
+from agents.aggregator.main import Aggregator
+from agents.client import core
+from agents.client.main import Client
+from agents.config import AggregatorConfig, Broker, ClientConfig, Local, Named, RouterConfig, Stop
+from agents.device.delayline import Impairment
+from agents.messages import SetLink
+from agents.router.main import Router
+from agents.rules.interface import ClientSide
+from agents.tasks.quadratic import Quadratic
+from agents.topics import AGGREGATOR, ROUTER, Topics
+from agents.transport import Received
+
+LOGIN = Broker("localhost", 1883, "a", "")
+NAMES = Topics("r")
+TASK = Named("quadratic", {"centers": [[1.0]]})
+
+
+@dataclass
+class Connection:
+    """Remembers what is published."""
+
+    published: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def open(self, _patience: float = 0.0) -> None: ...
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.published.append((topic, payload))
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
+    made = Connection()
+    for part in ("aggregator", "client", "router"):
+        monkeypatch.setattr(f"agents.{part}.main.Connection", lambda *_, **__: made)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    return made
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    path = tmp_path / "shard"
+    shards.save(Quadratic(((1.0,),)).shards()[0], path)
+    return str(path)
+
+
+@pytest.fixture
+def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[Aggregator]:
+    (tmp_path / "models").mkdir()
+    rule, stop = Named("fedasync", {}), Stop(after=10.0)
+    made = Aggregator(
+        AggregatorConfig("r", LOGIN, TASK, rule, {"a": 1.0}, 1.0, stop, 1, shard, str(tmp_path), 1)
+    )
+    yield made
+    made._journal.close()
+
+
+def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[str]) -> None:
+    def say(topic: str, payload: bytes) -> None:
+        aggregator._receive(Received(topic, payload, 0))
+
+    control = NAMES.control(AGGREGATOR)
+    for topic, payload in (
+        (control, b"[" * 60_000),
+        (control, b'{"do": "log", "at": %s}' % (b"9" * 400)),
+        (control, b'{"do": "crash", "device": "a"}'),
+        (control, b'{"do": "start", "now": true}'),
+        (NAMES.status("a"), b"there"),
+        (NAMES.request("a"), b"stop"),
+    ):
+        say(topic, payload)
+    assert aggregator._epoch is None
+    assert aggregator._refusals.count == 6
+    assert capsys.readouterr().err.count("aggregator: refused a message on testbed/r/") == 6
+    say(NAMES.status("a"), messages.encode(messages.Status("a", "ready")))
+    say(control, messages.encode(messages.Start()))
+    say(control, messages.encode(messages.Note("so it is")))
+    say(control, messages.encode(messages.Log(1.0, "a", "hand", 0.5, {"action": "crash"})))
+    aggregator._journal.sync()
+    lines = (aggregator._directory / "events.jsonl").read_text().splitlines()
+    assert '"clients":["a"]' in lines[0]
+    assert '"message":"so it is"' in lines[-2]
+    assert lines[-1] == (
+        '{"event":"action","at":1.0,"device":"a","source":"hand","lateness":0.5,'
+        '"details":{"action":"crash"}}'
+    )
+    assert aggregator._refusals.count == 6
+
+
+def test_a_client(
+    connection: Connection,
+    shard: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    local, side = Local(steps=1), ClientSide("delta")
+    monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
+    client = Client(ClientConfig("r", "a", LOGIN, TASK, local, None, 1, shard, 1, side))
+    assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
+    asked: list[str] = []
+
+    def ask(what: str) -> Callable[..., core.Actions]:
+        def remember(*_: object) -> core.Actions:
+            asked.append(what)
+            return []
+
+        return remember
+
+    for what in ("pull", "interrupt"):
+        monkeypatch.setattr(core.ClientCore, what, ask(what))
+    for payload in (b"", b"\xff", b"go", b"pull", b"interrupt", b"ready"):
+        assert client._handle(Received(NAMES.request("a"), payload, 0)) == []
+    assert asked == ["pull", "interrupt"]
+    assert capsys.readouterr().err.count("client a: refused a message on testbed/r/request/a") == 4
+    assert not client._stopped.is_set()
+    client._sink(Received(NAMES.request("a"), b"stop", 0))
+    assert client._stopped.is_set()
+
+
+class Delays:
+    """Remembers how queues were changed."""
+
+    def __init__(self, *_: Any) -> None:
+        self.changed: list[tuple[int, Impairment]] = []
+
+    def change(self, queue: int, impairment: Impairment) -> None:
+        self.changed.append((queue, impairment))
+
+
+def test_the_router(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("agents.router.main.DelayServer", Delays)
+    monkeypatch.setattr("agents.router.main.forwarding.program", lambda: "iptables")
+    monkeypatch.setattr("agents.router.main.run", lambda _: "")
+    router = Router(
+        RouterConfig("r", LOGIN, {"broker": 1883}, {"a": "10.0.0.2"}, {"a": {"rtt": 0.2}}, {}, 1)
+    )
+    for order in (messages.Disconnect("a"), SetLink("b", {"rtt": 0.1}), messages.Note("no")):
+        router._obey(Received(NAMES.control(ROUTER), messages.encode(order), 0))
+    router._obey(Received(NAMES.control(ROUTER), b"[" * 60_000, 0))
+    assert router._refusals.count == 4
+    assert capsys.readouterr().err.count("router: refused a message on") == 4
+    assert [topic for topic, _ in connection.published] == [NAMES.failure(ROUTER)] * 4
+    assert isinstance(router._delays, Delays)
+    assert router._delays.changed == []
+    router._obey(Received(NAMES.control(ROUTER), messages.encode(SetLink("a", {"jitter": 0.01})), 0))
+    assert router._delays.changed == [(0, Impairment(0.1, 0.01)), (1, Impairment(0.1, 0.01))]
+    assert len(connection.published) == 4
