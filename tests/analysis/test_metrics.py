@@ -27,6 +27,26 @@ def test_evaluations_count_in_the_order_of_their_models(directory: Path) -> None
     assert metrics.reached(load(directory), 0.8).time == 5.0
 
 
+def test_when_a_quality_was_crossed_is_interpolated(directory: Path) -> None:
+    run = load(directory)
+    assert metrics.crossed(run, "accuracy", 0.475) == 2.5  # halfway from 10% at 0 s to 85% at 5 s
+    assert metrics.crossed(run, "accuracy", 0.85) == 5.0
+    assert metrics.crossed(run, "accuracy", 0.05) == 0.0
+    assert metrics.crossed(run, "accuracy", 0.9) == inf
+    assert metrics.crossed(run, "loss", 1.6) == pytest.approx(2.5)
+    assert metrics.crossed(run, "loss", 0.8) == inf
+
+
+def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
+    run = load(directory)
+    assert metrics.final(run, "accuracy") == 0.8
+    assert metrics.final(run, "accuracy", share=0.5) == pytest.approx(0.825)
+    assert metrics.final(run, "loss", share=0.5) == pytest.approx(1.0)
+    (directory / "events.jsonl").write_text(EVENTS[0] + "\n")
+    assert isnan(metrics.final(load(directory), "loss"))
+    assert metrics.crossed(load(directory), "loss", 1.0) == inf
+
+
 def test_speed_up() -> None:
     assert metrics.speed_up(5.0, 7.5) == 1.5
     assert isnan(metrics.speed_up(nan, 7.5))

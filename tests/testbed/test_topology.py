@@ -310,6 +310,11 @@ def test_speeds_are_those_of_their_distribution(
         ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
         ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
         (
+            "step_time: 2ms}",
+            "step_time: 2ms}\nevaluate: {on: clients}",
+            "12:11: evaluate: found on: clients without samples; say how many of each client",
+        ),
+        (
             "virtual,",
             "virtul,",
             "runtime.name: found 'virtul', expected auto, docker, process or virtual",
