@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 """Of a dilation to two decimals."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
     name: str
     group: str
@@ -124,7 +124,7 @@ class PlannedDevice:
         return ", ".join(facts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
 
@@ -190,7 +190,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     if runtime not in RUNTIMES:
         raise BadInputError(f"no runtime is called {runtime!r}, expected docker, process or virtual")
     if runtime == "virtual":
-        return Plan(runtime, _planned(topology))
+        return Plan(runtime=runtime, devices=_planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
-from agents.config import Duration, Link, Local, Named
+from agents.config import Access, Duration, Link, Local, Named, Stop
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
+from testbed.topology import devices
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
@@ -181,6 +186,20 @@ devices:
 stop: {after: 60s, target_accuracy: 90%}
 runtime: {name: virtual, step_time: 2ms}
 """
+
+
+@pytest.mark.parametrize(
+    ("model", "agents"), [(devices.Local, Local), (devices.Access, Access), (topology.Stop, Stop)]
+)
+def test_a_model_and_what_the_agents_get_of_it_have_the_same_fields_and_defaults(
+    model: type[BaseModel], agents: type[Any]
+) -> None:
+    fields = {name: field.get_default() for name, field in model.model_fields.items()}
+    theirs = {
+        field.name: PydanticUndefined if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(agents)
+    }
+    assert fields == theirs
 
 
 def test_what_virtual_time_takes_is_resolved() -> None:
