@@ -83,7 +83,7 @@ def report(bench: Bench, *, quick: bool) -> Report:
         }
         accuracy |= _final_accuracy(bench, "area-seeds", again, {"seed": others})
     found = {group: _mean(accuracy, key, extent.seeds) for group, key in best.items()}
-    tolerated = {group: _tolerated(accuracy, group) for group in best}
+    tolerated = {group: _tolerated(accuracy, group, extent.seeds[0]) for group in best}
     return Report(
         title="AREA (Iakovidou & Kim 2024), Tables 3 and 4: MNIST, 128 clients, dirichlet 0.1",
         notes=_notes(extent),
@@ -152,9 +152,9 @@ def _best(accuracy: Mapping[Key, float], group: Group) -> Key:
     return max((key for key in accuracy if key[:3] == group), key=lambda key: accuracy[key])
 
 
-def _tolerated(accuracy: Mapping[Key, float], group: Group) -> float:
-    """The largest step size that is tolerated."""
-    by_lr = {key.lr: value for key, value in accuracy.items() if key[:3] == group}
+def _tolerated(accuracy: Mapping[Key, float], group: Group, seed: int) -> float:
+    """The largest step size that is tolerated, by the runs of `seed`, which went through the grid."""
+    by_lr = {key.lr: value for key, value in accuracy.items() if (*key[:3], key.seed) == (*group, seed)}
     least = max(by_lr.values()) - TOLERATED / 100
     return max(lr for lr, value in by_lr.items() if value >= least)
 
