@@ -38,7 +38,7 @@ class Named:
     params: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """Local training of one round: SGD on the client's shard."""
 
@@ -71,7 +71,7 @@ class Duration:
     """Of the dataclass in `agents.durations.DISTRIBUTIONS`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     run: str
     client: str
@@ -106,7 +106,7 @@ class Stop:
     target_accuracy: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorConfig:
     run: str
     broker: Broker
@@ -162,7 +162,7 @@ class Link:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """For the device's init (PID 1 of its container)."""
 
@@ -192,7 +192,7 @@ class DeviceConfig:
     """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """For the router between the devices and the broker."""
 

@@ -47,7 +47,7 @@ class ClientStatus:
     """`joining`, `ready` or `offline`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateApplied:
     """One update went into the global model."""
 

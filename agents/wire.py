@@ -30,7 +30,7 @@ class WireError(Exception):
     """The peer sent something that is not a message of this protocol; the text says what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMessage:
     """A dispatch: the global model, for one client."""
 
@@ -51,7 +51,7 @@ FAREWELL = "farewell"
 of the update after which it did, `vector` its memory; 0 and none, where no update of it was applied."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMessage:
     """What a client made of a dispatch. Times are those of its monotonic clock."""
 

@@ -15,7 +15,7 @@ TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99)
 """Accuracies that `common_target` chooses from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """Runs that differ in nothing but their seed. Means and their 95% intervals (Student's t)."""
 

@@ -34,7 +34,7 @@ _PARTS = 50
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run. A table has one row per record; its columns are the record's fields (`agents.events`).
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,29 @@ def reached(run: Run, accuracy: float) -> Reached:
     at, version = (float(good.iloc[0][column]) for column in ("at", "version"))
     contained = run.updates[run.updates["applied_version"] <= version]
     return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()))
+
+
+def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
+    """Seconds until the global model first has `level` of `quality`: at least that accuracy (share), at
+    most that loss. Interpolated linearly between evaluations; infinite where it never has."""
+    evaluations = run.evaluations.sort_values("at", kind="stable")
+    at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
+    excess = value - level if quality == "accuracy" else level - value
+    first = next(iter(np.flatnonzero(excess >= 0)), None)
+    if first is None:
+        return inf
+    if first == 0:
+        return float(at[0])
+    share = excess[first - 1] / (excess[first - 1] - excess[first])
+    return float(at[first - 1] + share * (at[first] - at[first - 1]))
+
+
+def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
+    """Mean of the evaluations in the last `share` of the time up to the last of them: a single one
+    depends on whose update came last. NaN without evaluations."""
+    evaluations = run.evaluations
+    late = evaluations["at"] >= (1 - share) * evaluations["at"].max()
+    return float(evaluations.loc[late, quality].mean())
 
 
 def speed_up(time: float, baseline: float) -> float:

@@ -12,7 +12,7 @@ from analysis import metrics
 from analysis.load import Run
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
     """Accuracy and loss are on the test set, and NaN where the run was never evaluated."""
 

@@ -118,7 +118,11 @@ class Aggregator:
         for action in actions:
             if isinstance(action, act.Dispatch):
                 message = wire.ModelMessage(
-                    "bench", action.version, action.number, "schema", self._server.w
+                    run="bench",
+                    version=action.version,
+                    dispatch=action.number,
+                    schema="schema",
+                    vector=self._server.w,
                 )
                 self._outbox[action.client] = action, wire.encode(message)
             elif isinstance(action, act.Log):

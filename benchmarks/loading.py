@@ -57,9 +57,25 @@ def _write(run: Path, updates: int) -> None:
             passed, loss = at - begun[c], 2 * draw.random()
             first, last = begun[c] + 0.1 * passed, begun[c] + 0.8 * passed
             record = events.UpdateApplied(
-                _CLIENTS[c], number, "delta", base[c], version + 1, version - base[c], 0.1, 200, 100,
-                loss, 2984, begun[c], first, first, last, last, at, at,
-            )  # fmt: skip
+                client=_CLIENTS[c],
+                sequence=number,
+                kind="delta",
+                base_version=base[c],
+                applied_version=version + 1,
+                staleness=version - base[c],
+                weight=0.1,
+                samples=200,
+                steps=100,
+                loss=loss,
+                bytes=2984,
+                dispatched=begun[c],
+                downloaded=first,
+                train_start=first,
+                train_end=last,
+                sent=last,
+                arrived=at,
+                applied=at,
+            )
             file.write(events.to_line(record))
             begun[c], base[c] = at, version
             if number % 10 == 9:

@@ -241,7 +241,14 @@ class Batched:
         setting = self._setting
         local = Local(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
         rng = randomness.generator(0, f"client-{client}", randomness.TRAINING, self._round)
-        return Job(self._starts[client], self._parts[client], local, setting.lr, setting.steps, rng)
+        return Job(
+            start=self._starts[client],
+            indices=self._parts[client],
+            local=local,
+            lr=setting.lr,
+            steps=setting.steps,
+            rng=rng,
+        )
 
 
 class WholeRun:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +46,7 @@ class Prepared:
     train: Shard
     """Of all clients together."""
     test: Shard
+    """What the global model is evaluated on."""
     indices: Mapping[str, Indices]
     """Of each client, in device order: its samples in `train`."""
 
@@ -217,10 +218,30 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
         )
         numbered = np.arange(len(everything))
         own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
-        return Prepared(everything, everything, dict(zip(clients, own, strict=True)))
+        return _evaluated(
+            Prepared(everything, everything, dict(zip(clients, own, strict=True))), topology
+        )
     dataset = load(task.dataset, root)
     indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
-    return Prepared(dataset.train, dataset.test, indices)
+    return _evaluated(Prepared(dataset.train, dataset.test, indices), topology)
+
+
+def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
+    """`prepared` with the samples for `test` that `topology.evaluate` asks for."""
+    on, samples = topology.evaluate.on, topology.evaluate.samples
+    if samples is None:
+        return prepared
+    rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
+    if on == "test":
+        source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
+    else:
+        source, parts = prepared.train, list(prepared.indices.values())
+        mean = sum(map(len, parts)) / len(parts)
+        uniform = topology.task.importance == "uniform"
+        counts = [samples if uniform else round(samples * len(part) / mean) for part in parts]
+        drawn = zip(parts, counts, strict=True)
+        chosen = np.concatenate([rng.choice(part, count) for part, count in drawn])
+    return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
 
 
 def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:

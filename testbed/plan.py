@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 """Of a dilation to two decimals."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
     name: str
     group: str
@@ -123,7 +123,7 @@ class PlannedDevice:
         return ", ".join(facts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
 
@@ -193,7 +193,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     """
     found = traits(runtime)
     if found.simulated:
-        return Plan(runtime, _planned(topology))
+        return Plan(runtime=runtime, devices=_planned(topology))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY

@@ -218,15 +218,15 @@ class AggregatorCore:
         self._requests_due.pop(sender, None)
         self._arrivals.keep(message, event.size, dispatch.at, event.arrived, self._epoch)
         update = rules.Update(
-            sender,
-            message.dispatch,
-            message.base_version,
-            message.vector,
-            cast(Kind, message.kind),
-            message.samples,
-            message.steps,
-            message.effective_steps,
-            event.arrived - dispatch.at,
+            client=sender,
+            dispatch=message.dispatch,
+            base_version=message.base_version,
+            vector=message.vector,
+            kind=cast(Kind, message.kind),
+            samples=message.samples,
+            steps=message.steps,
+            effective_steps=message.effective_steps,
+            round_trip=event.arrived - dispatch.at,
         )
         wanted = self._rule.update(update)
         if any(isinstance(action, rules.Ignored) for action in wanted):

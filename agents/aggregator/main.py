@@ -248,7 +248,15 @@ class Aggregator:
     def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
         w = self._server.w
         return wire.encode(
-            wire.ModelMessage(self._topics.run, version, number, self._schema, w, lr, acknowledged)
+            wire.ModelMessage(
+                run=self._topics.run,
+                version=version,
+                dispatch=number,
+                schema=self._schema,
+                vector=w,
+                lr=lr,
+                acknowledged=acknowledged,
+            )
         )
 
     def _publish(self) -> None:

@@ -60,7 +60,7 @@ class ClientSide:
     """FAVANO: progress is divided by the steps that the client makes of it as a rule."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """What one client sends after local training. `vector` has shape (d,) and is not to be kept."""
 

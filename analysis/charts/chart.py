@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -72,6 +72,7 @@ class Layer:
     name: str
     mark: Mark
     columns: Mapping[str, Column]
+    _: KW_ONLY
     color: str = "blue"
     """Of `PALETTE`."""
     legend: bool = True
@@ -95,6 +96,7 @@ class Chart:
     x: Axis
     y: Axis
     layers: tuple[Layer, ...]
+    _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
     """Words for colours, where layers have several (`spans`)."""
     note: str = ""

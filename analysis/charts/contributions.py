@@ -63,7 +63,7 @@ def _points(name: str, own: pd.DataFrame, beside: float, colour: str) -> Layer:
     )
     hover = {"device": "device", "effective (%)": "y", "importance (%)": "importance",
              "updates": "updates", "share of updates (%)": "share"}  # fmt: skip
-    return Layer(name, "points", columns, colour, hover=hover)
+    return Layer(name, "points", columns, color=colour, hover=hover)
 
 
 def _note(run: Run) -> str:

@@ -55,7 +55,7 @@ def marked(chart: Chart, runs: Sequence[Run], since: float = 0.0) -> Chart:
         what=np.array(labels, str),
         label=np.array(labels if len(labels) <= _LABELLED else [""] * len(labels), str),
     )
-    layer = Layer("scenario", "rules", columns, "grey", legend=False, hover={"scenario": "what"})
+    layer = Layer("scenario", "rules", columns, color="grey", legend=False, hover={"scenario": "what"})
     return replace(chart, layers=(*chart.layers, layer)).noted(*_notes(width, unmarked))
 
 

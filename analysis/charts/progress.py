@@ -73,7 +73,13 @@ def _chart(runs: Sequence[Run], what: str, against: _Against) -> Chart:
             told = len(runs) > 1 and run is same[0]
             layers.append(
                 Layer(
-                    names[id(run)], "line", columns, color(index), legend=told, words=words, hover=hover
+                    names[id(run)],
+                    "line",
+                    columns,
+                    color=color(index),
+                    legend=told,
+                    words=words,
+                    hover=hover,
                 )
             )
     chart = Chart(f"{what.capitalize()} against {axis.label}", axis, _Y[what], tuple(layers))

@@ -72,4 +72,4 @@ def _lanes(spans: pd.DataFrame, hue: str) -> Layer:
         state=states,
     )
     hover = {"device": "device", "state": "state", "from (s)": "begin", "to (s)": "end"}
-    return Layer("devices", "spans", columns, hue, legend=False, hover=hover)
+    return Layer("devices", "spans", columns, color=hue, legend=False, hover=hover)

@@ -1,13 +1,16 @@
 """The papers' experiments in virtual time: our figures, and each published claim beside them.
 
-    python -m benchmarks.papers [area] [fedfix] [defedavg] [fedfa] [--data FOLDER] [--quick]
+    python -m benchmarks.papers [area] [fedfix] [defedavg] [fedfa] [--data FOLDER] [--runs FOLDER]
+                                [--quick]
 
 Four sets, of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg (Wang et al.) and
 FedFa (Xu et al.). The fifth that our rules are from, Toghani & Uribe 2022 on FedBuff, is theory and
 has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
 
-Without names, all of them: about a quarter of an hour on two cores. They need MNIST and CIFAR-10, as
-parquet files under FOLDER (or TESTBED_DATA) in the layout of the Hugging Face hub, else from there.
+Without names, all of them: about a quarter of an hour on two cores. Their runs are those of sweeps
+(`testbed.sweep`), and are kept where --runs says: what is done there already is not run again. They
+need MNIST and CIFAR-10, as parquet files under FOLDER (or TESTBED_DATA) in the layout of the Hugging
+Face hub, else from there.
 Exits with 0 whether or not the claims hold, and with 2 where the data is missing.
 """
 
@@ -16,14 +19,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.papers import area, defedavg, fedfa, fedfix
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Report, show
-from benchmarks.papers.trials import Bench
 from testbed import data
 from testbed.errors import TestbedError
 from testbed.signals import interrupting
@@ -53,7 +57,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        with interrupting(), Bench(root, Console(stderr=True)) as bench:
+        with interrupting(), tempfile.TemporaryDirectory(prefix="papers-") as scratch:
+            bench = Bench(arguments.runs or Path(scratch), root, _say)
             for chosen in arguments.sets:
                 show(SETS[chosen][0](bench, quick=arguments.quick), console)
             console.print(f"\n{bench.runs} runs, {bench.elapsed}")
@@ -69,10 +74,15 @@ def main() -> int:
     return 0
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers")
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; default: all")
     parser.add_argument("--data", type=Path, help="folder with datasets (TESTBED_DATA)")
+    parser.add_argument("--runs", type=Path, help="keep the runs in this folder, and carry on there")
     parser.add_argument("--quick", action="store_true", help="do the runs work? Mind no verdict")
     arguments = parser.parse_args()
     for name in arguments.sets:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from analysis.metrics import final
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Claim, Report
-from benchmarks.papers.trials import Bench, Curve, Trial
 
 RULES: dict[str, dict[str, Any]] = {
     "s-fedavg": {"name": "fedavg", "sample": 4},
@@ -64,19 +65,25 @@ QUICK = Extent({1: (0.1,), 50: (0.1,)}, (1,), {1: 1, 50: 0.1})
 
 def report(bench: Bench, *, quick: bool) -> Report:
     extent = QUICK if quick else FULL
-    first = [
-        Key(rates, steps, rule, lr, extent.seeds[0])
-        for steps, grid in extent.grids.items()
+    groups = [
+        (rates, steps, rule)
+        for steps in extent.grids
         for rule in reversed(RULES)  # s-fedavg has done in a second: last
         for rates in RATES
-        for lr in grid
     ]
-    curves = bench.run("AREA, step sizes", {key: _trial(key, extent) for key in first})
-    best = {group: _best(curves, group) for group in dict.fromkeys(key[:3] for key in first)}
-    again = [key._replace(seed=seed) for key in best.values() for seed in extent.seeds[1:]]
-    curves |= bench.run("AREA, more seeds", {key: _trial(key, extent) for key in again})
-    found = {group: _mean(curves, key, extent.seeds) for group, key in best.items()}
-    tolerated = {group: _tolerated(curves, group) for group in best}
+    accuracy: dict[Key, float] = {}
+    for steps, grid in extent.grids.items():
+        variants = {group: _changes(group, extent) for group in groups if group[1] == steps}
+        over: dict[str, Any] = {"task.local.lr": grid, "seed": extent.seeds[:1]}
+        accuracy |= _final_accuracy(bench, f"area-{steps}", variants, over)
+    best = {group: _best(accuracy, group) for group in groups}
+    if others := extent.seeds[1:]:
+        again = {
+            group: {**_changes(group, extent), "task.local.lr": key.lr} for group, key in best.items()
+        }
+        accuracy |= _final_accuracy(bench, "area-seeds", again, {"seed": others})
+    found = {group: _mean(accuracy, key, extent.seeds) for group, key in best.items()}
+    tolerated = {group: _tolerated(accuracy, group, extent.seeds[0]) for group in best}
     return Report(
         title="AREA (Iakovidou & Kim 2024), Tables 3 and 4: MNIST, 128 clients, dirichlet 0.1",
         notes=_notes(extent),
@@ -97,7 +104,7 @@ def report(bench: Bench, *, quick: bool) -> Report:
             for steps in extent.grids
             for rule in RULES
         ],
-        claims=[*_ranking(found, _spread(curves, best)), _hurt(found), *_tolerance(tolerated, found)],
+        claims=[*_ranking(found, _spread(accuracy, best)), _hurt(found), *_tolerance(tolerated, found)],
     )
 
 
@@ -112,44 +119,58 @@ def _notes(extent: Extent) -> str:
     )
 
 
-def _trial(key: Key, extent: Extent) -> Trial:
-    seconds = extent.horizons[key.steps]
-    changes = {
-        "seed": key.seed,
-        "rule": RULES[key.rule],
-        "task.local.steps": key.steps,
-        "task.local.lr": key.lr,
-        "devices.0.speed": RATES[key.rates],
+def _changes(group: Group, extent: Extent) -> dict[str, Any]:
+    rates, steps, rule = group
+    seconds = extent.horizons[steps]
+    return {
+        "rule": RULES[rule],
+        "task.local.steps": steps,
+        "devices[0].speed": RATES[rates],
         "stop.after": f"{1000 * seconds:g}ms",
         "evaluate.every": f"{50 * seconds:g}ms",
     }
-    return Trial("area", changes)
 
 
-def _best(curves: Mapping[Key, Curve], group: Group) -> Key:
-    """The step size of the highest final accuracy."""
-    return max((key for key in curves if key[:3] == group), key=lambda key: curves[key].final_accuracy)
-
-
-def _tolerated(curves: Mapping[Key, Curve], group: Group) -> float:
-    """The largest step size that is tolerated."""
-    accuracy = {key.lr: curves[key].final_accuracy for key in curves if key[:3] == group}
-    least = max(accuracy.values()) - TOLERATED / 100
-    return max(lr for lr, value in accuracy.items() if value >= least)
-
-
-def _mean(curves: Mapping[Key, Curve], best: Key, seeds: Sequence[int]) -> float:
-    """Final accuracy in %, over `seeds`."""
-    return 100 * fmean(curves[best._replace(seed=seed)].final_accuracy for seed in seeds)
-
-
-def _spread(curves: Mapping[Key, Curve], best: Mapping[Group, Key]) -> float:
-    """The most points by which two seeds of one setting differ."""
-    finals = {
-        group: [100 * curve.final_accuracy for other, curve in curves.items() if other[:4] == key[:4]]
-        for group, key in best.items()
+def _final_accuracy(
+    bench: Bench, name: str, variants: Mapping[Group, Any], grid: Mapping[str, Any]
+) -> dict[Key, float]:
+    """Of each run of a sweep, as a share."""
+    groups = {", ".join(map(str, group)): group for group in variants}
+    study = {
+        "topology": "area.yaml",
+        "variants": {variant: variants[group] for variant, group in groups.items()},
+        "grid": grid,
     }
-    return max(max(values) - min(values) for values in finals.values())
+    return {
+        Key(*groups[setting.variant], setting.lr, setting.seed): final(run, "accuracy")
+        for setting, run in bench.run(name, study).items()
+    }
+
+
+def _best(accuracy: Mapping[Key, float], group: Group) -> Key:
+    """The step size of the highest final accuracy."""
+    return max((key for key in accuracy if key[:3] == group), key=lambda key: accuracy[key])
+
+
+def _tolerated(accuracy: Mapping[Key, float], group: Group, seed: int) -> float:
+    """The largest step size that is tolerated, by the runs of `seed`, which went through the grid."""
+    by_lr = {key.lr: value for key, value in accuracy.items() if (*key[:3], key.seed) == (*group, seed)}
+    least = max(by_lr.values()) - TOLERATED / 100
+    return max(lr for lr, value in by_lr.items() if value >= least)
+
+
+def _mean(accuracy: Mapping[Key, float], best: Key, seeds: Sequence[int]) -> float:
+    """Final accuracy in %, over `seeds`."""
+    return 100 * fmean(accuracy[best._replace(seed=seed)] for seed in seeds)
+
+
+def _spread(accuracy: Mapping[Key, float], best: Mapping[Group, Key]) -> float:
+    """The most points by which two seeds of one setting differ."""
+    finals = [
+        [100 * value for other, value in accuracy.items() if other[:4] == key[:4]]
+        for key in best.values()
+    ]
+    return max(max(values) - min(values) for values in finals)
 
 
 def _ranking(found: Mapping[Group, float], spread: float) -> Iterator[Claim]:

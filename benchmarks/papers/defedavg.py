@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from analysis.load import Run
+from analysis.metrics import crossed
+from analysis.summary import headline
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Claim, Report
-from benchmarks.papers.trials import Bench, Judge, Trial
 
 RULES: dict[str, dict[str, dict[str, Any]]] = {
     "niid": {
@@ -56,10 +59,13 @@ QUICK = Extent({"niid": (0.03,), "iid": (0.05,)}, {"niid": 1, "iid": 1}, {"niid"
 
 def report(bench: Bench, *, quick: bool) -> Report:
     extent = QUICK if quick else FULL
-    keys = [Key(data, rule, lr) for data in RULES for rule in RULES[data] for lr in extent.grid[data]]
-    curves = bench.run("DeFedAvg", {key: _trial(key, extent) for key in keys})
-    times = {key: curve.time_to_accuracy(extent.targets[key.data]) for key, curve in curves.items()}
-    best = {pair: _best(times, pair) for pair in dict.fromkeys(key[:2] for key in keys)}
+    runs = {
+        Key(data, setting.variant, setting.lr): run
+        for data in RULES
+        for setting, run in bench.run(f"defedavg-{data}", _study(data, extent)).items()
+    }
+    times = {key: crossed(run, "accuracy", extent.targets[key.data]) for key, run in runs.items()}
+    best = {pair: _best(times, pair) for pair in dict.fromkeys(key[:2] for key in runs)}
     return Report(
         title="DeFedAvg (Wang et al. 2024), Table 1: CIFAR-10, 100 clients, 10 per round, K = 50",
         notes=_notes(extent),
@@ -70,25 +76,27 @@ def report(bench: Bench, *, quick: bool) -> Report:
                 "two classes" if data == "niid" else "iid",
                 f"{PUBLISHED[rule]:g}" if data == "niid" and rule in PUBLISHED else "",
                 _seconds(times[key]),
-                str(curves[key].versions),
+                str(headline(runs[key]).versions),
                 f"{key.lr:g}",
             )
             for (data, rule), key in best.items()
         ],
-        claims=[*_claims(times, best, {key: curve.at[-1] for key, curve in curves.items()})],
+        claims=[*_claims(times, best, runs)],
         texts=2,
     )
 
 
-def _trial(key: Key, extent: Extent) -> Trial:
-    changes = {
-        "rule": RULES[key.data][key.rule],
-        "task.local.lr": key.lr,
-        "stop.updates": 10 * extent.rounds[key.data],
-        "stop.target_accuracy": f"{100 * extent.targets[key.data]:g}%",
-        "evaluate.every": "100ms",  # at most once a version
+def _study(data: str, extent: Extent) -> dict[str, Any]:
+    common = {
+        "stop.updates": 10 * extent.rounds[data],
+        "stop.target_accuracy": f"{100 * extent.targets[data]:g}%",
+        "evaluate": {"every": "100ms", "samples": 1000},  # at most once a version
     }
-    return Trial(f"defedavg-{key.data}", changes, Judge("test", 1000))
+    return {
+        "topology": f"defedavg-{data}.yaml",
+        "variants": {name: {**common, "rule": rule} for name, rule in RULES[data].items()},
+        "grid": {"task.local.lr": extent.grid[data]},
+    }
 
 
 def _best(times: Mapping[Key, float], pair: tuple[str, str]) -> Key:
@@ -97,9 +105,8 @@ def _best(times: Mapping[Key, float], pair: tuple[str, str]) -> Key:
 
 
 def _claims(
-    times: Mapping[Key, float], best: Mapping[tuple[str, str], Key], ended: Mapping[Key, float]
+    times: Mapping[Key, float], best: Mapping[tuple[str, str], Key], runs: Mapping[Key, Run]
 ) -> Iterator[Claim]:
-    """`ended`: when each run was over, in seconds."""
     for data, ours, theirs in CLAIMS:
         published = ""
         if data == "niid" and theirs in PUBLISHED:
@@ -111,7 +118,7 @@ def _claims(
             sooner < later,
             ""
             if math.isfinite(sooner)
-            else f"our rounds were over after {ended[best[data, ours]]:.0f} s",
+            else f"our rounds were over after {runs[best[data, ours]].evaluations['at'].max():.0f} s",
         )
 
 

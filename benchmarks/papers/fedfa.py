@@ -9,8 +9,11 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
+from analysis.load import Run
+from analysis.metrics import crossed
+from analysis.summary import headline
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Claim, Report
-from benchmarks.papers.trials import Bench, Curve, Judge, Trial
 
 WINDOW = 5
 """Updates in FedFa's window, in FedBuff's buffer, and that Port waits for."""
@@ -53,11 +56,12 @@ QUICK = Extent((1,), 12, 0.15)
 
 def report(bench: Bench, *, quick: bool) -> Report:
     extent = QUICK if quick else FULL
-    trials = {(name, seed): _trial(name, seed, extent) for seed in extent.seeds for name in RUNS}
-    curves = bench.run("FedFa", trials)
+    runs: dict[str, list[Run]] = {name: [] for name in RUNS}
+    for setting, run in bench.run("fedfa", _study(extent)).items():
+        runs[setting.variant].append(run)
     times = {
-        name: fmean(curves[name, seed].time_to_accuracy(extent.target) for seed in extent.seeds)
-        for name in RUNS
+        name: fmean(crossed(run, "accuracy", extent.target) for run in same)
+        for name, same in runs.items()
     }
     return Report(
         title="FedFa (Xu et al. 2024), Tables 2 and 6: CIFAR-10, long-tailed delays, 10 at work",
@@ -70,29 +74,29 @@ def report(bench: Bench, *, quick: bool) -> Report:
                 f"{times['FedAvg'] / times[name]:.1f}"
                 if max(times[name], times["FedAvg"]) < math.inf
                 else "",
-                f"{100 * max(max(curves[name, seed].accuracy) for seed in extent.seeds):.1f}",
-                f"{100 * max(_fall(curves[name, seed]) for seed in extent.seeds):.1f}",
+                f"{100 * max(headline(run).best_accuracy for run in runs[name]):.1f}",
+                f"{100 * max(map(_fall, runs[name])):.1f}",
             )
             for name in RUNS
         ],
-        claims=[*_claims(times, curves, extent)],
+        claims=[*_claims(times, runs)],
     )
 
 
-def _trial(name: str, seed: int, extent: Extent) -> Trial:
-    changes = {
-        "seed": seed,
-        **RUNS[name],
+def _study(extent: Extent) -> dict[str, Any]:
+    common = {
         "stop.updates": extent.updates,
         "stop.target_accuracy": f"{100 * extent.target:g}%",
-        "evaluate.every": "5s",
+        "evaluate": {"every": "5s", "samples": 1000},
     }
-    return Trial("fedfa", changes, Judge("test", 1000))
+    return {
+        "topology": "fedfa.yaml",
+        "variants": {name: {**common, **changes} for name, changes in RUNS.items()},
+        "grid": {"seed": extent.seeds},
+    }
 
 
-def _claims(
-    times: Mapping[str, float], curves: Mapping[tuple[str, int], Curve], extent: Extent
-) -> Iterator[Claim]:
+def _claims(times: Mapping[str, float], runs: Mapping[str, list[Run]]) -> Iterator[Claim]:
     for what, rules, published in (
         ("synchronous FedAvg", SYNCHRONOUS, 6),
         ("FedBuff and Port", SEMI, 4),
@@ -109,7 +113,7 @@ def _claims(
         f"{_seconds(combined)} against {_seconds(prox)} s",
         combined < prox,
     )
-    fall = max(_fall(curves["FedNova + FedFa", seed]) for seed in extent.seeds)
+    fall = max(map(_fall, runs["FedNova + FedFa"]))
     late = times["FedNova + FedFa"]
     yield Claim(
         "FedNova is unstable with FedFa-Delta",
@@ -118,9 +122,9 @@ def _claims(
     )
 
 
-def _fall(curve: Curve) -> float:
+def _fall(run: Run) -> float:
     """The largest fall of the accuracy from one evaluation to the next."""
-    return max((before - after for before, after in pairwise(curve.accuracy)), default=0.0)
+    return max((before - after for before, after in pairwise(run.evaluations["accuracy"])), default=0.0)
 
 
 def _notes(extent: Extent) -> str:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from analysis.load import Run
+from analysis.metrics import crossed, final
+from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Claim, Report
-from benchmarks.papers.trials import Bench, Curve, Judge, Trial
 
 PARTITIONS: dict[str, dict[str, Any]] = {
     "MNIST": {"scheme": "dirichlet", "alpha": 0.1},
@@ -49,22 +51,17 @@ QUICK = Extent((0.1,), (1,), "20s", (0.01,), (1,), "2s")
 
 def report(bench: Bench, *, quick: bool) -> Report:
     extent = QUICK if quick else FULL
-    trials = {
-        Key("CIFAR-10", rule, lr, seed): _cifar(rule, lr, seed, extent)
-        for rule in reversed(RULES)  # the longest first
-        for lr in extent.cifar_grid
-        for seed in extent.cifar_seeds
+    studies = {"fedfix-cifar10": _cifar(extent), "fedfix-mnist": _mnist(extent)}
+    runs: dict[Key, Run] = {}
+    for name, study in studies.items():
+        for setting, run in bench.run(name, study).items():
+            data, rule = setting.variant.split(", ")
+            runs[Key(data, rule, setting.lr, setting.seed)] = run
+    groups = dict.fromkeys(key[:3] for key in runs)
+    loss = {
+        group: fmean(final(run, "loss") for key, run in runs.items() if key[:3] == group)
+        for group in groups
     }
-    trials |= {
-        Key(data, weights, lr, seed): _mnist(data, weights, lr, seed, extent)
-        for data in PARTITIONS
-        for weights in WEIGHTS
-        for lr in extent.mnist_grid
-        for seed in extent.mnist_seeds
-    }
-    curves = bench.run("FedFix", trials)
-    groups = dict.fromkeys(key[:3] for key in curves)
-    loss = {g: fmean(c.final_loss for key, c in curves.items() if key[:3] == g) for g in groups}
     best: dict[tuple[str, str], float] = {}
     for data, rule, lr in sorted(loss, key=lambda group: -loss[group]):
         best[data, rule] = lr  # the least loss comes last, and stays
@@ -77,7 +74,7 @@ def report(bench: Bench, *, quick: bool) -> Report:
             for data in (*PARTITIONS, "CIFAR-10")
             for rule in (WEIGHTS if data in PARTITIONS else RULES)
         ],
-        claims=[*_weights(loss, extent), _in_time(curves, best, extent)],
+        claims=[*_weights(loss, extent), _in_time(runs, best, extent)],
         texts=2,
     )
 
@@ -92,27 +89,36 @@ def _notes(extent: Extent) -> str:
     )
 
 
-def _mnist(data: str, weights: str, lr: float, seed: int, extent: Extent) -> Trial:
-    changes = {
-        "seed": seed,
-        "rule.weights": weights,
-        "task.partition": PARTITIONS[data],
-        "task.local.lr": lr,
+def _mnist(extent: Extent) -> dict[str, Any]:
+    common = {
         "stop.after": extent.mnist_horizon,
-        "evaluate.every": "1900ms",  # no multiple of the clients' update times
+        # 1.9 s is no multiple of the clients' update times.
+        "evaluate": {"every": "1900ms", "on": "clients", "samples": 300},
     }
-    return Trial("fedfix-mnist", changes, Judge("clients", 300))
+    return {
+        "topology": "fedfix-mnist.yaml",
+        "variants": {
+            f"{data}, {weights}": {**common, "task.partition": partition, "rule.weights": weights}
+            for data, partition in PARTITIONS.items()
+            for weights in WEIGHTS
+        },
+        "grid": {"task.local.lr": extent.mnist_grid, "seed": extent.mnist_seeds},
+    }
 
 
-def _cifar(rule: str, lr: float, seed: int, extent: Extent) -> Trial:
-    changes = {
-        "seed": seed,
-        "rule": RULES[rule],
-        "task.local.lr": lr,
+def _cifar(extent: Extent) -> dict[str, Any]:
+    common = {
         "stop.after": extent.cifar_horizon,
-        "evaluate.every": "1s",
+        "evaluate": {"every": "1s", "on": "clients", "samples": 50},
     }
-    return Trial("fedfix-cifar10", changes, Judge("clients", 50))
+    return {
+        "topology": "fedfix-cifar10.yaml",
+        "variants": {
+            f"CIFAR-10, {rule}": {**common, "rule": RULES[rule]}
+            for rule in reversed(RULES)  # the longest first
+        },
+        "grid": {"task.local.lr": extent.cifar_grid, "seed": extent.cifar_seeds},
+    }
 
 
 def _weights(loss: Mapping[tuple[str, str, float], float], extent: Extent) -> Iterator[Claim]:
@@ -129,18 +135,19 @@ def _weights(loss: Mapping[tuple[str, str, float], float], extent: Extent) -> It
         )
 
 
-def _in_time(
-    curves: Mapping[Key, Curve], best: Mapping[tuple[str, str], float], extent: Extent
-) -> Claim:
+def _in_time(runs: Mapping[Key, Run], best: Mapping[tuple[str, str], float], extent: Extent) -> Claim:
     """How long each rule takes to the loss that synchronous FedAvg ends with."""
-    times = {}
-    for rule in RULES:
-        pairs = [
-            (curves[Key("CIFAR-10", rule, best["CIFAR-10", rule], seed)],
-             curves[Key("CIFAR-10", "sync", best["CIFAR-10", "sync"], seed)].final_loss)
+
+    def run(rule: str, seed: int) -> Run:
+        return runs[Key("CIFAR-10", rule, best["CIFAR-10", rule], seed)]
+
+    times = {
+        rule: fmean(
+            crossed(run(rule, seed), "loss", final(run("sync", seed), "loss"))
             for seed in extent.cifar_seeds
-        ]  # fmt: skip
-        times[rule] = fmean(curve.time_to_loss(target) for curve, target in pairs)
+        )
+        for rule in RULES
+    }
     return Claim(
         "CIFAR-10: FedFix (Δt 0.5 s) beats synchronous FedAvg in time",
         f"to FedAvg's final loss: FedFix {_seconds(times['fedfix'])}, FedAvg "

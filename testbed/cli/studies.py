@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -69,8 +68,7 @@ def sweep(
     read = reader.load(file, options)
     folder = runs / read.name
     _say(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
-    cores = len(os.sched_getaffinity(0))
-    done = sweeping.run(read, options, folder, jobs or cores, lambda text: _say(text, quiet=as_json))
+    done = sweeping.run(read, options, folder, jobs, lambda text: _say(text, quiet=as_json))
     found = [_load(directory.path) for directory in done]
     if found:
         _compare(found, read.target, as_json=as_json)

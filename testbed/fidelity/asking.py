@@ -20,7 +20,8 @@ def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
     """In device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.absent
     found = {
-        device.name: _Device(device, cgroups, away=device.name in absent) for device in spec.plan.devices
+        device.name: _Device(planned=device, cgroups=cgroups, away=device.name in absent)
+        for device in spec.plan.devices
     }
     for record in records:
         if isinstance(record, events.Acted):
@@ -59,7 +60,7 @@ def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]
     return told
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Device:
     planned: PlannedDevice
     cgroups: bool

@@ -23,7 +23,7 @@ from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import WAYS, Traffic
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig:
     run: str
     broker: Broker

@@ -9,6 +9,11 @@
       seed: [1, 2, 3]
     target: 80%                                 # accuracy that the table at the end tells the cost of
 
+`of` reads the same from a mapping, and `sweeping.run` runs what either has read:
+
+    study = of({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
+    runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
+
 A cell is one variant with one combination of the grid. Errors in a cell point at the sweep's file.
 """
 
@@ -70,6 +75,8 @@ class Cell:
 
     label: str
     """What tells it from the others, but for the seed."""
+    variant: str
+    """Its name; empty where the sweep has none."""
     changes: tuple[Change, ...]
     topology: Topology
     plan: Plan
@@ -94,13 +101,24 @@ def load(path: Path, options: up.Options) -> Sweep:
 
     Raises BadInputError that lists all that is wrong with the file, and with any cell, and where.
     """
-    document = yamlfile.read(path)
+    return _read(yamlfile.read(path), path.stem, path.parent, options)
+
+
+def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options) -> Sweep:
+    """`load` of a mapping with a file's keys; `topology` is a path from `folder`.
+
+    Raises BadInputError as `load` does, of `mapping` written as YAML.
+    """
+    return _read(yamlfile.parse(yamlfile.write(mapping), name), name, folder, options)
+
+
+def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
     try:
         told = SweepFile.model_validate(document.data)
     except ValidationError as error:
         found = complaints.problems(error, document, SweepFile)
         raise document.source.error([*document.problems, *found]) from None
-    base = _base(path, told, document)
+    base = _base(folder, told, document)
     count = max(1, len(told.variants)) * math.prod(map(len, told.grid.values()))
     problems = [*document.problems, *_unclear(told, document.source)]
     if count > _MOST_CELLS:
@@ -108,11 +126,11 @@ def load(path: Path, options: up.Options) -> Sweep:
             document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MOST_CELLS:,}")
         )
         raise document.source.error(problems)
-    return Sweep(path.stem, told.target, _cells(told, base, document, problems, options))
+    return Sweep(name, told.target, _cells(told, base, document, problems, options))
 
 
-def _base(path: Path, told: SweepFile, document: Document) -> Document:
-    file = path.parent / told.topology
+def _base(folder: Path, told: SweepFile, document: Document) -> Document:
+    file = folder / told.topology
     if not file.is_file():
         message = f"there is no file {file}; name a topology by its path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
@@ -162,27 +180,27 @@ def _cells(
     """Raises FaultyFileError of what is `unclear` already, and of all that is wrong with any cell."""
     cells: list[Cell] = []
     problems = list(unclear)
-    for label, changes in _combinations(told):
+    for label, variant, changes in _combinations(told):
         changed, misplaced = _changed(base, changes, document.source)
         problems += misplaced
         try:
-            cells.append(_cell(label, changes, topology.checked(changed), options))
+            resolved, plan = up.planned_here(topology.checked(changed), options)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
+        else:
+            cells.append(Cell(label, variant, changes, resolved, plan, _fingerprint(resolved, plan)))
     if problems:
         raise document.source.error(problems)
     return tuple(_told_apart(cells))
 
 
-def _cell(label: str, changes: tuple[Change, ...], read: Topology, options: up.Options) -> Cell:
-    """Raises BadInputError where it cannot be planned on this host."""
-    resolved, plan = up.planned_here(read, options)
+def _fingerprint(resolved: Topology, plan: Plan) -> str:
     text = f"{plan.runtime}\n{resolved.to_yaml()}"
-    return Cell(label, changes, resolved, plan, hashlib.sha256(text.encode()).hexdigest()[:16])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _combinations(told: SweepFile) -> Iterator[tuple[str, tuple[Change, ...]]]:
-    """Label and changes of each cell."""
+def _combinations(told: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
+    """Label, variant and changes of each cell."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _words(path, value, i))
@@ -194,7 +212,7 @@ def _combinations(told: SweepFile) -> Iterator[tuple[str, tuple[Change, ...]]]:
         own = [_change(path, value, ("variants", name, path)) for path, value in paths.items()]
         for chosen in itertools.product(*grid):
             words = [name, *(change.words for change in chosen if change.path != "seed")]
-            yield ", ".join(filter(None, words)), (*own, *chosen)
+            yield ", ".join(filter(None, words)), name, (*own, *chosen)
 
 
 def _change(path: str, value: Any, at: Where, words: str = "") -> Change:

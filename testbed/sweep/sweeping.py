@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,8 +86,15 @@ class Index:
             path.write_text(json.dumps({"cells": self.cells}, indent=2) + "\n", encoding="utf-8")
 
 
-def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) -> list[RunDirectory]:
-    """Run what is not done of `sweep`, `jobs` at a time in virtual time; the directories of all that is.
+def run(
+    sweep: Sweep,
+    options: up.Options,
+    folder: Path,
+    jobs: int | None = None,
+    say: Say = lambda _: None,
+) -> list[RunDirectory]:
+    """Run what is not done of `sweep`, `jobs` at a time in virtual time (None: one per core); the
+    directories of all that is. Call it from the main thread.
 
     A cell that fails is told of, and the others go on. When interrupted, the runs that were going are
     ended and removed; what is finished stays.
@@ -99,7 +107,8 @@ def run(sweep: Sweep, options: up.Options, folder: Path, jobs: int, say: Say) ->
             say(f"{done} of {len(cells)} runs are there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
         report = _Report(index, len(todo), say)
-        _simulate(virtual, _measured(cells, index), options, min(jobs, len(virtual)), report)
+        jobs = min(jobs or len(os.sched_getaffinity(0)), len(virtual))
+        _simulate(virtual, _measured(cells, index), options, jobs, report)
         for cell in todo:
             if not cell.plan.traits.simulated:
                 report.say(f"{cell.name} begins")
@@ -123,7 +132,7 @@ class _Report:
         run = rundir.new_run_id(cell.topology.name)
         self.index.begin(cell, run)
         directory = RunDirectory.create(self.index.folder, run)
-        directory.write_manifest(run=run, label=cell.label, changes=_plain(cell))
+        directory.write_manifest(run=run, label=cell.label, variant=cell.variant, changes=_plain(cell))
         return directory
 
     def end(self, cell: Cell, told: dict[str, Any]) -> None:

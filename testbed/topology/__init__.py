@@ -99,9 +99,27 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
 
 
 class Evaluate(Model):
-    """How often the global model is put to the test set."""
+    """How often the global model is evaluated, and on what."""
 
     every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
+    on: Literal["test", "clients"] = Field(
+        default="test",
+        description="The test set; or the clients' training data, each client counting by its "
+        "importance: the loss is then the federated one",
+    )
+    samples: Count | None = Field(
+        default=None,
+        description="At most so many of the test set, drawn once for all seeds; so many per client of "
+        "the clients' data, drawn with replacement",
+    )
+
+    @model_validator(mode="after")
+    def _of_each_client(self) -> Self:
+        if self.on == "clients" and self.samples is None:
+            raise ValueError(
+                "found on: clients without samples; say how many of each client, such as samples: 300"
+            )
+        return self
 
 
 class Stop(Model):
@@ -109,7 +127,7 @@ class Stop(Model):
 
     after: PositiveSeconds | None = Field(default=None, description="Since the run clock started")
     updates: Count | None = Field(default=None, description="Updates applied")
-    target_accuracy: PositiveShare | None = Field(default=None, description="On the test set")
+    target_accuracy: PositiveShare | None = Field(default=None, description="As evaluated")
 
     @model_validator(mode="after")
     def _ends(self) -> Self:

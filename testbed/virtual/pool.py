@@ -15,7 +15,7 @@ from agents.vectors import Vector
 from testbed.virtual.training import BatchTrainer, Job
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Ticket:
     """One training; implements `testbed.virtual.device.Training`."""
 
@@ -75,6 +75,17 @@ class Pool:
         self.add(ticket)
         tickets = list(self._pending)
         self._pending.clear()
-        jobs = [Job(t.start, t.indices, t.local, t.lr, t.steps, t.rng(), self.gradient) for t in tickets]
+        jobs = [
+            Job(
+                start=t.start,
+                indices=t.indices,
+                local=t.local,
+                lr=t.lr,
+                steps=t.steps,
+                rng=t.rng(),
+                gradient=self.gradient,
+            )
+            for t in tickets
+        ]
         for done, result in zip(tickets, self.trainer.run(jobs), strict=True):
             done.result = Outcome(result.end, result.loss)

@@ -200,7 +200,17 @@ class _Fleet:
                 return randomness.generator(seed, name, randomness.TRAINING, sequence)
 
             lr = local.lr if model.lr is None else model.lr
-            return self._pool.hand_in(Ticket(self._pool, model.vector, indices, local, lr, steps, rng))
+            return self._pool.hand_in(
+                Ticket(
+                    pool=self._pool,
+                    start=model.vector,
+                    indices=indices,
+                    local=local,
+                    lr=lr,
+                    steps=steps,
+                    rng=rng,
+                )
+            )
 
         memory = None if last is None else last.memory
         timing = randomness.generator(seed, name, randomness.TIMING)
@@ -235,8 +245,25 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
-    model = wire.ModelMessage(run, 0, 0, schema, w)
-    update = wire.UpdateMessage(run, "client", 0, 0, 0, schema, "delta", 0, 0, 1.0, 0.0, 0, 0, 0, 0, w)
+    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
+    update = wire.UpdateMessage(
+        run=run,
+        client="client",
+        sequence=0,
+        dispatch=0,
+        base_version=0,
+        schema=schema,
+        kind="delta",
+        samples=0,
+        steps=0,
+        effective_steps=1.0,
+        loss=0.0,
+        downloaded=0,
+        train_start=0,
+        train_end=0,
+        sent=0,
+        vector=w,
+    )
     return len(wire.encode(model)), len(wire.encode(update))
 
 

@@ -285,7 +285,13 @@ class Simulation:
         if self._snapshot is None or self._snapshot[0] != version:
             self._snapshot = (version, self._server.w.copy())
         return wire.ModelMessage(
-            self._run, version, number, self._schema, self._snapshot[1], lr, acknowledged
+            run=self._run,
+            version=version,
+            dispatch=number,
+            schema=self._schema,
+            vector=self._snapshot[1],
+            lr=lr,
+            acknowledged=acknowledged,
         )
 
     def _send(self, name: str, model: wire.ModelMessage) -> None:

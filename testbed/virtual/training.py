@@ -28,7 +28,7 @@ from testbed.virtual.objectives import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One local training."""
 

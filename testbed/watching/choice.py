@@ -38,7 +38,7 @@ class Quit:
 Wish = Order | Quit | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     sort: str = ""
     reverse: bool = False

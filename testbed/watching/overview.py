@@ -29,7 +29,7 @@ class Device:
     """p_i: its part in the objective; NaN before the data have been dealt out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     rule: str
     stop: Stop
@@ -59,7 +59,15 @@ def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
     stop = topology.stop.plain()
     links = _counted(plan.runtime, linked=plan.shaper is not None)
-    return Overview(topology.rule.name, stop, devices, plan.runtime, plan.dilation, run, links)
+    return Overview(
+        rule=topology.rule.name,
+        stop=stop,
+        devices=devices,
+        runtime=plan.runtime,
+        dilation=plan.dilation,
+        run=run,
+        links=links,
+    )
 
 
 def read(directory: RunDirectory) -> Overview | None:
@@ -73,17 +81,17 @@ def read(directory: RunDirectory) -> Overview | None:
     try:
         told = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
         return Overview(
-            manifest["rule"],
-            _stop(told["stop"]),
-            tuple(
+            rule=manifest["rule"],
+            stop=_stop(told["stop"]),
+            devices=tuple(
                 Device(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()
             ),
-            manifest["runtime"],
-            manifest["dilation"],
-            directory.run,
-            _counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
-            _cpus(manifest),
+            runtime=manifest["runtime"],
+            dilation=manifest["dilation"],
+            run=directory.run,
+            links=_counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
+            cpus=_cpus(manifest),
         )
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise BadInputError(f"{directory.path} cannot be read as a run: {error!r}") from error

@@ -12,7 +12,7 @@ from testbed.watching.overview import Device
 from testbed.watching.tally import DeviceTally, Tally
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A device, or a group with what its devices come to. NaN is what is not known."""
 
@@ -88,19 +88,19 @@ def _device(device: Device, tally: Tally, at: float) -> Row:
     one = tally.devices[device.name]
     state = one.activity.now(at)
     return Row(
-        device.name,
-        (device.name,),
-        state,
-        int(state != OFFLINE),
-        one.updates,
-        one.staleness if one.updates else nan,
-        one.staleness_sum / one.updates if one.updates else nan,
-        nan if one.cpu is None else one.cpu,
-        one.usage.share(at),
-        one.usage.up(at),
-        one.usage.down(at),
-        one.updates / tally.updates if tally.updates else nan,
-        device.importance,
+        name=device.name,
+        devices=(device.name,),
+        state=state,
+        online=int(state != OFFLINE),
+        updates=one.updates,
+        last=one.staleness if one.updates else nan,
+        mean=one.staleness_sum / one.updates if one.updates else nan,
+        cpu=nan if one.cpu is None else one.cpu,
+        used=one.usage.share(at),
+        up=one.usage.up(at),
+        down=one.usage.down(at),
+        share=one.updates / tally.updates if tally.updates else nan,
+        importance=device.importance,
     )
 
 
@@ -116,19 +116,19 @@ def _group(name: str, members: Sequence[Device], tally: Tally, at: float) -> Row
     states = Counter(one.activity.now(at) for one in tallies)
     updates = sum(one.updates for one in tallies)
     return Row(
-        name,
-        tuple(member.name for member in members),
-        states.most_common(1)[0][0],
-        len(members) - states[OFFLINE],
-        updates,
-        nan,
-        sum(one.staleness_sum for one in tallies) / updates if updates else nan,
-        _mean(nan if one.cpu is None else one.cpu for one in tallies),
-        _mean(one.usage.share(at) for one in tallies),
-        _mean(one.usage.up(at) for one in tallies),
-        _mean(one.usage.down(at) for one in tallies),
-        updates / tally.updates if tally.updates else nan,
-        sum(member.importance for member in members),
+        name=name,
+        devices=tuple(member.name for member in members),
+        state=states.most_common(1)[0][0],
+        online=len(members) - states[OFFLINE],
+        updates=updates,
+        last=nan,
+        mean=sum(one.staleness_sum for one in tallies) / updates if updates else nan,
+        cpu=_mean(nan if one.cpu is None else one.cpu for one in tallies),
+        used=_mean(one.usage.share(at) for one in tallies),
+        up=_mean(one.usage.up(at) for one in tallies),
+        down=_mean(one.usage.down(at) for one in tallies),
+        share=updates / tally.updates if tally.updates else nan,
+        importance=sum(member.importance for member in members),
     )
 
 

@@ -213,7 +213,18 @@ class Fleet:
         self, name: str, version: int, number: int, lr: float | None = None, acknowledged: int = 0
     ) -> None:
         w = self.server.w.copy()
-        self._put(name, ModelMessage("run", version, number, "s", w, lr, acknowledged))
+        self._put(
+            name,
+            ModelMessage(
+                run="run",
+                version=version,
+                dispatch=number,
+                schema="s",
+                vector=w,
+                lr=lr,
+                acknowledged=acknowledged,
+            ),
+        )
 
     def _put(self, name: str, message: ModelMessage | str) -> None:
         if self.devices[name].core is not None:

@@ -42,7 +42,9 @@ def make_server(*importance: float, w: Sequence[float] = (0.0,), seed: int = 0) 
 def update(client: str, *vector: float, base: int = 0, round_trip: float = 0.0, **fields: Any) -> Update:
     """`round_trip` in seconds."""
     taken = from_seconds(round_trip)
-    return Update(client, 0, base, np.array(vector), round_trip=taken, **fields)
+    return Update(
+        client=client, dispatch=0, base_version=base, vector=np.array(vector), round_trip=taken, **fields
+    )
 
 
 def sent(actions: Actions) -> list[str]:
@@ -291,7 +293,9 @@ class Simulation:
 
     def _device(self, name: str, last: Device | None) -> Device:
         timing = Duration("constant", {"value": self._periods[name]})
-        planned = PlannedDevice(name, name, cpu=None, memory=0, local=self.local, timing=timing)
+        planned = PlannedDevice(
+            name=name, group=name, cpu=None, memory=0, local=self.local, timing=timing
+        )
         identity = Identity("run", name, 10, self._rule.client_side, self.local)
         memory = None if last is None else last.memory
         return Device(

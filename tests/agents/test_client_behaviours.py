@@ -38,7 +38,9 @@ def _vector(*values: float) -> Vector:
 
 
 def _model(dispatch: int, w: float = 0.0, **fields: Any) -> ModelMessage:
-    return ModelMessage("run", dispatch, dispatch, "s", _vector(w), **fields)
+    return ModelMessage(
+        run="run", version=dispatch, dispatch=dispatch, schema="s", vector=_vector(w), **fields
+    )
 
 
 def _trained(end: float, at: int = 100, steps: int = 4) -> Trained:

@@ -20,7 +20,9 @@ def _client(think: int = 0) -> ClientCore:
 
 def _model(dispatch: int, version: int = 0, acknowledged: int = 0) -> ModelMessage:
     w = np.zeros(1, np.float32)
-    return ModelMessage("run", version, dispatch, "s", w, acknowledged=acknowledged)
+    return ModelMessage(
+        run="run", version=version, dispatch=dispatch, schema="s", vector=w, acknowledged=acknowledged
+    )
 
 
 def _trained(at: int) -> Trained:

@@ -59,7 +59,19 @@ def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[A
     (tmp_path / "models").mkdir()
     rule, stop = Named("fedasync", {}), Stop(after=10.0)
     made = Aggregator(
-        AggregatorConfig("r", LOGIN, TASK, rule, {"a": 1.0}, 1.0, stop, 1, shard, str(tmp_path), 1)
+        AggregatorConfig(
+            run="r",
+            broker=LOGIN,
+            task=TASK,
+            rule=rule,
+            clients={"a": 1.0},
+            evaluate_every=1.0,
+            stop=stop,
+            seed=1,
+            test_set=shard,
+            run_directory=str(tmp_path),
+            threads=1,
+        )
     )
     yield made
     made._journal.close()
@@ -105,7 +117,20 @@ def test_a_client(
 ) -> None:
     local, side = Local(steps=1), ClientSide("delta")
     monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
-    client = Client(ClientConfig("r", "a", LOGIN, TASK, local, None, 1, shard, 1, side))
+    client = Client(
+        ClientConfig(
+            run="r",
+            client="a",
+            broker=LOGIN,
+            task=TASK,
+            local=local,
+            think=None,
+            seed=1,
+            shard=shard,
+            threads=1,
+            side=side,
+        )
+    )
     assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
     asked: list[str] = []
 
@@ -144,7 +169,15 @@ def test_the_router(
     monkeypatch.setattr("agents.router.main.forwarding.program", lambda: "iptables")
     monkeypatch.setattr("agents.router.main.run", lambda _: "")
     router = Router(
-        RouterConfig("r", LOGIN, {"broker": 1883}, {"a": "10.0.0.2"}, {"a": {"rtt": 0.2}}, {}, 1)
+        RouterConfig(
+            run="r",
+            broker=LOGIN,
+            targets={"broker": 1883},
+            addresses={"a": "10.0.0.2"},
+            links={"a": {"rtt": 0.2}},
+            access={},
+            seed=1,
+        )
     )
     for order in (messages.Disconnect("a"), SetLink("b", {"rtt": 0.1}), messages.Note("no")):
         router._obey(Received(NAMES.control(ROUTER), messages.encode(order), 0))

@@ -18,7 +18,7 @@ from agents.wire import ModelMessage, WireError
 from tests.agents.helpers import message
 
 VECTOR = np.array([1.5, -2.0, 0.1], np.float32)
-MODEL = ModelMessage("run", 3, 17, "abc", VECTOR)
+MODEL = ModelMessage(run="run", version=3, dispatch=17, schema="abc", vector=VECTOR)
 UPDATE = message("nano-1", 17, base_version=3, loss=float("nan"), vector=VECTOR)
 
 

@@ -36,21 +36,26 @@ def _told(path: Path, rounds: Sequence[Round], begun: Round | None = None) -> Ru
         version += bool(weights)
         for client, weight in weights.items():
             base, newest[client] = newest[client], version
-            times = (at - 1.0, at - 1.0, at - 0.75, at - 0.25, at - 0.25, float(at), float(at))
             lines.append(
                 UpdateApplied(
-                    client,
-                    at,
-                    "delta",
-                    base,
-                    version,
-                    version - 1 - base,
-                    weight,
-                    1,
-                    1,
-                    0.5,
-                    100,
-                    *times,
+                    client=client,
+                    sequence=at,
+                    kind="delta",
+                    base_version=base,
+                    applied_version=version,
+                    staleness=version - 1 - base,
+                    weight=weight,
+                    samples=1,
+                    steps=1,
+                    loss=0.5,
+                    bytes=100,
+                    dispatched=at - 1.0,
+                    downloaded=at - 1.0,
+                    train_start=at - 0.75,
+                    train_end=at - 0.25,
+                    sent=at - 0.25,
+                    arrived=float(at),
+                    applied=float(at),
                 )
             )
         if at <= len(rounds):
@@ -96,6 +101,26 @@ def test_of_evaluations_at_one_instant_the_first_recorded_is_the_first(directory
 def test_evaluations_count_in_the_order_of_their_models(directory: Path) -> None:
     (directory / "events.jsonl").write_text("\n".join([*EVENTS[:6], EVENTS[10], EVENTS[6]]) + "\n")
     assert metrics.reached(load(directory), 0.8).time == 5.0
+
+
+def test_when_a_quality_was_crossed_is_interpolated(directory: Path) -> None:
+    run = load(directory)
+    assert metrics.crossed(run, "accuracy", 0.475) == 2.5  # halfway from 10% at 0 s to 85% at 5 s
+    assert metrics.crossed(run, "accuracy", 0.85) == 5.0
+    assert metrics.crossed(run, "accuracy", 0.05) == 0.0
+    assert metrics.crossed(run, "accuracy", 0.9) == inf
+    assert metrics.crossed(run, "loss", 1.6) == pytest.approx(2.5)
+    assert metrics.crossed(run, "loss", 0.8) == inf
+
+
+def test_the_final_quality_is_that_of_the_last_part_of_the_time(directory: Path) -> None:
+    run = load(directory)
+    assert metrics.final(run, "accuracy") == 0.8
+    assert metrics.final(run, "accuracy", share=0.5) == pytest.approx(0.825)
+    assert metrics.final(run, "loss", share=0.5) == pytest.approx(1.0)
+    (directory / "events.jsonl").write_text(EVENTS[0] + "\n")
+    assert isnan(metrics.final(load(directory), "loss"))
+    assert metrics.crossed(load(directory), "loss", 1.0) == inf
 
 
 def test_speed_up() -> None:

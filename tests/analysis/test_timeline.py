@@ -11,6 +11,8 @@ from analysis.load import Run, load
 from analysis.timeline import timeline
 from tests.analysis.conftest import EVENTS
 
+TIMES = ("dispatched", "downloaded", "train_start", "train_end", "sent", "arrived", "applied")
+
 
 def of(run: Run, device: str, since: float = 0.0) -> list[tuple[str, float, float, int]]:
     spans = timeline(run, since)
@@ -131,7 +133,20 @@ def test_intervals_fill_the_run_whatever_overlaps(directory: Path) -> None:
         times = np.sort(random.integers(0, 11, 7)).astype(float).tolist()
         random.shuffle(times)
         client = ("fast", "slow")[sequence % 2]
-        update = events.UpdateApplied(client, sequence, "delta", 0, 1, 0, 1, 1, 1, 1.0, 1, *times)
+        update = events.UpdateApplied(
+            client=client,
+            sequence=sequence,
+            kind="delta",
+            base_version=0,
+            applied_version=1,
+            staleness=0,
+            weight=1,
+            samples=1,
+            steps=1,
+            loss=1.0,
+            bytes=1,
+            **dict(zip(TIMES, times, strict=True)),
+        )
         lines.append(events.to_line(update).strip())
     (directory / "events.jsonl").write_text("\n".join([*lines, EVENTS[-1]]) + "\n")
     run = load(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -11,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.__main__ import SETS
-from benchmarks.papers.trials import TOPOLOGIES, Curve, Judge, Trial, changed, execute, judged
-from testbed import data
-from testbed.errors import BadInputError
+from benchmarks.papers.bench import TOPOLOGIES, Bench, Setting
+from testbed import topology
+from testbed.errors import BadInputError, RunFailedError
 
 NAMES = sorted(path.stem for path in TOPOLOGIES.glob("*.yaml"))
-CURVE = Curve((0, 10, 20, 30, 40, 50), (4, 3, 1, 2, 1, 0), (0.1, 0.3, 0.5, 0.4, 0.6, 0.8), 5)
+SHORT = {"task.local.steps": 1, "stop": {"updates": 3}, "evaluate": {"every": "60s", "samples": 100}}
 
 
 def papers(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -31,50 +30,40 @@ def test_every_set_has_its_topologies() -> None:
 
 
 def test_the_topologies_are_valid() -> None:
-    assert {changed(name, {}).runtime.name for name in NAMES} == {"virtual"}
+    assert {topology.load(TOPOLOGIES / f"{name}.yaml").runtime.name for name in NAMES} == {"virtual"}
+
+
+def study(name: str, **changes: object) -> dict[str, object]:
+    return {"topology": name, "variants": {"short": {**SHORT, **changes}}, "grid": {"seed": [2]}}
 
 
 @pytest.mark.parametrize("name", ["area", "defedavg-niid"])
-def test_a_topology_runs(name: str, data_root: Path) -> None:
-    changes = {"task.local.steps": 1, "stop.updates": 3, "evaluate.every": "60s"}
-    curve = execute(Trial(name, changes, Judge("test", 100)), data_root)
-    assert curve.at[0] == 0
-    assert curve.versions >= 1
+def test_a_topology_runs_once(name: str, data_root: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    bench = Bench(tmp_path, data_root, told.append)
+    ((setting, run),) = bench.run("short", study(f"{name}.yaml")).items()
+    assert setting == Setting("short", lr=run.topology["task"]["local"]["lr"], seed=2)
+    assert run.evaluations["at"][0] == 0
+    assert len(run.versions) >= 1
+    again = bench.run("short", study(f"{name}.yaml"))
+    assert again[setting].path == run.path
+    assert told[-1].startswith("1 of 1 runs are there already")
+    assert bench.runs == 2
 
 
-def test_what_is_changed_and_what_is_not() -> None:
-    topology = changed("area", {"task.local.lr": 0.5, "devices.0.speed": 10, "rule": {"name": "fedavg"}})
-    (group,) = topology.devices
-    assert group.local.plain().lr == 0.5
-    assert group.local.plain().batch_size == 32
-    assert group.speed.draw(seed=1, device="client-1") == 10
-    assert topology.rule.name == "fedavg"
+def test_a_change_that_fits_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"task\.local\.rate: unknown key"):
+        Bench(tmp_path, None, print).run("wrong", study("area.yaml", **{"task.local.rate": 0.5}))
 
 
-def test_a_change_that_fits_nothing_is_told() -> None:
-    with pytest.raises(BadInputError, match=r"area\.yaml, changed.*unknown key"):
-        changed("area", {"task.local.rate": 0.5})
-
-
-def test_the_clients_judge_alike_however_much_they_have(data_root: Path) -> None:
-    prepared = data.prepare(changed("fedfix-mnist", {}), data_root)
-    test = judged(prepared, Judge("clients", 7)).test
-    assert len(test) == 7 * 10
-    own = prepared.train.y[prepared.indices["client-10"]]
-    assert set(test.y[-7:]) <= set(own)
-
-
-def test_times_are_interpolated() -> None:
-    assert CURVE.time_to_accuracy(0.45) == pytest.approx(17.5)
-    assert CURVE.time_to_accuracy(0.5) == 20
-    assert CURVE.time_to_accuracy(0.05) == 0
-    assert CURVE.time_to_accuracy(0.9) == math.inf
-    assert CURVE.time_to_loss(1.5) == pytest.approx(17.5)
-
-
-def test_the_end_is_the_last_fifth() -> None:
-    assert CURVE.final_accuracy == pytest.approx(0.7)
-    assert CURVE.final_loss == pytest.approx(0.5)
+def test_a_run_that_fails_is_told(tmp_path: Path, data_root: Path) -> None:
+    told: list[str] = []
+    greedy = {"scheme": "dirichlet", "alpha": 0.1, "min_samples": 60_000}
+    with pytest.raises(RunFailedError, match="1 of 1 runs of wrong failed"):
+        Bench(tmp_path, data_root, told.append).run(
+            "wrong", study("area.yaml", **{"task.partition": greedy})
+        )
+    assert "failed: 128 devices for 60000 training samples" in told[-1]
 
 
 def test_a_quick_set_prints_figures_and_verdicts(data_root: Path) -> None:

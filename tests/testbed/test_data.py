@@ -178,6 +178,40 @@ def test_a_task_without_dataset_brings_its_own() -> None:
     assert data.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
 
 
+def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> data.Prepared:
+    text = DIGITS.replace("seed: 7", f"seed: {seed}")
+    text = text.replace("local: {steps: 20}", f"local: {{steps: 20}}, importance: {importance}")
+    return data.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
+
+
+def test_the_model_may_be_evaluated_on_a_part_of_the_test_set() -> None:
+    whole, part = _evaluated("on: test").test, _evaluated("samples: 100").test
+    assert len(part) == 100
+    assert {x.tobytes() for x in part.x} <= {x.tobytes() for x in whole.x}
+    other = _evaluated("samples: 100", seed=8).test
+    assert np.array_equal(part.x, other.x)
+    assert len(_evaluated("samples: 400").test) == len(whole) == 360
+
+
+def test_the_model_may_be_evaluated_on_what_the_clients_have() -> None:
+    prepared = _evaluated("on: clients, samples: 7")
+    assert len(prepared.test) == 7 * 8
+    for k, own in enumerate(prepared.indices.values()):
+        has = {x.tobytes() for x in prepared.train.x[own]}
+        assert {x.tobytes() for x in prepared.test.x[7 * k : 7 * (k + 1)]} <= has
+
+
+def test_clients_count_by_their_importance_in_the_evaluation() -> None:
+    prepared = _evaluated("on: clients, samples: 100", importance="samples")
+    sizes = [len(own) for own in prepared.indices.values()]
+    counts = [round(100 * size / (1437 / 8)) for size in sizes]
+    assert max(sizes) > 1.5 * min(sizes)
+    first = prepared.test.x[: counts[0]]
+    has = {x.tobytes() for x in prepared.train.x[prepared.indices["pi-1"]]}
+    assert {x.tobytes() for x in first} <= has
+    assert len(prepared.test) == sum(counts)
+
+
 @pytest.fixture
 def tiny() -> data.Prepared:
     """Sample k is the number k; there is none of class 2."""

@@ -195,8 +195,26 @@ def test_what_is_no_sample_is_passed_over() -> None:
 
 def test_trainings_are_those_of_the_updates() -> None:
     def update(client: str, start: float) -> events.UpdateApplied:
-        times = (start - 2, start - 1, start, start + 3, start + 4, start + 5, start + 5)
-        return events.UpdateApplied(client, 1, "delta", 0, 1, 0, 1.0, 100, 20, 0.5, 2600, *times)
+        return events.UpdateApplied(
+            client=client,
+            sequence=1,
+            kind="delta",
+            base_version=0,
+            applied_version=1,
+            staleness=0,
+            weight=1.0,
+            samples=100,
+            steps=20,
+            loss=0.5,
+            bytes=2600,
+            dispatched=start - 2,
+            downloaded=start - 1,
+            train_start=start,
+            train_end=start + 3,
+            sent=start + 4,
+            arrived=start + 5,
+            applied=start + 5,
+        )
 
     records: list[events.Record] = [
         update("pi", 2.0),

@@ -19,7 +19,7 @@ from tests.testbed.told import STARTED, fleet, update
 
 
 def tallied(records: Iterable[events.Record]) -> Tally:
-    tally = Overview("fedbuff", Stop(after=60.0), fleet(3)).tally()
+    tally = Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(3)).tally()
     for record in records:
         tally.take(record)
     return tally
@@ -28,7 +28,7 @@ def tallied(records: Iterable[events.Record]) -> Tally:
 def shown(records: Iterable[events.Record]) -> list[str]:
     """What a user sees of `records` that come all at once, line by line."""
     console = Console(file=io.StringIO(), width=80)
-    with LiveView(console, Overview("fedbuff", Stop(after=60.0), fleet(3))) as view:
+    with LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(3))) as view:
         for record in records:
             view.record(record)
         view.refresh(now=1000.0)
@@ -128,7 +128,7 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
 def test_notices_wait_a_second_for_their_like() -> None:
     console = Console(file=io.StringIO(), width=80)
     assert isinstance(console.file, io.StringIO)
-    view = LiveView(console, Overview("fedbuff", Stop(updates=10), fleet(2)))
+    view = LiveView(console, Overview(rule="fedbuff", stop=Stop(updates=10), devices=fleet(2)))
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ()))
     view.record(events.ClientStatus(3.0, "pi-1", "offline"))
     view.refresh(now=1000.0)
@@ -141,7 +141,9 @@ def test_notices_wait_a_second_for_their_like() -> None:
 
 def test_messages_are_shown_as_they_are() -> None:
     console = Console(file=io.StringIO(), width=80)
-    LiveView(console, Overview("fedbuff", Stop(after=60.0), fleet(1))).progress("[/bold] " + 100 * "x")
+    LiveView(console, Overview(rule="fedbuff", stop=Stop(after=60.0), devices=fleet(1))).progress(
+        "[/bold] " + 100 * "x"
+    )
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
 

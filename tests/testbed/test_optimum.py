@@ -23,8 +23,23 @@ OPTIMUM = [1.2, 1.6]
 
 
 def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
-    times = (1.0,) * 7
-    return to_line(UpdateApplied(client, 1, kind, 0, 1, 0, weight, 1, steps, 0.5, 100, *times))
+    times = ("dispatched", "downloaded", "train_start", "train_end", "sent", "arrived", "applied")
+    return to_line(
+        UpdateApplied(
+            client=client,
+            sequence=1,
+            kind=kind,
+            base_version=0,
+            applied_version=1,
+            staleness=0,
+            weight=weight,
+            samples=1,
+            steps=steps,
+            loss=0.5,
+            bytes=100,
+            **dict.fromkeys(times, 1.0),
+        )
+    )
 
 
 def ended(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) -> Ending | None:

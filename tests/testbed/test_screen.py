@@ -28,7 +28,14 @@ def screen(
     *,
     links: bool = False,
 ) -> Screen:
-    overview = Overview("fedbuff", Stop(after=60.0), devices, runtime, run="small-run", links=links)
+    overview = Overview(
+        rule="fedbuff",
+        stop=Stop(after=60.0),
+        devices=devices,
+        runtime=runtime,
+        run="small-run",
+        links=links,
+    )
     made = Screen(overview, overview.tally())
     for record in records:
         made.tally.take(record)
@@ -226,7 +233,7 @@ def test_rows_are_selected(keys: list[str], selected: str | None) -> None:
 
 def test_keys_choose_what_is_shown() -> None:
     assert after(["s", "s", "S", "b", "g"])[0] == Choice(
-        "updates", reverse=True, stacked=True, grouped=True
+        sort="updates", reverse=True, stacked=True, grouped=True
     )
     assert after(["s"] * len(SORTS))[0] == Choice()
     typed, wishes = after(["/", "q", "x", "backspace", "up", "enter"])

@@ -67,6 +67,7 @@ target: 80%
         for lr in (1, 0.5)
         for seed in (3, 4)
     ]
+    assert [cell.variant for cell in study.cells] == ["plain"] * 4 + ["buffered"] * 4
     last = study.cells[-1].topology
     assert last.rule.params == {"buffer_size": 2, "server_lr": 0.5} | {
         key: value for key, value in last.rule.params.items() if key not in ("buffer_size", "server_lr")
@@ -76,6 +77,22 @@ target: 80%
         (4, "virtual"),
     ]
     assert len({cell.fingerprint for cell in study.cells}) == 8
+
+
+def test_a_mapping_is_a_sweep_as_its_file_is(tmp_path: Path) -> None:
+    text = "topology: base.yaml\nvariants: {a: {stop: {after: 1s}}}\ngrid: {task.local.lr: [0.1, 0.2]}"
+    study = read(tmp_path, text)
+    mapping = {
+        "topology": "base.yaml",
+        "variants": {"a": {"stop": {"after": "1s"}}},
+        "grid": {"task.local.lr": (0.1, 0.2)},
+    }
+    same = sweep.of(mapping, "study", tmp_path, up.Options())
+    assert [cell.fingerprint for cell in same.cells] == [cell.fingerprint for cell in study.cells]
+    assert same.name == "study"
+    mapping["grid"] = {"task.local.lr": [-1]}
+    with pytest.raises(BadInputError, match=r"study:\d+:\d+: task\.local\.lr: found -1"):
+        sweep.of(mapping, "study", tmp_path, up.Options())
 
 
 def test_values_name_cells_and_what_is_alike_in_name_is_numbered(tmp_path: Path) -> None:

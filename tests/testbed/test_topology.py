@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
-from agents.config import Duration, Link, Local, Named
+from agents.config import Access, Duration, Link, Local, Named, Stop
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
+from testbed.topology import devices
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
@@ -183,6 +188,20 @@ runtime: {name: virtual, step_time: 2ms}
 """
 
 
+@pytest.mark.parametrize(
+    ("model", "agents"), [(devices.Local, Local), (devices.Access, Access), (topology.Stop, Stop)]
+)
+def test_a_model_and_what_the_agents_get_of_it_have_the_same_fields_and_defaults(
+    model: type[BaseModel], agents: type[Any]
+) -> None:
+    fields = {name: field.get_default() for name, field in model.model_fields.items()}
+    theirs = {
+        field.name: PydanticUndefined if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(agents)
+    }
+    assert fields == theirs
+
+
 def test_what_virtual_time_takes_is_resolved() -> None:
     parsed = topology.parse(VIRTUAL)
     a, b, c = parsed.devices
@@ -309,6 +328,11 @@ def test_speeds_are_those_of_their_distribution(
         ("{up: 100mbit}", "{rtt: 9ms}", "5:17: server.link.rtt: unknown key; expected one of up, down"),
         ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
         ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
+        (
+            "step_time: 2ms}",
+            "step_time: 2ms}\nevaluate: {on: clients}",
+            "12:11: evaluate: found on: clients without samples; say how many of each client",
+        ),
         (
             "virtual,",
             "virtul,",

@@ -25,7 +25,7 @@ SECOND = 125_000
 
 
 def _device(name: str = "a", **fields: Any) -> PlannedDevice:
-    return PlannedDevice(name, name, cpu=None, memory=0, local=Local(steps=1), **fields)
+    return PlannedDevice(name=name, group=name, cpu=None, memory=0, local=Local(steps=1), **fields)
 
 
 class Times:

@@ -15,7 +15,7 @@ from testbed.virtual.timing import Speed, Work, goodput, latency
 
 def _device(**fields: Any) -> PlannedDevice:
     plain: dict[str, Any] = {"cpu": None, "memory": 0, "local": Local(steps=1)}
-    return PlannedDevice("a", "a", **(plain | fields))
+    return PlannedDevice(name="a", group="a", **(plain | fields))
 
 
 def _constant(seconds: float) -> Duration:

@@ -97,7 +97,17 @@ def _jobs(task: Task, train: Shard, options: dict[str, Any], *, gradient: bool =
         start = w + rng.normal(0, 0.05, w.size).astype(np.float32)
         indices = rng.choice(len(train), samples, replace=False)
         local = Local(steps=steps, batch_size=batch, lr=lr, **options)
-        jobs.append(Job(start, indices, local, lr, steps, np.random.default_rng(seed), gradient))
+        jobs.append(
+            Job(
+                start=start,
+                indices=indices,
+                local=local,
+                lr=lr,
+                steps=steps,
+                rng=np.random.default_rng(seed),
+                gradient=gradient,
+            )
+        )
     return jobs
 
 
@@ -147,7 +157,15 @@ def test_a_gradient_is_the_clients_own(task: str) -> None:
 def _quadratic(client: int, steps: int, lr: float = 0.5, *, gradient: bool = False) -> Job:
     local = Local(steps=steps, lr=lr)
     rng = np.random.default_rng(0)
-    return Job(np.zeros(2, np.float32), np.array([client]), local, lr, steps, rng, gradient)
+    return Job(
+        start=np.zeros(2, np.float32),
+        indices=np.array([client]),
+        local=local,
+        lr=lr,
+        steps=steps,
+        rng=rng,
+        gradient=gradient,
+    )
 
 
 def _centers() -> BatchTrainer:
@@ -168,7 +186,14 @@ def test_a_logistic_step_by_hand() -> None:
     x[0, 0, 0] = 5
     train = Shard(x, np.array([3]), scale=0.2)
     start = np.zeros(650, np.float32)
-    job = Job(start, np.array([0]), Local(steps=1), 0.5, 1, np.random.default_rng(0))
+    job = Job(
+        start=start,
+        indices=np.array([0]),
+        local=Local(steps=1),
+        lr=0.5,
+        steps=1,
+        rng=np.random.default_rng(0),
+    )
     (result,) = BatchTrainer(DigitsLogreg(l2=0.3), train).run([job])
     expected = np.full(10, -0.05)
     expected[3] = 0.45
@@ -183,7 +208,14 @@ def test_logits_may_be_larger_than_exp_can_take() -> None:
     train = Shard(np.zeros((1, 8, 8), np.uint8), np.array([1]), scale=0.2)
     start = np.zeros(650, np.float32)
     start[640] = 200
-    job = Job(start, np.array([0]), Local(steps=1), 0.5, 1, np.random.default_rng(0))
+    job = Job(
+        start=start,
+        indices=np.array([0]),
+        local=Local(steps=1),
+        lr=0.5,
+        steps=1,
+        rng=np.random.default_rng(0),
+    )
     (result,) = BatchTrainer(DigitsLogreg(l2=0.0), train).run([job])
     assert result.end[640:].tolist() == [199.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0]
     assert result.loss == 200
@@ -206,7 +238,14 @@ def test_many_jobs_at_once_are_each_as_alone() -> None:
     local = Local(steps=1, batch_size=32, lr=0.1)
 
     def job(k: int) -> Job:
-        return Job(starts[k], np.arange(k, 60), local, 0.1, 1 + k % 3, np.random.default_rng(k))
+        return Job(
+            start=starts[k],
+            indices=np.arange(k, 60),
+            local=local,
+            lr=0.1,
+            steps=1 + k % 3,
+            rng=np.random.default_rng(k),
+        )
 
     trainer = BatchTrainer(task, train)
     together = trainer.run([job(k) for k in range(40)])

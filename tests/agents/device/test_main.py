@@ -27,7 +27,15 @@ print("up", flush=True)
 time.sleep(600)
 """
 CONFIG = DeviceConfig(
-    "r", "pi", Broker("control", 1883, "init/pi", ""), "server", None, None, "pi", "client.json", 1000
+    run="r",
+    device="pi",
+    broker=Broker("control", 1883, "init/pi", ""),
+    data_address="server",
+    link=None,
+    probed=None,
+    shared="pi",
+    client_config="client.json",
+    user=1000,
 )
 
 

@@ -32,7 +32,7 @@ def test_a_second_update_waits_for_the_next_round() -> None:
     state.start()
     state.update(update("a", 2.0))
     vector = np.array([10.0])
-    assert state.update(Update("a", dispatch=7, base_version=0, vector=vector)) == []
+    assert state.update(Update(client="a", dispatch=7, base_version=0, vector=vector)) == []
     vector[:] = 99.0  # whoever handed it in may use it again
     assert weights(state.update(update("b", 4.0))) == [("a", 0.5), ("b", 0.5)]
     assert server.w.tolist() == [3.0]
