@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-dashboard predict dilation papers clean
+.PHONY: demo test check bench bench-dashboard predict dilation papers mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -17,6 +17,10 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Which changes to the source no test notices (CONTRIBUTING.md).
+mutants: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mutants
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator
