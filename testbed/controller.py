@@ -17,6 +17,7 @@ from typing import Any
 
 from agents import events
 from agents.config import Broker
+from agents.device_actions import SetCpu
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.broker import BROKER
@@ -31,7 +32,6 @@ from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
-from testbed.topology.timeline import SetCpu
 from testbed.view import View
 
 _TICK = 0.1
@@ -295,8 +295,8 @@ class Controller:
     def _read_records(self) -> None:
         for record in self._new_records():
             self._view.record(record)
-            if isinstance(record, events.Acted) and "cpu" in record.details:
-                self._shares[record.device] = record.details["cpu"]
+            if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
+                self._shares[record.device] = action.share
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from agents.config import Broker
+from agents.device_actions import Action
 from testbed.director import Order
-from testbed.topology.timeline import Action
 
 
 class Runtime(Protocol):

@@ -22,13 +22,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import docker
 from docker.errors import APIError, NotFound
 from docker.types import LogConfig, Mount
 
 from agents.config import Broker
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+    name_of,
+)
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs, kernel
@@ -40,7 +54,6 @@ from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.plan import PlannedDevice, dilated
 from testbed.rundir import RunDirectory
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink, describe
 
 RUN_LABEL = "testbed.run"
 PART_LABEL = "testbed.part"
@@ -144,7 +157,11 @@ class DockerRuntime:
                     self._away.discard(device)
                     # Start-up is no part of the experiment, but must not take what others are promised.
                     self._update(device, cpu_quota=-1, cpu_shares=_LEAST_WEIGHT)
-        return [(device, {"do": describe(action)["action"]})]
+            case Pause() | Resume() | Disconnect() | Reconnect():
+                pass
+            case _:
+                assert_never(action)
+        return [(device, {"do": name_of(action)})]
 
     def _limit(self, planned: PlannedDevice) -> None:
         self._update(

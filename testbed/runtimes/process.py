@@ -17,23 +17,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import psutil
 
 from agents.config import Broker
-from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed import broker, configs, tether
-from testbed.broker import BROKER, Account
-from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
-from testbed.director import Order
-from testbed.errors import BadInputError, HostError
-from testbed.plan import dilated
-from testbed.relay import launch as relay
-from testbed.relay.traffic import Traffic
-from testbed.rundir import RunDirectory
-from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
-from testbed.topology.timeline import (
+from agents.device_actions import (
     Action,
     Crash,
     Disconnect,
@@ -46,6 +35,17 @@ from testbed.topology.timeline import (
     SetCpu,
     SetLink,
 )
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from testbed import broker, configs, tether
+from testbed.broker import BROKER, Account
+from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
+from testbed.director import Order
+from testbed.errors import BadInputError, HostError
+from testbed.plan import dilated
+from testbed.relay import launch as relay
+from testbed.relay.traffic import Traffic
+from testbed.rundir import RunDirectory
+from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT = 10.0
@@ -158,6 +158,10 @@ class ProcessRuntime:
                 if self._works(device):
                     self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
+            case Restart() | Resume():
+                pass  # it is so already
+            case _:
+                assert_never(action)
         return []
 
     def _of_link(self, action: SetLink | Disconnect | Reconnect) -> dict[str, Any]:

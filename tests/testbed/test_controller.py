@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agents.config import Broker, Link
+from agents.device_actions import Action
 from agents.topics import Topics
 from agents.transport import Received
 from testbed import fleet
@@ -24,7 +25,6 @@ from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
-from testbed.topology.timeline import Action
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 

@@ -11,10 +11,10 @@ import docker
 import pytest
 from docker.errors import APIError
 
+from agents.device_actions import Action, Crash, Join, Leave, Restart, SetCpu
 from testbed.errors import BadInputError, HostError
 from testbed.images import Images
 from testbed.runtimes.docker import DockerRuntime
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu
 from tests.testbed.test_process_runtime import spec
 
 

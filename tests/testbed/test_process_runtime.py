@@ -17,6 +17,7 @@ import pytest
 
 from agents import config
 from agents.config import Broker, ClientConfig, Link
+from agents.device_actions import Action, Crash, Disconnect, Join, Leave, Pause, Restart, Resume, SetLink
 from agents.transport import Connection
 from testbed import tether
 from testbed.configs import RunSpec
@@ -26,17 +27,6 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
 from testbed.topology import parse
-from testbed.topology.timeline import (
-    Action,
-    Crash,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    Restart,
-    Resume,
-    SetLink,
-)
 
 pytestmark = pytest.mark.alone
 

@@ -9,6 +9,7 @@ from typing import Any
 import docker
 import pytest
 
+from agents.device_actions import SetLink
 from agents.topics import ROUTER
 from testbed import broker, configs, manifest
 from testbed.configs import RunSpec
@@ -19,7 +20,6 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes.docker import DockerRuntime
 from testbed.shaper import Shaper, lack_of_netem
 from testbed.topology import Topology, parse
-from testbed.topology.timeline import SetLink
 
 pytestmark = pytest.mark.alone
 
