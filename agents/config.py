@@ -153,6 +153,11 @@ class Link:
     loss: float = 0.0
     """Share of the packets that are lost, each way."""
 
+    def changed(self, changes: Mapping[str, float | None]) -> Link:
+        """With other values in the fields that `changes` names."""
+        values: dict[str, Any] = dict(changes)
+        return dataclasses.replace(self, **values)
+
     def behind(self, access: Access | None) -> Link:
         """What a device has of this link that is alone on what it shares."""
         if access is None:

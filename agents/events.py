@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agents.device_actions import Action, from_json
+
 FORMAT = 1
 """Version of the run directory's format; a reader refuses a larger one."""
 
@@ -133,7 +135,12 @@ class Acted:
     lateness: float
     """Seconds since it was due."""
     details: Mapping[str, Any]
-    """`{"action": "crash"}`, `{"action": "set", "cpu": 0.05}`; links in bit/s and seconds."""
+    """The action's JSON form, see `agents.device_actions.to_json`."""
+
+    @property
+    def action(self) -> Action | None:
+        """What was done; None where this version does not know it. Not stored."""
+        return from_json(self.details)
 
 
 @dataclass(frozen=True, slots=True)

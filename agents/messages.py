@@ -5,8 +5,9 @@ and updates (ARCHITECTURE.md, "Wire").
 the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device
 of a message is that of its topic. `encode` holds what we send against the same rules.
 
-Orders (on `control/`) are a JSON object with the order's name as `do`; telemetry is one without; a
-failure is its reason, a status and a request are one word. Times are in seconds.
+Orders to the aggregator (on `control/`) are a JSON object with the order's name as `do`; orders to
+devices and telemetry are one without; a failure is its reason, a status and a request are one word.
+Times are in seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from agents import topics
+from agents.device_actions import SetLink, Switching, from_json, to_json
 from agents.topics import Topics, is_name
 
 MOST_BYTES = 64 * 1024
@@ -117,6 +119,13 @@ def _changes(value: Any) -> dict[str, float | None]:
     return {name: _CHANGES[name](change) for name, change in value.items()}
 
 
+def _action(value: Any) -> RemoteAction:
+    action = from_json(value) if isinstance(value, dict) else None
+    if not isinstance(action, RemoteAction) or value.keys() != to_json(action).keys():
+        raise MessageError(f"no action on a device: {_shown(value)}")
+    return SetLink(_changes(action.changes)) if isinstance(action, SetLink) else action
+
+
 def _details(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MessageError(f"expected a map, found {_shown(value)}")
@@ -144,6 +153,8 @@ def _few(value: dict[Any, Any]) -> dict[Any, Any]:
     return value
 
 
+RemoteAction = SetLink | Switching
+"""What is not the controller's own to do: CPU limits are."""
 State = Literal["joining", "ready", "offline"]
 Wish = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
@@ -193,77 +204,11 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class SetLink:
-    """The device's link is to be another: to its init, or to the router, whichever makes it."""
+class DeviceOrder:
+    """To the init of `device`, or to the router, whichever can do it: do `action` to the device."""
 
-    do: ClassVar[str] = "set_link"
     device: Name
-    changes: Annotated[Mapping[str, float | None], _changes]
-    """Fields of `agents.config.Link`; None lifts the limit of a rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """No packet of the device is to pass: to its init, or to the router."""
-
-    do: ClassVar[str] = "disconnect"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """The device's packets are to pass again: to its init, or to the router."""
-
-    do: ClassVar[str] = "reconnect"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """To an init: kill the client."""
-
-    do: ClassVar[str] = "crash"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """To an init: start the client again."""
-
-    do: ClassVar[str] = "restart"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """To an init: freeze the client."""
-
-    do: ClassVar[str] = "pause"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """To an init: let the client go on."""
-
-    do: ClassVar[str] = "resume"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """To an init: have the client say goodbye and end."""
-
-    do: ClassVar[str] = "leave"
-    device: Name
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """To an init: start the client, neither frozen nor cut off."""
-
-    do: ClassVar[str] = "join"
-    device: Name
+    action: Annotated[RemoteAction, _action]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,19 +282,15 @@ class Request:
 
 
 AggregatorOrder = Start | Stop | Log | Note
-RouterOrder = SetLink | Disconnect | Reconnect
-DeviceOrder = RouterOrder | Crash | Restart | Pause | Resume | Leave | Join
 Order = AggregatorOrder | DeviceOrder
+AddressedOrder = tuple[str, Order]
+"""To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
 Message = Order | Telemetry | Failure | Status | Request
 
-
-def _orders(union: Any) -> dict[str, type[Order]]:
-    return {order.do: order for order in typing.get_args(union)}
-
-
-_ORDERS = {topics.AGGREGATOR: _orders(AggregatorOrder), topics.ROUTER: _orders(RouterOrder)}
-_DEVICE_ORDERS = _orders(DeviceOrder)
+_AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
+    order.do: order for order in typing.get_args(AggregatorOrder)
+}
 
 
 def clipped(text: str) -> str:
@@ -364,7 +305,7 @@ def encode(message: Message) -> bytes:
     match message:
         case Failure(_, word) | Status(_, word) | Request(_, word):
             payload = word.encode()
-        case Sample() | Probe():
+        case Sample() | Probe() | DeviceOrder():
             payload = json.dumps(fields).encode()
         case _:
             payload = json.dumps({"do": message.do, **fields}).encode()
@@ -400,12 +341,13 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
 
 
 def _order(name: str, fields: dict[str, Any]) -> Order:
-    what = fields.pop("do", None)
-    orders = _ORDERS.get(name, _DEVICE_ORDERS)
-    if not isinstance(what, str) or what not in orders:
-        raise MessageError(f"{name} knows no order {_shown(what)}")
-    order = _build(orders[what], fields)
-    if name not in _ORDERS:
+    if name == topics.AGGREGATOR:
+        what = fields.pop("do", None)
+        if not isinstance(what, str) or what not in _AGGREGATOR_ORDERS:
+            raise MessageError(f"{name} knows no order {_shown(what)}")
+        return _build(_AGGREGATOR_ORDERS[what], fields)
+    order = _build(DeviceOrder, fields)
+    if name != topics.ROUTER:
         _is_of(name, fields)
     return order
 
@@ -443,7 +385,9 @@ def _plain(message: Any) -> dict[str, Any]:
     found = {}
     for one in dataclasses.fields(message):
         value = getattr(message, one.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, RemoteAction):
+            value = to_json(value)
+        elif dataclasses.is_dataclass(value):
             value = _plain(value)
         elif isinstance(value, Mapping):
             value = dict(value)

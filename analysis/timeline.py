@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from agents.device_actions import BY_NAME, Hold, holds
 from analysis.load import Run
 
 STATES = ("download", "train", "upload", "wait", "paused", "offline")
@@ -18,18 +19,8 @@ _WORK = {
     "train": ("train_start", "train_end"),
     "upload": ("sent", "arrived"),
 }
-_HELD_AS = {"down": "offline", "cut off": "offline", "frozen": "paused"}
+_HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
 """What keeps a device from working, and the state that it then is in."""
-_HOLDS = {
-    "pause": {"frozen": True},
-    "resume": {"frozen": False},
-    "disconnect": {"cut off": True},
-    "reconnect": {"cut off": False},
-    "crash": {"down": True},
-    "leave": {"down": True},
-    "join": {"frozen": False, "cut off": False},  # whatever held it before
-}
-"""What the emulator's actions begin (True) and end. Whoever is down says itself that it is ready."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
@@ -80,13 +71,19 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     """When devices were offline or paused, as the aggregator and the scenario tell."""
-    told = [(0.0, name, "down", True) for name in (run.started.missing if run.started else ())]
+    told: list[tuple[float, str, Hold, bool]] = [
+        (0.0, name, "down", True) for name in (run.started.missing if run.started else ())
+    ]
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
         if state in ("offline", "ready"):
             told.append((at, name, "down", state == "offline"))
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
-        told += [(at, name, what, begins) for what, begins in _HOLDS.get(action, {}).items()]
-    held: dict[tuple[str, str], float] = {}
+        if (done := BY_NAME.get(action)) is None:  # what is set holds nothing
+            continue
+        for what, begins in holds(done).items():
+            if begins or what != "down":  # whoever is down says itself that it is ready
+                told.append((at, name, what, begins))
+    held: dict[tuple[str, Hold], float] = {}
     rows = []
     for at, name, what, begins in sorted(told, key=lambda one: one[0]):
         if begins:

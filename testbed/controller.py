@@ -16,12 +16,12 @@ from typing import Any
 
 from agents import events, messages
 from agents.config import Broker
-from agents.messages import MessageError, Note
+from agents.device_actions import SetCpu
+from agents.messages import AddressedOrder, MessageError, Note
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
-from testbed.device_orders import Order
 from testbed.director import Director, ordered
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, asking, measure
@@ -32,7 +32,6 @@ from testbed.mailbox import Mailbox
 from testbed.runtimes import Runtime
 from testbed.signals import uninterrupted
 from testbed.tether import cpu_numbers
-from testbed.topology.timeline import SetCpu
 from testbed.view import View
 
 _TICK = 0.1
@@ -75,7 +74,7 @@ class Controller:
         self._follower = Follower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
-        self._orders: list[Order] = []
+        self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
         self._director = Director(
             spec.steps(), runtime, self._orders.append, self._failed, self._dilation
@@ -148,12 +147,12 @@ class Controller:
             raise HostError(f"{error}{self._last_words(BROKER)}") from error
         return connection
 
-    def _tell(self, connection: Connection, order: Order) -> None:
+    def _tell(self, connection: Connection, order: AddressedOrder) -> None:
         part, message = order
         try:
             payload = messages.encode(message)
         except MessageError as error:
-            self._failed(f"{part} could not be told to {message.do}: {error}")
+            self._failed(f"an order to {part} could not be sent: {error}")
         else:
             connection.publish(self._topics.control(part), payload)
 
@@ -307,8 +306,8 @@ class Controller:
     def _read_records(self) -> None:
         for record in self._new_records():
             self._view.record(record)
-            if isinstance(record, events.Acted) and "cpu" in record.details:
-                self._shares[record.device] = record.details["cpu"]
+            if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
+                self._shares[record.device] = action.share
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since

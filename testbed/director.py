@@ -6,34 +6,21 @@ Every action lands in the run's events with its lateness: what was to happen whe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from agents.messages import Log, Source
+from agents.device_actions import Action, DeviceState, Join, Switching, from_json, holds, to_json
+from agents.messages import AddressedOrder, Log, Source
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.topics import AGGREGATOR
-from testbed.device_orders import Order
 from testbed.errors import BadInputError
-from testbed.topology.timeline import (
-    Action,
-    Crash,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    Reconnect,
-    Restart,
-    Resume,
-    SetCpu,
-    SetLink,
-    Step,
-    describe,
-)
+from testbed.topology.timeline import Step
 
 
 class Stage(Protocol):
     """What a runtime can do to its devices."""
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do it, as far as it is ours to do; the rest is what others are to be told.
 
         An action that changes nothing (a pause of what is paused) is no error. Raises BadInputError for
@@ -41,64 +28,36 @@ class Stage(Protocol):
         """
 
 
-_PLAIN: dict[str, Action] = {
-    "crash": Crash(),
-    "restart": Restart(),
-    "pause": Pause(),
-    "resume": Resume(),
-    "disconnect": Disconnect(),
-    "reconnect": Reconnect(),
-}
-
-
 def ordered(order: Mapping[str, Any]) -> tuple[str, Action]:
-    """The device and the action of what a user's command has sent: as `describe` tells an action, with
-    `device`. Raises BadInputError."""
-    device, what = str(order.get("device")), order.get("action")
-    if what == "set" and "cpu" in order:
-        return device, SetCpu(float(order["cpu"]))
-    if what == "set" and "link" in order:
-        return device, SetLink(order["link"])
-    if what not in _PLAIN:
-        raise BadInputError(f"the controller knows no action {what!r}: is it of another version?")
-    return device, _PLAIN[what]
+    """The device and the action of what a user's command has sent: the action's JSON form and `device`.
+    Raises BadInputError."""
+    action = from_json(order)
+    if action is None:
+        told = order.get("action")
+        raise BadInputError(f"the controller knows no action {told!r}: is it of another version?")
+    return str(order.get("device")), action
 
 
-_OF: dict[type[Action], str] = {
-    SetCpu: "cpu",
-    SetLink: "link",
-    Crash: "up",
-    Restart: "up",
-    Leave: "up",
-    Join: "up",
-    Pause: "frozen",
-    Resume: "frozen",
-    Disconnect: "connected",
-    Reconnect: "connected",
-}
-"""What of a device an action changes."""
-
-
-def what_holds(steps: Sequence[Step]) -> list[Step]:
-    """What makes devices that are as at the start of a run what `steps`, in order, have made of them: at
-    most one step for each device and what is changed of it."""
-    joined = {step.device for step in steps if isinstance(step.action, Join)}
-    last: dict[tuple[str, str], Step] = {}
+def what_holds(steps: Iterable[Step]) -> list[tuple[str, Action]]:
+    """The fewest actions on each device that make of it, as it is at the start of a run, what `steps`
+    have made of it."""
+    states: dict[str, DeviceState] = {}
+    joined = set()
     for step in steps:
-        if isinstance(step.action, Join):  # what held it before does so no more
-            for what in ("frozen", "connected"):
-                last.pop((step.device, what), None)
-        key = step.device, _OF[type(step.action)]
-        before, action = last.pop(key, None), step.action
-        if isinstance(action, SetLink) and before is not None and isinstance(before.action, SetLink):
-            action = SetLink({**before.action.changes, **action.changes})
-        last[key] = Step(step.at, step.device, action)
-    as_at_the_start = (Restart, Resume, Reconnect)
+        if isinstance(step.action, Join):
+            joined.add(step.device)
+        states[step.device] = states.pop(step.device, DeviceState()).after(step.action)
     return [
-        step
-        for step in last.values()
-        if not isinstance(step.action, as_at_the_start) or step.device in joined
+        (device, action)
+        for device, state in states.items()
+        for action in state.actions()
+        if device in joined or not _only_ends(action)
     ]
+
+
+def _only_ends(action: Action) -> bool:
+    """Whether it makes no difference to a device that is as at the start and was there then."""
+    return isinstance(action, Switching) and not any(holds(action).values())
 
 
 class Director:
@@ -109,7 +68,7 @@ class Director:
         self,
         steps: Iterator[Step],
         stage: Stage,
-        tell: Callable[[Order], None],
+        tell: Callable[[AddressedOrder], None],
         failed: Callable[[str], None],
         dilation: float = 1.0,
     ) -> None:
@@ -125,10 +84,10 @@ class Director:
         """The run clock showed 0 when the monotonic clock showed `epoch`. Where a run is resumed it goes
         on from `begin`, in seconds: of what was before, only what still holds is done again."""
         self._epoch = epoch
-        for step in what_holds(list(self._until(begin))):
-            self._play(step, begin)
+        for device, action in what_holds(self._until(from_seconds(begin))):
+            self._play(device, action, begin)
 
-    def _until(self, begin: float) -> Iterator[Step]:
+    def _until(self, begin: Nanoseconds) -> Iterator[Step]:
         while (step := self._next) is not None and step.at < begin:
             yield step
             self._next = next(self._steps, None)
@@ -138,22 +97,22 @@ class Director:
         """On the monotonic clock; infinity where nothing is planned."""
         if self._next is None or self._epoch is None:
             return float("inf")
-        return self._epoch + self._next.at * self._dilation
+        return self._epoch + to_seconds(self._next.at) * self._dilation
 
     def play(self) -> None:
         """Do what is due."""
         while (step := self._next) is not None and time.monotonic() >= self.next_due:
             self._next = next(self._steps, None)
-            self._play(step, step.at)
+            self._play(step.device, step.action, to_seconds(step.at))
 
     def order(self, device: str, action: Action) -> None:
         """Do at once what a user wants. Raises BadInputError, HostError."""
         self._do(device, action, None)
 
-    def _play(self, step: Step, planned: float) -> None:
+    def _play(self, device: str, action: Action, planned: float) -> None:
         """A step that the devices no longer allow is no reason to end the run."""
         try:
-            self._do(step.device, step.action, planned)
+            self._do(device, action, planned)
         except BadInputError as error:
             self._failed(str(error))
 
@@ -165,4 +124,4 @@ class Director:
         at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
         source: Source = "hand" if planned is None else "scenario"
-        self._tell((AGGREGATOR, Log(at, device, source, lateness, describe(action))))
+        self._tell((AGGREGATOR, Log(at, device, source, lateness, to_json(action))))

@@ -27,6 +27,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agents import events
+from agents.device_actions import SetCpu
 from testbed.errors import BadInputError
 from testbed.follow import Follower, Samples
 from testbed.rundir import RunDirectory
@@ -126,7 +127,7 @@ class _Totals:
                 self.version = record.version
             case events.Evaluated():
                 self.accuracy, self.loss = record.accuracy, record.loss
-            case events.Acted(device=device, details={"action": "set", "cpu": share}):
+            case events.Acted(device=device, action=SetCpu(share)):
                 self.asked[device] = share
             case events.RunEnded():
                 self.ended = True

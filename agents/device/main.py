@@ -25,7 +25,18 @@ from typing import Any, assert_never
 from agents import config, messages, topics
 from agents.config import DeviceConfig, Link
 from agents.device import link, probe, usage
-from agents.messages import DeviceOrder, MessageError
+from agents.device_actions import (
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetLink,
+)
+from agents.messages import DeviceOrder, MessageError, RemoteAction
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 
 
@@ -135,7 +146,7 @@ class Init:
             order = messages.decode(self._topics, event.topic, event.payload)
             if not isinstance(order, DeviceOrder):
                 raise MessageError("a device takes orders only")
-            self._do(order)
+            self._do(order.action)
         except MessageError as error:
             self._refusals.add(event.topic, error)
         except (link.LinkError, OSError) as error:
@@ -151,36 +162,36 @@ class Init:
         failure = messages.Failure(device, messages.clipped(reason))
         self._connection.publish(self._topics.failure(device), messages.encode(failure))
 
-    def _do(self, order: DeviceOrder) -> None:
-        match order:
-            case messages.Restart():
+    def _do(self, action: RemoteAction) -> None:
+        match action:
+            case Restart():
                 self._restart()
-            case messages.Join():  # nothing of what held it before does so now
+            case Join():  # nothing of what held it before does so now
                 self._resume()
                 link.plug(self._interface, up=True)
                 self._restart()
-            case messages.Crash():
+            case Crash():
                 self._end(signal.SIGKILL)
-            case messages.Leave():
+            case Leave():
                 self._paused = False
                 self._end(signal.SIGTERM, signal.SIGCONT)
-            case messages.Pause():
+            case Pause():
                 self._paused = True
                 if not self._ending:  # else it would never end
                     self._signal(signal.SIGSTOP)
-            case messages.Resume():
+            case Resume():
                 self._resume()
-            case messages.SetLink(_, changes):
+            case SetLink(changes):
                 lifted: dict[str, Any] = {
                     name: link.LIFTED if value is None else value for name, value in changes.items()
                 }
                 self._shape(replace(self._link or Link(), **lifted))
-            case messages.Disconnect():
+            case Disconnect():
                 link.plug(self._interface, up=False)
-            case messages.Reconnect():
+            case Reconnect():
                 link.plug(self._interface, up=True)
             case _:
-                assert_never(order)
+                assert_never(action)
 
     def _restart(self) -> None:
         self._wanted = True

@@ -23,7 +23,8 @@ from agents.config import Access, RouterConfig
 from agents.device.delayline import Cell, DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, one_by_one, run
 from agents.device.nfqueue import QueueError
-from agents.messages import MessageError, SetLink
+from agents.device_actions import SetLink
+from agents.messages import DeviceOrder, MessageError
 from agents.router import forwarding
 from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
 
@@ -109,9 +110,11 @@ class Router:
             return self._say_ready()
         try:
             order = messages.decode(self._topics, event.topic, event.payload)
-            if not isinstance(order, SetLink) or order.device not in self._links:
-                raise MessageError("this router only changes links, of the devices of its run")
-            self._change(order.device, order.changes)
+            match order:
+                case DeviceOrder(device, SetLink(changes)) if device in self._links:
+                    self._change(device, changes)
+                case _:
+                    raise MessageError("this router only changes links, of the devices of its run")
         except MessageError as error:
             self._refusals.add(event.topic, error)
         except LinkError as error:

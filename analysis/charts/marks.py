@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from agents.device_actions import SetCpu, SetLink, from_json, name_of
 from analysis.charts.chart import Chart, Layer, arrays
 from analysis.load import Run
 
@@ -87,12 +88,17 @@ def _label(actions: Mapping[str, Mapping[str, None]]) -> str:
 def in_words(told: str) -> str:
     """What `Run.scenario`'s `details` tell: `crash`, `link up 100 kbit/s`."""
     details = json.loads(told)
-    match details:
-        case {"action": "set", "cpu": float() | int() as share}:
+    match from_json(details):
+        case None:
+            return str(details.get("action"))
+        case SetCpu(share):
             return f"cpu {share:g}"
-        case {"action": "set", "link": dict() as link}:
-            return "link " + ", ".join(f"{name} {_value(name, value)}" for name, value in link.items())
-    return str(details.get("action"))
+        case SetLink(changes):
+            return "link " + ", ".join(
+                f"{name} {_value(name, value)}" for name, value in changes.items()
+            )
+        case action:
+            return name_of(action)
 
 
 def _value(name: str, value: object) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed import fleet, mailbox, units
 from testbed.cli.arguments import DEFAULT_RUNS, Run, Runs
 from testbed.errors import BadInputError
@@ -15,11 +16,11 @@ from testbed.rundir import RunDirectory
 
 Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
 _PANEL = "Control the devices of a running run"
-_ACTIONS = {
-    "kill": ("crash", "Kill devices at once; `restart` starts them again."),
-    "restart": ("restart", "Restart devices that were killed or have crashed."),
-    "pause": ("pause", "Freeze devices; `resume` lets them continue where they were."),
-    "resume": ("resume", "Let paused devices continue."),
+_ACTIONS: dict[str, tuple[Action, str]] = {
+    "kill": (Crash(), "Kill devices at once; `restart` starts them again."),
+    "restart": (Restart(), "Restart devices that were killed or have crashed."),
+    "pause": (Pause(), "Freeze devices; `resume` lets them continue where they were."),
+    "resume": (Resume(), "Let paused devices continue."),
 }
 
 
@@ -30,9 +31,9 @@ def add_to(app: typer.Typer) -> None:
         app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
 
 
-def _command(action: str) -> Any:
+def _command(action: Action) -> Any:
     def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
-        _order(run, devices, runs, {"action": action})
+        _order(run, devices, runs, action)
 
     return command
 
@@ -51,7 +52,7 @@ def _set(
     """Change the CPU share or the link of devices during a run."""
     read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
     texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    link = {}
+    link: dict[str, float | None] = {}
     for name, text in texts.items():
         if text is not None:
             try:
@@ -63,15 +64,15 @@ def _set(
     if cpu is not None and cpu <= 0:
         raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
     if cpu is not None:
-        _order(run, devices, runs, {"action": "set", "cpu": cpu})
+        _order(run, devices, runs, SetCpu(cpu))
     if link:
-        _order(run, devices, runs, {"action": "set", "link": link})
+        _order(run, devices, runs, SetLink(link))
 
 
-def _order(run: str, devices: list[str], runs: Path, order: dict[str, Any]) -> None:
+def _order(run: str, devices: list[str], runs: Path, action: Action) -> None:
     directory = fleet.located(run, runs)
     for device in _expanded(directory, devices):
-        mailbox.send(directory, {"device": device, **order})
+        mailbox.send(directory, {"device": device, **to_json(action)})
 
 
 def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from agents.config import Link
+from agents.device_actions import SetCpu, from_json
 from analysis.load import Run
 from testbed.errors import TestbedError
 from testbed.plan import way
@@ -47,8 +48,9 @@ def _asked_cpu(run: Run) -> pd.Series[float]:
     asked = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     done = run.scenario[run.scenario["action"] == "set"]
     for device, details in done[["device", "details"]].itertuples(index=False):
-        if (share := json.loads(details).get("cpu")) is not None and device in asked.index:
-            asked[device] = share
+        action = from_json(json.loads(details))
+        if isinstance(action, SetCpu) and device in asked.index:
+            asked[device] = action.share
     return asked
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from agents import events
 from agents.config import Link
+from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.configs import RunSpec
 from testbed.fidelity.figures import Asked, AskedCpu, AskedLink, Interval
 from testbed.fidelity.validity import StepDone
 from testbed.plan import PlannedDevice
-from testbed.topology.timeline import SetLink
 
 
 def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
@@ -68,38 +68,44 @@ class _Device:
     """Not there from the start."""
     _cpu: list[AskedCpu] = field(default_factory=list)
     _link: list[AskedLink] = field(default_factory=list)
+    _made: DeviceState = field(default_factory=DeviceState)
+    """What actions have made of it since the run, or what has been resumed of it, began."""
     _now: Link = field(default_factory=Link)
     _held: dict[str, float] = field(default_factory=dict)
-    """What keeps it from working (`paused`, `down`), and since when."""
+    """What keeps it from computing, and since when."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ask_cpu(self.planned.cpu or 0.0, 0.0)
+        self._ask_cpu(0.0)
         if not self.planned.direct:
-            self._ask_link(self.planned.link or Link(), 0.0)
+            self._ask_link(0.0)
         if self.away:
             self._hold("down", 0.0)
 
     def act(self, record: events.Acted) -> None:
-        told = record.details
-        match told["action"]:
-            case "set" if "cpu" in told:
-                self._ask_cpu(told["cpu"], record.at)
-            case "set":
-                self._ask_link(SetLink(told["link"]).applied_to(self._now), record.at)
-            case "pause":
-                self._hold("paused", record.at - record.lateness)
-            case "resume" | "join":
-                self._let_go("paused", record.at)
-            case "crash" | "leave":
-                self._hold("down", record.at - record.lateness)
+        action = record.action
+        if action is None:
+            return
+        self._made = self._made.after(action)
+        match action:
+            case SetCpu():
+                self._ask_cpu(record.at)
+            case SetLink():
+                self._ask_link(record.at)
+            case _:
+                for hold, begins in holds(action).items():
+                    if begins and hold != "cut off":  # which leaves it computing
+                        self._hold(hold, record.at - record.lateness)
+                    elif not begins and hold != "down":  # it says itself when it is ready
+                        self._let_go(hold, record.at)
 
     def begin_again(self, at: float) -> None:
         """It is as it was planned, whatever was changed before."""
-        self._ask_cpu(self.planned.cpu or 0.0, at)
+        self._made = DeviceState()
+        self._ask_cpu(at)
         if self._link:
-            self._ask_link(self.planned.link or Link(), at)
-        self._let_go("paused", at)
+            self._ask_link(at)
+        self._let_go("frozen", at)
 
     def say(self, record: events.ClientStatus) -> None:
         if record.state == "offline":
@@ -115,12 +121,14 @@ class _Device:
             device.name, device.group, tuple(self._cpu), tuple(self._link), tuple(sorted(self._away))
         )
 
-    def _ask_cpu(self, share: float, at: float) -> None:
+    def _ask_cpu(self, at: float) -> None:
+        share = self.planned.cpu or 0.0 if self._made.cpu is None else self._made.cpu
         planned = replace(self.planned, cpu=share)
         period = planned.period / 1e6 / planned.dilation if self.cgroups else None
         self._cpu.append(AskedCpu(share, period, at))
 
-    def _ask_link(self, link: Link, at: float) -> None:
+    def _ask_link(self, at: float) -> None:
+        link = (self.planned.link or Link()).changed(self._made.link)
         if self._link and link == self._now:
             return  # as a trace begins
         self._now = link

@@ -15,12 +15,15 @@ from typing import Any, assert_never
 
 from agents import config, messages
 from agents.config import Access, Broker, Link
+from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.realtime import realtime
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed.relay.pipe import Pipe, Way
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import WAYS, Traffic
+
+LinkAction = SetLink | Disconnect | Reconnect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +71,22 @@ class OwnLink:
         )
         return cls(link, up, down)
 
-    def obey(self, order: messages.RouterOrder, now: float) -> Iterable[Lane]:
+    def obey(self, action: LinkAction, now: float) -> Iterable[Lane]:
         lanes = self.up, self.down
-        match order:
-            case messages.SetLink(_, changes):
+        match action:
+            case SetLink(changes):
                 given: dict[str, Any] = dict(changes)
                 self.link = replace(self.link, **given)
                 for lane, way in zip(lanes, ways(self.link), strict=True):
                     lane.change(way, now)
-            case messages.Disconnect():
+            case Disconnect():
                 for lane in lanes:
                     lane.cut(now)
-            case messages.Reconnect():
+            case Reconnect():
                 for lane in lanes:
                     lane.mend(now)
             case _:
-                assert_never(order)
+                assert_never(action)
         return lanes
 
 
@@ -123,13 +126,16 @@ def main() -> None:
             return
         try:
             order = messages.decode(names, event.topic, event.payload)
-            if not isinstance(order, messages.RouterOrder) or order.device not in own:
-                raise messages.MessageError("the relay changes links, of the devices of its run")
+            if not isinstance(order, messages.DeviceOrder) or order.device not in own:
+                raise messages.MessageError("the relay takes orders about the devices of its run")
+            action = order.action
+            if not isinstance(action, LinkAction):
+                raise messages.MessageError("the relay changes links only")
         except messages.MessageError as error:
             refusals.add(event.topic, error)
             return
         link = own[order.device]
-        relay.tell(lambda now: link.obey(order, now))
+        relay.tell(lambda now: link.obey(action, now))
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")

@@ -10,12 +10,11 @@ from typing import Protocol, cast
 
 from agents import events
 from agents.config import Broker
-from agents.messages import Telemetry
+from agents.device_actions import Action
+from agents.messages import AddressedOrder, Telemetry
 from testbed.configs import RunSpec
 from testbed.data import Prepared
-from testbed.device_orders import Order
 from testbed.rundir import RunDirectory
-from testbed.topology.timeline import Action
 from testbed.traits import traits
 from testbed.view import View
 
@@ -37,7 +36,7 @@ class Runtime(Protocol):
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """See `testbed.director.Stage`."""
 
     def ended(self) -> dict[str, int]:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import assert_never
 
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
+from agents.messages import AddressedOrder, DeviceOrder
 from agents.topics import ROUTER
 from testbed.configs import IMPAIRMENTS, RunSpec
-from testbed.device_orders import Order, order
 from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
 from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.launch import UNLIMITED, planned_limits
-from testbed.topology.timeline import Action, Crash, Join, Leave, Restart, SetCpu, SetLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +42,7 @@ class Response:
     """What an action makes of a device, which limits its container gets, and what others are told."""
 
     device: Device
-    orders: list[Order]
+    orders: list[AddressedOrder]
     limits: CpuLimits | None = None
     """None: they stay."""
 
@@ -47,18 +60,21 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
         case SetLink(changes):
             return Response(device, _of_link(spec, name, changes))
         case Crash() | Leave():
-            return Response(replace(device, away=True), [(name, order(name, action))])
+            return Response(replace(device, away=True), [(name, DeviceOrder(name, action))])
         case Restart() | Join() if exit_code is not None:
             raise BadInputError(
                 f"{name} cannot start again: its container has ended (exit code {exit_code}) with "
                 "its client, which nobody had told to end. See its log."
             )
         case Restart() | Join() if device.away:  # else it is there, and stays under its quota
-            return Response(replace(device, away=False), [(name, order(name, action))], UNLIMITED)
-    return Response(device, [(name, order(name, action))])
+            return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], UNLIMITED)
+        case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
+            return Response(device, [(name, DeviceOrder(name, action))])
+        case _:
+            assert_never(action)
 
 
-def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> list[Order]:
+def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> list[AddressedOrder]:
     """Who has to change what of a device's link. Raises BadInputError."""
     changes = dilated(asked, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
@@ -69,8 +85,8 @@ def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> l
             "device has a link. Give one a link in its topology, as in link: {rtt: 1ms}"
         )
     if spec.netem:
-        return [(device, order(device, SetLink(rates | impaired)))]
-    orders: list[Order] = [(device, order(device, SetLink(rates)))] if rates else []
+        return [(device, DeviceOrder(device, SetLink(rates | impaired)))]
+    orders: list[AddressedOrder] = [(device, DeviceOrder(device, SetLink(rates)))] if rates else []
     if impaired:
-        orders.append((ROUTER, order(device, SetLink(impaired))))
+        orders.append((ROUTER, DeviceOrder(device, SetLink(impaired))))
     return orders

@@ -12,13 +12,13 @@ from pathlib import Path
 import docker
 
 from agents.config import Broker
-from agents.messages import Telemetry
+from agents.device_actions import Action, Join, Restart
+from agents.messages import AddressedOrder, Telemetry
 from agents.topics import CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import configs, engine, images, kernel
 from testbed.broker import BROKER
 from testbed.configs import RunSpec
-from testbed.device_orders import Order
 from testbed.engine import available
 from testbed.errors import HostError
 from testbed.images import Images
@@ -35,7 +35,6 @@ from testbed.runtimes.launch import (
     name_of,
     planned_limits,
 )
-from testbed.topology.timeline import Action, Join, Restart
 from testbed.view import View
 
 __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_down"]
@@ -126,7 +125,7 @@ class DockerRuntime:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """CPU limits are the engine's, delay and loss the router's where netem does not make them, all
         else the device's init's."""
         code = None

@@ -22,20 +22,7 @@ from pathlib import Path
 import psutil
 
 from agents.config import Broker
-from agents.messages import Probe, Sample, Telemetry
-from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed import broker, configs, tether
-from testbed.broker import BROKER, Account
-from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
-from testbed.device_orders import Order, order
-from testbed.errors import BadInputError, HostError
-from testbed.plan import dilated
-from testbed.relay import launch as relay
-from testbed.relay.traffic import Traffic
-from testbed.rundir import RunDirectory
-from testbed.runtimes import LiveRun
-from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
-from testbed.topology.timeline import (
+from agents.device_actions import (
     Action,
     Crash,
     Disconnect,
@@ -48,6 +35,18 @@ from testbed.topology.timeline import (
     SetCpu,
     SetLink,
 )
+from agents.messages import AddressedOrder, DeviceOrder, Probe, Sample, Telemetry
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from testbed import broker, configs, tether
+from testbed.broker import BROKER, Account
+from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
+from testbed.errors import BadInputError, HostError
+from testbed.plan import dilated
+from testbed.relay import launch as relay
+from testbed.relay.traffic import Traffic
+from testbed.rundir import RunDirectory
+from testbed.runtimes import LiveRun
+from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
 from testbed.view import View
 
 HOST = "127.0.0.1"
@@ -166,10 +165,10 @@ class ProcessRuntime:
             self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Links are the relay's, all else is done by signals. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
-            return [(ROUTER, order(device, self._of_link(action)))]
+            return [(ROUTER, DeviceOrder(device, self._of_link(action)))]
         match action:
             case SetCpu(share):
                 self._devices[device] = replace(self._devices[device], cpu=share)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from agents import durations
+from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed import seeds
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
 
@@ -75,8 +76,8 @@ class Availability(Model):
                     "start: on"
                 )
 
-    def changes(self, seed: int, device: str) -> Iterator[tuple[float, bool]]:
-        """When `device` gets and loses its network, in seconds, and whether it then has it.
+    def changes(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
+        """When `device` gets and loses its network, and whether it then has it.
 
         It has it to begin with: one that starts without loses it at 0. Endless, unless it is a trace
         without loop. In a stationary process the first duration would be a remaining one; here it is a
@@ -88,12 +89,12 @@ class Availability(Model):
                 yield at, is_on
             was = is_on
 
-    def _states(self, seed: int, device: str) -> Iterator[tuple[float, bool]]:
+    def _states(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         if self.trace is not None:
             passes: Iterable[int] = (0,) if self.loop is None else itertools.count()
             for number in passes:
-                begin = number * (self.loop or 0.0)  # not a sum, whose rounding would add up
-                yield from ((begin + at, state == "on") for at, state in self.trace)
+                begin = number * from_seconds(self.loop or 0.0)
+                yield from ((begin + from_seconds(at), state == "on") for at, state in self.trace)
             return
         assert self.on is not None  # noqa: S101  (see _one_form)
         assert self.off is not None  # noqa: S101
@@ -104,10 +105,10 @@ class Availability(Model):
         }
         on, off = self.on.build(), self.off.build()
         is_on = self._starts_on(seed, device, on.expectation, off.expectation)
-        at = 0.0
+        at: Nanoseconds = 0
         while True:
             yield at, is_on
-            at += lasts[is_on]()
+            at += from_seconds(lasts[is_on]())
             is_on = not is_on
 
     def _starts_on(self, seed: int, device: str, on: float, off: float) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agents import config
+from agents.device_actions import SetLink
+from agents.nanoseconds import from_seconds
 from testbed.topology import traces
 from testbed.topology.devices import Link, LinkTrace
-from testbed.topology.timeline import SetLink, Step
+from testbed.topology.timeline import Step
 from testbed.topology.traces import Conditions
 
 _OUTAGE = 1_000
@@ -44,7 +46,7 @@ def at_begin(link: Link) -> config.Link:
         return plain
     # Not an outage: nothing could even be started then.
     changes = {name: value for name, value in _changes(first[1]).items() if value != _OUTAGE}
-    return SetLink(changes).applied_to(plain)
+    return plain.changed(changes)
 
 
 def loses(trace: LinkTrace) -> bool:
@@ -55,7 +57,7 @@ def loses(trace: LinkTrace) -> bool:
 def steps(device: str, found: Sequence[traces.Trace]) -> Iterator[Step]:
     """Each change of `device`'s link, in the order of time; without end where a trace repeats."""
     for at, conditions in traces.together(found):
-        yield Step(at, device, SetLink(_changes(conditions)))
+        yield Step(from_seconds(at), device, SetLink(_changes(conditions)))
 
 
 def _changes(conditions: Conditions) -> dict[str, float | None]:

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from agents.nanoseconds import from_seconds
 from testbed.topology.availability import Availability
 from testbed.topology.complaints import did_you_mean
 from testbed.topology.devices import Link
@@ -259,7 +260,7 @@ def movements(
 ) -> dict[str, list[Entry]]:
     """The entries by which each device comes or goes, in the order of their time."""
     found: dict[str, list[Entry]] = {}
-    for entry in sorted(scenario, key=lambda entry: entry.at):
+    for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.lasts is None:
             for device in expand(entry.targets, by_name):
                 found.setdefault(device, []).append(entry)

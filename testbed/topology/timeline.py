@@ -1,40 +1,46 @@
 """What is to be done to which device, and when: scenario, churn and availability made one timeline.
 
-Pure. An executor keeps for each device that is there three switches: up, not frozen, connected. They are
-all on when it joins, and none depends on another:
-
-- `Crash` and `Restart` turn "up", `Pause` and `Resume` "not frozen", `Disconnect` and `Reconnect`
-  "connected". The actions of one switch alternate: what overlaps (a pause within a pause, churn of a
-  device that the scenario has crashed) has been made one, so that a device is down, frozen or cut off
-  for as long as anything holds it so.
-- A process exists while the device is there and up. One that starts while the device is frozen is frozen
-  as soon as it can be; while the device is disconnected no packet passes. A device that is down can be
-  frozen, thawed, cut off and connected, and it leaves without a goodbye.
-- `Join` starts a device that is not there: from the start, since it left, or since a `Crash` without
-  `restart_after`. Until then only `SetCpu` and `SetLink` concern it. What then freezes it or cuts it off
-  follows at the same time; what crashed it before does not matter any more.
-- `SetCpu` and `SetLink` are of the device and not of its process: they outlive crashes and absence.
+Pure. What the actions mean is in `agents.device_actions`. The actions about one hold alternate: what
+overlaps (a pause within a pause, churn of a device that the scenario has crashed) has been made one, so
+that a device is down, frozen or cut off for as long as anything holds it so. Nothing is done to a device
+that is not there but `SetCpu` and `SetLink`; what freezes it or cuts it off when it joins follows at the
+same time, and what crashed it before does not matter any more.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, assert_never
 
 from agents import durations
-from agents.config import Link
+from agents.device_actions import (
+    BY_NAME,
+    Action,
+    Crash,
+    Disconnect,
+    Hold,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+    Switching,
+    about,
+)
+from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.scenario import (
     Churn,
     Entry,
     Group,
-    Verb,
     absent,
     devices_by_name,
     expand,
@@ -43,68 +49,9 @@ from testbed.topology.scenario import (
 
 
 @dataclass(frozen=True, slots=True)
-class SetCpu:
-    share: float
-    """Of one host core."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetLink:
-    changes: Mapping[str, float | None]
-    """Fields of `agents.config.Link` in its units; the others stay as they are."""
-
-    def applied_to(self, link: Link | None) -> Link:
-        changes: dict[str, Any] = dict(self.changes)
-        return dataclasses.replace(link or Link(), **changes)
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """Kill it at once, without a goodbye."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Start it again after a crash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Freeze it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Let it go on where it was."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """Let no packet pass; its process goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reconnect:
-    """Let packets pass again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """It says goodbye, and is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """It comes, for the first time or again."""
-
-
-Action = SetCpu | SetLink | Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
-    at: float
-    """Seconds of device time since the run clock started."""
+    at: Nanoseconds
+    """Device time since the run clock started."""
     device: str
     action: Action
 
@@ -115,25 +62,11 @@ class _Due(NamedTuple):
     """The same for what begins and what ends it; None where nothing does."""
 
 
-_ACTIONS: dict[Verb, Action] = {
-    "crash": Crash(),
-    "pause": Pause(),
-    "disconnect": Disconnect(),
-    "leave": Leave(),
-    "join": Join(),
+_ENDED_BY: Mapping[Switching, Switching] = {
+    Crash(): Restart(),
+    Pause(): Resume(),
+    Disconnect(): Reconnect(),
 }
-_ENDED_BY: dict[Action, Action] = {Crash(): Restart(), Pause(): Resume(), Disconnect(): Reconnect()}
-_BEGUN_BY = {end: begin for begin, end in _ENDED_BY.items()}
-
-
-def describe(action: Action) -> dict[str, Any]:
-    """For the event log: `{"action": "crash"}`, `{"action": "set", "link": {"up": 1000000}}` (bit/s)."""
-    match action:
-        case SetCpu(share):
-            return {"action": "set", "cpu": share}
-        case SetLink(changes):
-            return {"action": "set", "link": dict(changes)}
-    return {"action": type(action).__name__.lower()}
 
 
 def timeline(
@@ -141,9 +74,9 @@ def timeline(
     churn: Churn | None,
     groups: Sequence[Group],
     seed: int,
-    horizon: float | None = None,
+    horizon: Nanoseconds | None = None,
 ) -> Iterator[Step]:
-    """All steps in the order of their time, those before `horizon` (seconds) where it is given.
+    """All steps in the order of their time, those before `horizon` where it is given.
 
     At one time: those of the file in its order, then churn's, then availability's, each in the order of
     the devices. Lazy, and without end under churn: its memory grows with the devices and the file, not
@@ -159,18 +92,18 @@ def timeline(
     return _effective(_before(horizon, merged), absent(scenario, groups))
 
 
-def _time(due: _Due) -> float:
+def _time(due: _Due) -> Nanoseconds:
     return due.step.at
 
 
-def _before(end: float | None, dues: Iterator[_Due]) -> Iterator[_Due]:
+def _before(end: Nanoseconds | None, dues: Iterator[_Due]) -> Iterator[_Due]:
     return dues if end is None else itertools.takewhile(lambda due: due.step.at < end, dues)
 
 
-def _ends(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+def _ends(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, Nanoseconds]:
     """From when on a device is away, for those that do not come back."""
     last = {device: entries[-1] for device, entries in movements(scenario, by_name).items()}
-    return {device: entry.at for device, entry in last.items() if entry.verb != "join"}
+    return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
 
 def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> list[_Due]:
@@ -184,20 +117,21 @@ def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]])
 
 
 def _of_entry(entry: Entry, device: str) -> Iterator[_Due]:
+    at = from_seconds(entry.at)
     if entry.cpu is not None:
-        yield _Due(Step(entry.at, device, SetCpu(entry.cpu)))
+        yield _Due(Step(at, device, SetCpu(entry.cpu)))
     if entry.link is not None:
-        yield _Due(Step(entry.at, device, SetLink(entry.link.changes)))
-    action = _ACTIONS.get(entry.verb)
-    if action is None:
+        yield _Due(Step(at, device, SetLink(entry.link.changes)))
+    if entry.verb == "set":
         return
+    action = BY_NAME[entry.verb]
     if entry.lasts is None:
-        yield _Due(Step(entry.at, device, action))
+        yield _Due(Step(at, device, action))
     else:
-        yield from _span(entry.at, entry.lasts, device, action)
+        yield from _span(at, from_seconds(entry.lasts), device, action)
 
 
-def _span(at: float, lasts: float, device: str, begin: Action) -> Iterator[_Due]:
+def _span(at: Nanoseconds, lasts: Nanoseconds, device: str, begin: Switching) -> Iterator[_Due]:
     cause = object()
     yield _Due(Step(at, device, begin), cause)
     yield _Due(Step(at + lasts, device, _ENDED_BY[begin]), cause)
@@ -223,10 +157,10 @@ def _churn(churn: Churn, seed: int, device: str) -> Iterator[_Due]:
     # One generator each, so that to change the downtime leaves the times between crashes alone.
     between = seeds.generator(seed, device, "churn")
     downtime = durations.sampler(churn.downtime.plain(), seeds.generator(seed, device, "downtime"))
-    at = 0.0
+    at: Nanoseconds = 0
     while True:
-        at += float(between.exponential(1 / churn.rate))
-        down = downtime()
+        at += from_seconds(between.exponential(1 / churn.rate))
+        down = from_seconds(downtime())
         yield from _span(at, down, device, Crash())
         at += down
 
@@ -240,7 +174,7 @@ def _availability(availability: Availability, seed: int, device: str) -> Iterato
 def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
     """The steps that make a difference: overlaps made one, and none for a device that is not there."""
     gone = set(absent)
-    held: defaultdict[tuple[str, Action], set[object]] = defaultdict(set)
+    held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:
         device, action = step.device, step.action
         match action:
@@ -251,26 +185,30 @@ def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
                     gone.remove(device)
                     yield step
                     for begin in (Pause(), Disconnect()):
-                        if held[device, begin]:
+                        if held[device, about(begin)]:
                             yield Step(step.at, device, begin)
-            case Leave() | Crash() if cause is None:
+            case Leave():
                 if device not in gone:
                     gone.add(device)
-                    down = held.pop((device, Crash()), None)
-                    if action == Leave() or not down:
-                        yield step
-            case _ if action != Crash() or device not in gone:
-                causes = held[device, _BEGUN_BY.get(action, action)]
-                if _turns(causes, cause, begins=action not in _BEGUN_BY) and device not in gone:
+                    held.pop((device, "down"), None)
                     yield step
-
-
-def _turns(causes: set[object], cause: object, *, begins: bool) -> bool:
-    """Add `cause`, or take it away; whether with it the device begins, or ceases, to be held."""
-    if begins:
-        causes.add(cause)
-        return len(causes) == 1
-    if cause not in causes:  # a crash before the device was gone
-        return False
-    causes.remove(cause)
-    return not causes
+            case Crash() if cause is None:
+                if device not in gone:
+                    gone.add(device)
+                    if not held.pop((device, "down"), None):
+                        yield step
+            case Crash() if device in gone:
+                pass
+            case Crash() | Pause() | Disconnect():
+                causes = held[device, about(action)]
+                causes.add(cause)
+                if len(causes) == 1 and device not in gone:
+                    yield step
+            case Restart() | Resume() | Reconnect():
+                causes = held[device, about(action)]
+                if cause in causes:  # else of a crash before the device was gone
+                    causes.remove(cause)
+                    if not causes and device not in gone:
+                        yield step
+            case _:
+                assert_never(action)

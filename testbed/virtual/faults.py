@@ -1,4 +1,4 @@
-"""What actions do to devices in virtual time. What they mean is in `testbed.topology.timeline`.
+"""What actions do to devices in virtual time. What they mean is in `agents.device_actions`.
 
 A restart takes no time here: how long a client needs to start is not part of the experiment. What was
 under way to or from a device that crashes is lost; what could not pass while it was disconnected arrives
@@ -11,12 +11,11 @@ device is offline, and what was under way is lost; it is ready again as soon as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from agents import wire
 from agents.client import core as client
-from agents.nanoseconds import SECOND, Nanoseconds
-from testbed.topology.timeline import (
+from agents.device_actions import (
     Action,
     Crash,
     Disconnect,
@@ -29,6 +28,7 @@ from testbed.topology.timeline import (
     SetCpu,
     SetLink,
 )
+from agents.nanoseconds import SECOND, Nanoseconds
 from testbed.virtual.device import Device, Work, release
 
 _BROKER_PATIENCE: Nanoseconds = 45 * SECOND
@@ -64,34 +64,39 @@ class World(Protocol):
 
 
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
-    """Do `action` to the device `name` at `now`."""
-    match action:
-        case Restart() | Join():
-            _begin(world, name, action, now)
-            return
+    """Do `action` to the device `name` at `now`; one that changes nothing has no effect."""
     device = world.device(name)
     match action:
         case SetCpu(share):
             _set_share(world, device, share, now)
         case SetLink(changes):
             device.line.change(changes)
-        case Crash() if device.alive:
-            _end(world, name, device, [], now)
-        case Leave() if device.alive:
-            sent = [one for one in device.core.leave(now) if isinstance(one, client.SendUpdate)]
-            _end(world, name, device, sent, now)
-        case Pause() if device.frozen_at is None:
-            device.freeze(now)
-            _fall_silent(world, name, device, now)
-        case Resume() if device.frozen_at is not None:
-            device.thaw(now)
-            _come_back(world, name, device)
+        case Crash():
+            if device.alive:
+                _end(world, name, device, [], now)
+        case Leave():
+            if device.alive:
+                sent = [one for one in device.core.leave(now) if isinstance(one, client.SendUpdate)]
+                _end(world, name, device, sent, now)
+        case Restart() | Join():
+            if not device.alive:
+                _begin(world, name, device, action, now)
+        case Pause():
+            if device.frozen_at is None:
+                device.freeze(now)
+                _fall_silent(world, name, device, now)
+        case Resume():
+            if device.frozen_at is not None:
+                device.thaw(now)
+                _come_back(world, name, device)
         case Disconnect():
             device.unplug()
             _fall_silent(world, name, device, now)
         case Reconnect():
             device.plug()
             _come_back(world, name, device)
+        case _:
+            assert_never(action)
 
 
 def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> None:
@@ -152,11 +157,8 @@ def _end(
         world.at(max(now, since + _BROKER_PATIENCE), device, give_up)
 
 
-def _begin(world: World, name: str, action: Action, now: Nanoseconds) -> None:
-    """A life begins where none is. What froze the device or cut it off still does, unless it joins."""
-    last = world.device(name)
-    if last.alive:
-        return
+def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:
+    """A life begins after `last`. What froze the device or cut it off still does, unless it joins."""
     if isinstance(action, Join):
         release(last.kept)  # the end of the last life, where nobody has heard of it
     device = world.begin_life(name)

@@ -14,7 +14,6 @@ import functools
 import heapq
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -256,7 +255,7 @@ class Line:
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
         arrives as planned."""
-        self._link = replace(self._link, **changes)  # type: ignore[arg-type]
+        self._link = self._link.changed(changes)
         self._settle()
 
     def plug(self, *, connected: bool) -> None:

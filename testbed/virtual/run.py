@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,8 @@ from agents.aggregator.recording import Recording
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import Link, Local
+from agents.device_actions import DeviceState
 from agents.flat import initial, schema_hash
 from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
@@ -36,7 +38,6 @@ from testbed.errors import RunFailedError
 from testbed.plan import PlannedDevice
 from testbed.rundir import RunDirectory
 from testbed.signals import noted
-from testbed.topology.timeline import SetLink
 from testbed.view import View
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
@@ -235,12 +236,12 @@ class _Fleet:
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     """The devices, with the links that they have when the first models are sent, at 0 s: a trace begins
     there."""
-    found = {device.name: device for device in spec.plan.devices}
+    made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, spec.steps()):
-        if isinstance(step.action, SetLink):
-            device = found[step.device]
-            found[step.device] = replace(device, link=step.action.applied_to(device.link))
-    return iter(found.values())
+        made[step.device] = made[step.device].after(step.action)
+    for device in spec.plan.devices:
+        changes = made[device.name].link
+        yield replace(device, link=(device.link or Link()).changed(changes)) if changes else device
 
 
 def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:

@@ -19,11 +19,12 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
 from agents.config import Stop
-from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.device_actions import to_json
+from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
-from testbed.topology.timeline import Step, describe
+from testbed.topology.timeline import Step
 from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
@@ -159,12 +160,12 @@ class Simulation:
     def _plan_step(self) -> None:
         step = next(self._steps, None)
         if step is not None:
-            self._events.plan(from_seconds(step.at), SCENARIO, 0, lambda: self._play(step))
+            self._events.plan(step.at, SCENARIO, 0, lambda: self._play(step))
 
     def _play(self, step: Step) -> None:
         """Do the step that is due, and plan the next."""
         now = self._events.now
-        details = describe(step.action)
+        details = to_json(step.action)
         self._recorder.record(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
         faults.act(self, step.device, step.action, now)
         self._plan_step()

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from agents.device_actions import Hold
 from agents.events import UpdateApplied
 
 DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
@@ -27,7 +28,7 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
 WINDOW = 60
 """Seconds of device time that are kept: the last minute."""
 
-_HELD_AS = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
+_HELD_AS: dict[Hold, str] = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
 """What keeps a device from working, the strongest first, and the state that it then is in."""
 
 
@@ -68,7 +69,7 @@ class Activity:
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
     """Up to when the device did, or did not, make use of its CPU."""
-    _holds: dict[str, float] = field(default_factory=dict)
+    _holds: dict[Hold, float] = field(default_factory=dict)
     _held: deque[Span] = field(default_factory=deque)
     """What has kept it from working, without overlaps; the end of what still does is infinity."""
 
@@ -91,7 +92,7 @@ class Activity:
         while self._busy[0][0] < until - WINDOW:
             self._busy.popleft()
 
-    def hold(self, what: str, at: float) -> None:
+    def hold(self, what: Hold, at: float) -> None:
         """From now on the device is `down`, `cut off` or `frozen`; that it is so already is no error."""
         if what in self._holds:
             return
@@ -103,7 +104,7 @@ class Activity:
         self._holds[what] = at
         self._changed(at)
 
-    def let_go(self, what: str, at: float) -> None:
+    def let_go(self, what: Hold, at: float) -> None:
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 

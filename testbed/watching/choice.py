@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
 from testbed.watching.activity import PAUSED
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
 ORDERS = ("p", "x", "r")
 """Keys that want a row to be selected."""
-_ACTIONS = {"x": "crash", "r": "restart"}
+_ACTIONS: dict[str, Switching] = {"x": Crash(), "r": Restart()}
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(10**9), "end": 10**9}
 _PAGES = {"page up": -1, "page down": 1}
-_VERBS = {"crash": "kill"}
+_VERBS: dict[Switching, str] = {Crash(): "kill"}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Something to be done to devices, as `testbed.director.ordered` takes it."""
+    """Something to be done to devices."""
 
-    action: str
+    action: Switching
     devices: tuple[str, ...]
     whose: str
     """What to call them."""
 
     def __str__(self) -> str:
-        return f"{_VERBS.get(self.action, self.action)} {self.whose}"
+        return f"{_VERBS.get(self.action, name_of(self.action))} {self.whose}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,6 @@ def _ordered(choice: Choice, key: str, rows: Sequence[Row], *, grouped: bool) ->
     row = next((row for row in rows if row.name == choice.selected), None)
     if row is None:
         return choice, None
-    pauses = "resume" if row.state == PAUSED else "pause"
+    pauses = Resume() if row.state == PAUSED else Pause()
     order = Order(_ACTIONS.get(key, pauses), row.devices, row.label(grouped=grouped))
     return (replace(choice, asking=order), None) if key == "x" else (choice, order)

@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 
 from agents import events
+from agents.device_actions import to_json
 from testbed import mailbox
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import HostSample, Sampler, Validity, verdict
@@ -214,7 +215,7 @@ class FullScreenView(LiveView):
     def _send(self, order: Order) -> None:
         try:
             for device in order.devices:
-                mailbox.send(self._directory, {"device": device, "action": order.action})
+                mailbox.send(self._directory, {"device": device, **to_json(order.action)})
         except (TestbedError, OSError) as error:
             self._answers.put(f"{order}: {error}")
         else:

@@ -51,7 +51,7 @@ class Overview:
 
     def tally(self) -> Tally:
         """An empty one, of these devices."""
-        return Tally({device.name: DeviceTally(cpu=device.cpu) for device in self.devices})
+        return Tally({device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices})
 
 
 def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:

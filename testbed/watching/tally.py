@@ -9,6 +9,7 @@ from math import isnan
 from typing import Any
 
 from agents import events
+from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.watching.activity import Activity
 from testbed.watching.usage import Usage
 
@@ -40,10 +41,17 @@ class DeviceTally:
     """Of the last update, in versions."""
     staleness_sum: int = 0
     """Of all updates."""
-    cpu: float | None = None
-    """Share of a core that it is asked to be now."""
+    planned_cpu: float | None = None
+    """Share of a core that it was asked to be at the start."""
+    made: DeviceState = field(default_factory=DeviceState)
+    """What actions have made of it."""
     activity: Activity = field(default_factory=Activity)
     usage: Usage = field(default_factory=Usage)
+
+    @property
+    def cpu(self) -> float | None:
+        """Share of a core that it is asked to be now."""
+        return self.planned_cpu if self.made.cpu is None else self.made.cpu
 
 
 @dataclass(slots=True)
@@ -141,23 +149,19 @@ class Tally:
         return Notice(record.at, state, record.client)
 
     def _act(self, record: events.Acted) -> None:
-        device, told = self._device(record.device), record.details
-        match told["action"]:
-            case "set" if "cpu" in told:
-                device.cpu = told["cpu"]
-            case "pause":
-                device.activity.hold("frozen", record.at)
-            case "resume":
-                device.activity.let_go("frozen", record.at)
-            case "disconnect":
-                device.activity.hold("cut off", record.at)
-            case "reconnect":
-                device.activity.let_go("cut off", record.at)
-            case "crash" | "leave":  # what it has left is told, but perhaps late
-                device.activity.hold("down", record.at)
-            case "join":  # whatever held it before
-                device.activity.let_go("frozen", record.at)
-                device.activity.let_go("cut off", record.at)
+        device, action = self._device(record.device), record.action
+        if action is None:
+            return
+        device.made = device.made.after(action)
+        match action:
+            case SetCpu() | SetLink():
+                pass
+            case _:
+                for hold, begins in holds(action).items():
+                    if begins:
+                        device.activity.hold(hold, record.at)
+                    elif hold != "down":  # it says itself when it is ready
+                        device.activity.let_go(hold, record.at)
 
     def _count(self, record: events.UpdateApplied) -> None:
         device = self._device(record.client)

@@ -18,12 +18,13 @@ from agents.aggregator.core import AggregatorCore, Settings
 from agents.aggregator.evaluation import Evaluation
 from agents.client.core import ClientCore, Identity, Outcome
 from agents.config import Duration, Local, Stop
+from agents.device_actions import Join
 from agents.nanoseconds import from_seconds, to_seconds
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, State, Update
 from agents.vectors import Vector
 from testbed.plan import PlannedDevice
-from testbed.topology.timeline import Join, Step
+from testbed.topology.timeline import Step
 from testbed.virtual import simulation
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
@@ -249,7 +250,7 @@ class Simulation:
         self._curvatures = dict(zip(names, curvatures or [1.0] * len(names), strict=True))
         self._periods = dict(zip(names, periods, strict=True))
         late = {name: at for name, at in zip(names, joins or [0.0] * len(names), strict=True) if at}
-        planned = [*scenario, *(Step(at, name, Join()) for name, at in late.items())]
+        planned = [*scenario, *(Step(from_seconds(at), name, Join()) for name, at in late.items())]
         self._queue = EventQueue()
         self._network = Network(self._queue, 0)
         self._simulation = simulation.Simulation(

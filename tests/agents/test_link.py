@@ -222,6 +222,7 @@ import itertools, sys, time
 from pathlib import Path
 from agents.config import Link
 from agents.device import link
+from agents.nanoseconds import to_seconds
 from testbed.topology import linktraces
 from testbed.topology.devices import LinkTrace
 
@@ -229,10 +230,11 @@ now, interface = Link(), link.interface_towards("10.213.0.1")
 begin = time.time()
 print(begin, flush=True)
 for step in linktraces.steps("device", linktraces.read(LinkTrace(up=sys.argv[1]), Path())):
-    if step.at >= float(sys.argv[2]):
+    at = to_seconds(step.at)
+    if at >= float(sys.argv[2]):
         break
-    time.sleep(max(0.0, begin + step.at - time.time()))
-    changed = step.action.applied_to(now)
+    time.sleep(max(0.0, begin + at - time.time()))
+    changed = now.changed(step.action.changes)
     link.apply(changed, interface, now)
     now = changed
 """

@@ -11,6 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import messages
+from agents.device_actions import (
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetLink,
+    Switching,
+)
 from agents.messages import LinkFigures, Message, MessageError, decode, encode
 from agents.topics import AGGREGATOR, ROUTER, Topics
 
@@ -42,19 +54,19 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.control(AGGREGATOR), messages.Note("läuft 🙂\n")),
     (
         NAMES.control(PI),
-        messages.SetLink(PI, {"up": None, "down": 8, "rtt": 0.1, "jitter": 0, "loss": 1}),
+        messages.DeviceOrder(PI, SetLink({"up": None, "down": 8, "rtt": 0.1, "jitter": 0, "loss": 1})),
     ),
-    (NAMES.control(ROUTER), messages.SetLink(PI, {"rtt": 0.1})),
-    (NAMES.control(PI), messages.Disconnect(PI)),
-    (NAMES.control(ROUTER), messages.Disconnect(PI)),
-    (NAMES.control(PI), messages.Reconnect(PI)),
-    (NAMES.control(ROUTER), messages.Reconnect(PI)),
-    (NAMES.control(PI), messages.Crash(PI)),
-    (NAMES.control(PI), messages.Restart(PI)),
-    (NAMES.control(PI), messages.Pause(PI)),
-    (NAMES.control(PI), messages.Resume(PI)),
-    (NAMES.control(PI), messages.Leave(PI)),
-    (NAMES.control(PI), messages.Join(PI)),
+    (NAMES.control(ROUTER), messages.DeviceOrder(PI, SetLink({"rtt": 0.1}))),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Disconnect())),
+    (NAMES.control(ROUTER), messages.DeviceOrder(PI, Disconnect())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Reconnect())),
+    (NAMES.control(ROUTER), messages.DeviceOrder(PI, Reconnect())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Crash())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Restart())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Pause())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Resume())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Leave())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Join())),
     (NAMES.telemetry(PI), SAMPLE),
     (NAMES.telemetry(PI), messages.Sample(device=PI, at=0.0, cpu=0.0, memory=0)),
     (NAMES.telemetry(PI), messages.Probe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
@@ -101,12 +113,11 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         details=st.dictionaries(texts, details.filter(lambda value: _depth(value) < 3), max_size=4),
     ),
     messages.Note: st.builds(messages.Note, texts),
-    messages.SetLink: st.builds(messages.SetLink, names, changes),
-    **{
-        order: st.builds(order, names)
-        for order in get_args(messages.DeviceOrder)
-        if order is not messages.SetLink
-    },
+    messages.DeviceOrder: st.builds(
+        messages.DeviceOrder,
+        names,
+        st.builds(SetLink, changes) | st.sampled_from([action() for action in get_args(Switching)]),
+    ),
     messages.Sample: st.builds(
         messages.Sample,
         device=names,
@@ -193,8 +204,12 @@ def _sample(**changed: Any) -> bytes:
     return json.dumps({"device": PI, "at": 1.0, "cpu": 1.0, "memory": 1, **changed}).encode()
 
 
+def _act(device: Any, action: Any, **fields: Any) -> bytes:
+    return json.dumps({"device": device, "action": {"action": action, **fields}}).encode()
+
+
 def _link(**changed: Any) -> bytes:
-    return json.dumps({"do": "set_link", "device": PI, "changes": changed}).encode()
+    return _act(PI, "set", link=changed)
 
 
 TO_AGGREGATOR, TO_PI, TO_ROUTER = map(NAMES.control, (AGGREGATOR, PI, ROUTER))
@@ -217,26 +232,28 @@ OF_PI = NAMES.telemetry(PI)
         (TO_PI, b" " * 65_537, "65537 bytes, at most 65536"),
         (TO_PI, b"[]", "expected a JSON object, found list"),
         (TO_PI, b"null", "expected a JSON object, found None"),
-        (TO_PI, b"{}", "pi-1 knows no order None"),
-        (TO_PI, b'{"do": []}', "pi-1 knows no order list"),
-        (TO_PI, b'{"do": "burn", "device": "pi-1"}', "pi-1 knows no order 'burn'"),
-        (TO_PI, b'{"do": "start"}', "pi-1 knows no order 'start'"),
-        (TO_AGGREGATOR, b'{"do": "crash", "device": "pi-1"}', "aggregator knows no order 'crash'"),
-        (TO_ROUTER, b'{"do": "crash", "device": "pi-1"}', "router knows no order 'crash'"),
-        (TO_PI, b'{"do": "crash"}', "without device"),
-        (TO_PI, b'{"do": "crash", "device": "pi-2"}', "topic is that of pi-1, the message that of pi-2"),
-        (TO_PI, b'{"do": "crash", "device": 3}', "device: expected a name, found 3"),
-        (TO_PI, b'{"do": "crash", "device": "pi-1", "now": 1}', "unknown field 'now'"),
-        (TO_ROUTER, b'{"do": "disconnect", "device": "+"}', "device: expected a name, found '\\+'"),
+        (TO_AGGREGATOR, b"{}", "aggregator knows no order None"),
+        (TO_AGGREGATOR, b'{"do": []}', "aggregator knows no order list"),
+        (TO_AGGREGATOR, b'{"do": "burn"}', "aggregator knows no order 'burn'"),
+        (TO_PI, b'{"do": "start"}', "without action, device"),
+        (TO_PI, _act("pi-1", "burn"), "action: no action on a device: dict"),
+        (TO_PI, _act("pi-1", []), "action: no action on a device: dict"),
+        (TO_PI, _act("pi-1", "set", cpu=0.5), "action: no action on a device: dict"),
+        (TO_PI, _act("pi-1", "crash", now=1), "action: no action on a device: dict"),
+        (TO_PI, b'{"device": "pi-1", "action": []}', "action: no action on a device: list"),
+        (TO_PI, b'{"action": {"action": "crash"}}', "without device"),
+        (TO_PI, _act("pi-2", "crash"), "topic is that of pi-1, the message that of pi-2"),
+        (TO_PI, _act(3, "crash"), "device: expected a name, found 3"),
+        (TO_ROUTER, _act("+", "disconnect"), "device: expected a name, found '\\+'"),
         (TO_PI, _link(), "expected a map with some of up, down"),
         (TO_PI, _link(speed=1), "expected a map with some of up, down"),
-        (TO_PI, _link(up=0), "changes: expected an integer from 1"),
-        (TO_PI, _link(up=1e6), "changes: expected an integer from 1"),
-        (TO_PI, _link(up=True), "changes: expected an integer from 1"),
-        (TO_PI, _link(rtt=None), "changes: expected a number from 0"),
-        (TO_PI, _link(rtt=-1), "changes: expected a number from 0"),
-        (TO_PI, _link(loss=1.1), "changes: expected a number from 0 to 1"),
-        (TO_PI, _link(rtt="1"), "changes: expected a number from 0"),
+        (TO_PI, _link(up=0), "action: expected an integer from 1"),
+        (TO_PI, _link(up=1e6), "action: expected an integer from 1"),
+        (TO_PI, _link(up=True), "action: expected an integer from 1"),
+        (TO_PI, _link(rtt=None), "action: expected a number from 0"),
+        (TO_PI, _link(rtt=-1), "action: expected a number from 0"),
+        (TO_PI, _link(loss=1.1), "action: expected a number from 0 to 1"),
+        (TO_PI, _link(rtt="1"), "action: expected a number from 0"),
         (TO_PI, _link(rtt=float("nan")), "NaN is no number of JSON"),
         (TO_PI, _link(rtt=float("inf")), "Infinity is no number of JSON"),
         (TO_AGGREGATOR, _log(at=int(LONG)), "at: expected a number from -1e\\+10 to 1e\\+10, found 999"),
@@ -288,10 +305,10 @@ def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> No
 @pytest.mark.parametrize(
     "message",
     [
-        messages.SetLink(PI, {"rtt": float("nan")}),
-        messages.SetLink(PI, {}),
-        messages.SetLink(PI, {"up": 10**5000}),
-        messages.Crash("a/b"),
+        messages.DeviceOrder(PI, SetLink({"rtt": float("nan")})),
+        messages.DeviceOrder(PI, SetLink({})),
+        messages.DeviceOrder(PI, SetLink({"up": 10**5000})),
+        messages.DeviceOrder("a/b", Crash()),
         messages.Note("x" * (messages.MOST_TEXT + 1)),
         messages.Failure(PI, "\udcff"),
         messages.Log(float("inf"), PI, "hand", 0.0, {}),

@@ -15,7 +15,7 @@ from agents.client import core
 from agents.client.main import Client
 from agents.config import AggregatorConfig, Broker, ClientConfig, Local, Named, RouterConfig, Stop
 from agents.device.delayline import Impairment
-from agents.messages import SetLink
+from agents.device_actions import Disconnect, SetLink
 from agents.router.main import Router
 from agents.rules.interface import ClientSide
 from agents.tasks.quadratic import Quadratic
@@ -179,7 +179,11 @@ def test_the_router(
             seed=1,
         )
     )
-    for order in (messages.Disconnect("a"), SetLink("b", {"rtt": 0.1}), messages.Note("no")):
+    for order in (
+        messages.DeviceOrder("a", Disconnect()),
+        messages.DeviceOrder("b", SetLink({"rtt": 0.1})),
+        messages.Note("no"),
+    ):
         router._obey(Received(NAMES.control(ROUTER), messages.encode(order), 0))
     router._obey(Received(NAMES.control(ROUTER), b"[" * 60_000, 0))
     assert router._refusals.count == 4
@@ -187,6 +191,12 @@ def test_the_router(
     assert [topic for topic, _ in connection.published] == [NAMES.failure(ROUTER)] * 4
     assert isinstance(router._delays, Delays)
     assert router._delays.changed == []
-    router._obey(Received(NAMES.control(ROUTER), messages.encode(SetLink("a", {"jitter": 0.01})), 0))
+    router._obey(
+        Received(
+            NAMES.control(ROUTER),
+            messages.encode(messages.DeviceOrder("a", SetLink({"jitter": 0.01}))),
+            0,
+        )
+    )
     assert router._delays.changed == [(0, Impairment(0.1, 0.01)), (1, Impairment(0.1, 0.01))]
     assert len(connection.published) == 4

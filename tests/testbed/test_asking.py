@@ -12,17 +12,7 @@ import pytest
 
 from agents import events, messages
 from agents.config import Link
-from testbed import mailbox
-from testbed.configs import RunSpec
-from testbed.device_orders import Order
-from testbed.director import Director, ordered
-from testbed.errors import BadInputError
-from testbed.fidelity import asking
-from testbed.fidelity.figures import AskedCpu, AskedLink
-from testbed.plan import Host, plan
-from testbed.rundir import RunDirectory
-from testbed.topology import parse
-from testbed.topology.timeline import (
+from agents.device_actions import (
     Action,
     Crash,
     Disconnect,
@@ -34,8 +24,19 @@ from testbed.topology.timeline import (
     Resume,
     SetCpu,
     SetLink,
-    Step,
 )
+from agents.messages import AddressedOrder
+from agents.nanoseconds import from_seconds
+from testbed import mailbox
+from testbed.configs import RunSpec
+from testbed.director import Director, ordered
+from testbed.errors import BadInputError
+from testbed.fidelity import asking
+from testbed.fidelity.figures import AskedCpu, AskedLink
+from testbed.plan import Host, plan
+from testbed.rundir import RunDirectory
+from testbed.topology import parse
+from testbed.topology.timeline import Step
 
 TOPOLOGY = """
 name: asked
@@ -114,13 +115,17 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     assert a.away == ((7.0, 10.0),)
 
 
+def _step(at: float, device: str, action: Action) -> Step:
+    return Step(from_seconds(at), device, action)
+
+
 @dataclass
 class Stage:
     done: list[tuple[str, Action]] = field(default_factory=list)
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         self.done.append((device, action))
-        return [(device, messages.Crash(device))]
+        return [(device, messages.DeviceOrder(device, Crash()))]
 
 
 def _never(failure: str) -> None:
@@ -128,15 +133,15 @@ def _never(failure: str) -> None:
 
 
 def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
-    stage, told = Stage(), list[Order]()
-    steps = [Step(0.0, "a", Crash()), Step(1e6, "b", Crash())]
+    stage, told = Stage(), list[AddressedOrder]()
+    steps = [_step(0.0, "a", Crash()), _step(1e6, "b", Crash())]
     director = Director(iter(steps), stage, told.append, _never)
     director.play()
     assert stage.done == []  # the run clock has not started
     director.start(time.monotonic())
     director.play()
     assert stage.done == [("a", Crash())]
-    assert told[0] == ("a", messages.Crash("a"))
+    assert told[0] == ("a", messages.DeviceOrder("a", Crash()))
     part, logged = told[1]
     assert isinstance(logged, messages.Log)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
@@ -149,24 +154,24 @@ def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
 
 def test_a_resumed_run_has_devices_as_they_were() -> None:
     steps = [
-        Step(1.0, "a", SetCpu(0.5)),
-        Step(2.0, "a", Crash()),
-        Step(3.0, "late", Join()),
-        Step(4.0, "a", Restart()),
-        Step(5.0, "a", SetCpu(0.1)),
-        Step(6.0, "b", Pause()),
-        Step(7.0, "late", Crash()),
-        Step(8.0, "late", Restart()),
-        Step(9.0, "c", Disconnect()),
-        Step(9.5, "c", Reconnect()),
-        Step(9.6, "back", Pause()),
-        Step(9.7, "back", Leave()),
-        Step(9.8, "back", Join()),
-        *(Step(at, "traced", SetLink({"up": 1000 * at})) for at in range(10)),
-        Step(9.6, "traced", SetLink({"rtt": 0.5})),
-        Step(20.0, "b", Resume()),
+        _step(1.0, "a", SetCpu(0.5)),
+        _step(2.0, "a", Crash()),
+        _step(3.0, "late", Join()),
+        _step(4.0, "a", Restart()),
+        _step(5.0, "a", SetCpu(0.1)),
+        _step(6.0, "b", Pause()),
+        _step(7.0, "late", Crash()),
+        _step(8.0, "late", Restart()),
+        _step(9.0, "c", Disconnect()),
+        _step(9.5, "c", Reconnect()),
+        _step(9.6, "back", Pause()),
+        _step(9.7, "back", Leave()),
+        _step(9.8, "back", Join()),
+        *(_step(at, "traced", SetLink({"up": 1000 * at})) for at in range(10)),
+        _step(9.6, "traced", SetLink({"rtt": 0.5})),
+        _step(20.0, "b", Resume()),
     ]
-    stage, told = Stage(), list[Order]()
+    stage, told = Stage(), list[AddressedOrder]()
     director = Director(iter(steps), stage, told.append, _never)
     director.start(time.monotonic() - 10.0, begin=10.0)
     director.play()
@@ -182,11 +187,11 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
 
 def test_a_step_that_cannot_be_done_is_told_and_the_run_goes_on() -> None:
     class Refusing(Stage):
-        def act(self, device: str, action: Action) -> list[Order]:
+        def act(self, device: str, action: Action) -> list[AddressedOrder]:
             raise BadInputError(f"{device} has ended")
 
-    told, failed = list[Order](), list[str]()
-    director = Director(iter([Step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
+    told, failed = list[AddressedOrder](), list[str]()
+    director = Director(iter([_step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
     director.start(time.monotonic())
     director.play()
     assert (told, failed) == ([], ["a has ended"])

@@ -14,18 +14,17 @@ from pathlib import Path
 import pytest
 
 from agents.config import Broker, Link
-from agents.messages import Note, SetLink, Telemetry
+from agents.device_actions import Action, SetLink
+from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
 from testbed import fleet
 from testbed.controller import Controller
-from testbed.device_orders import Order
 from testbed.errors import BadInputError, RunFailedError
 from testbed.follow import Samples
 from testbed.runtimes import LiveRun
 from testbed.runtimes.process import ProcessRuntime, Programs
 from testbed.signals import interrupting
-from testbed.topology.timeline import Action
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
@@ -105,7 +104,7 @@ class Idle:
     def limit(self, device: str) -> None: ...
     def stop(self) -> None: ...
 
-    def act(self, device: str, action: Action) -> list[Order]:
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
         return []
 
     def ended(self) -> dict[str, int]:
@@ -161,9 +160,9 @@ def test_what_cannot_be_told_to_a_device_is_a_failure(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller = Controller(run, Idle(), Lines())
     connection = Connection(Broker("localhost", 0, "c", ""), [], lambda _: None)
-    controller._tell(connection, ("d-1", SetLink("d-1", {"rtt": 1e12})))
+    controller._tell(connection, ("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12}))))
     (failure,) = controller.failures
-    assert failure.startswith("d-1 could not be told to set_link: changes: expected a number")
+    assert failure.startswith("an order to d-1 could not be sent: action: expected a number")
 
 
 def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path) -> None:

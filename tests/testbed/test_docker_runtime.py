@@ -9,6 +9,7 @@ import docker
 import pytest
 
 from agents import messages
+from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
 from testbed import data, images
 from testbed.configs import RunSpec
 from testbed.errors import BadInputError, HostError
@@ -19,7 +20,6 @@ from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.docker import DockerRuntime
 from testbed.runtimes.launch import UNLIMITED
 from testbed.topology import parse
-from testbed.topology.timeline import Action, Crash, Join, Leave, Pause, Restart, SetCpu
 from tests.running import left_in_docker
 
 PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
@@ -66,8 +66,8 @@ def test_a_new_share_is_a_new_quota(spec: RunSpec) -> None:
 
 def test_all_else_is_the_devices_to_do(spec: RunSpec) -> None:
     device = Device(spec.plan.devices[0], away=False)
-    assert respond(spec, device, Crash()).orders == [("d", messages.Crash("d"))]
-    assert respond(spec, device, Join()).orders == [("d", messages.Join("d"))]
+    assert respond(spec, device, Crash()).orders == [("d", messages.DeviceOrder("d", Crash()))]
+    assert respond(spec, device, Join()).orders == [("d", messages.DeviceOrder("d", Join()))]
 
 
 def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:

@@ -18,6 +18,18 @@ import pytest
 
 from agents import config, messages
 from agents.config import Broker, ClientConfig, Link
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetLink,
+)
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
 from testbed import tether
@@ -28,17 +40,6 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
 from testbed.topology import parse
-from testbed.topology.timeline import (
-    Action,
-    Crash,
-    Disconnect,
-    Join,
-    Leave,
-    Pause,
-    Restart,
-    Resume,
-    SetLink,
-)
 
 pytestmark = pytest.mark.alone
 
@@ -121,9 +122,9 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
     assert through.port != direct.port
     log_in(through)
     assert {info.part for info in of(run)} == {"broker", "router", "aggregator", "d-1", "d-2"}
-    assert runtime.act("d-1", Disconnect()) == [("router", messages.Disconnect("d-1"))]
+    assert runtime.act("d-1", Disconnect()) == [("router", messages.DeviceOrder("d-1", Disconnect()))]
     assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
-        ("router", messages.SetLink("d-2", {"up": None, "rtt": 0.5}))
+        ("router", messages.DeviceOrder("d-2", SetLink({"up": None, "rtt": 0.5})))
     ]
     with pytest.raises(BadInputError, match="loses no packets: use the docker runtime"):
         runtime.act("d-1", SetLink({"loss": 0.1}))
@@ -143,11 +144,15 @@ def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path
         return event.payload.decode()
 
     assert "no JSON" in refused(b"[" * 60_000)
-    assert "devices of its run" in refused(messages.encode(messages.Disconnect("stranger")))
+    assert "devices of its run" in refused(
+        messages.encode(messages.DeviceOrder("stranger", Disconnect()))
+    )
     door = config.load(ClientConfig, run.directory.config("d-1")).broker
     log_in(door)
     for part in ("d-1", "stranger"):  # of which the second says that the first was obeyed
-        controller.publish(names.control(ROUTER), messages.encode(messages.Disconnect(part)))
+        controller.publish(
+            names.control(ROUTER), messages.encode(messages.DeviceOrder(part, Disconnect()))
+        )
     failures.get(timeout=10)
     time.sleep(0.1)
     with pytest.raises(ConnectionFailedError):
@@ -159,7 +164,7 @@ def test_on_a_stretched_clock_a_link_is_as_much_slower(make: Make, tmp_path: Pat
     runtime = make(spec(tmp_path, more=f"{CUTS}\ndilation: 4"))
     change = SetLink({"up": 1_000_000, "rtt": 0.5, "jitter": None})
     ((_, order),) = runtime.act("d-1", change)
-    assert order == messages.SetLink("d-1", {"up": 250_000, "rtt": 2.0, "jitter": 0.0})
+    assert order == messages.DeviceOrder("d-1", SetLink({"up": 250_000, "rtt": 2.0, "jitter": 0.0}))
 
 
 @pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
@@ -289,7 +294,7 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     for action in (Disconnect(), Pause(), Crash()):
         runtime.act("d-1", action)
     eventually(lambda: "d-1" not in {info.part for info in of(run)})
-    assert runtime.act("d-1", Join()) == [("router", messages.Reconnect("d-1"))]
+    assert runtime.act("d-1", Join()) == [("router", messages.DeviceOrder("d-1", Reconnect()))]
     (device,) = (info.process for info in of(run) if info.part == "d-1")
     assert device.status() != psutil.STATUS_STOPPED
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.config import Access, Link
-from agents.messages import Disconnect, Reconnect, SetLink
+from agents.device_actions import Disconnect, Reconnect, SetLink
 from testbed.relay import transfer
 from testbed.relay.main import OwnLink, cells
 from testbed.relay.pipe import on_wire
@@ -132,14 +132,14 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
 ) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
-    relay.tell(lambda now: access.obey(Disconnect("pi"), now))
+    relay.tell(lambda now: access.obey(Disconnect(), now))
     time.sleep(0.05)
     device.sendall(b"up")
     broker.sendall(b"down")
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
-    relay.tell(lambda now: access.obey(Reconnect("pi"), now))
+    relay.tell(lambda now: access.obey(Reconnect(), now))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
 
@@ -160,7 +160,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
 def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
-    relay.tell(lambda now: access.obey(SetLink("pi", {"rtt": 0.02}), now))
+    relay.tell(lambda now: access.obey(SetLink({"rtt": 0.02}), now))
     assert access.link.up == 1_000_000
     time.sleep(0.05)
     begin = time.monotonic()
@@ -227,7 +227,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
-    relay.tell(lambda now: own.obey(Disconnect("pi"), now))
+    relay.tell(lambda now: own.obey(Disconnect(), now))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()
     time.sleep(0.05)
@@ -235,7 +235,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     sent(there[0], bytes(100_000))
     assert len(received(there[1])) == 100_000
     assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
-    relay.tell(lambda now: own.obey(Reconnect("pi"), now))
+    relay.tell(lambda now: own.obey(Reconnect(), now))
     assert len(received(away[1])) == 500_000
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from agents.device_actions import SetLink
+from agents.nanoseconds import SECOND
 from testbed import plan
 from testbed.calibration import Calibration, Host
 from testbed.errors import BadInputError
 from testbed.topology import Topology, linktraces, load
 from testbed.topology.devices import LinkTrace
 from testbed.topology.resolution import needs_calibration, on_host, resolved
-from testbed.topology.timeline import SetLink, Step
+from testbed.topology.timeline import Step
 
 HOST = Calibration(
     host=Host(cpu="test", cores=2, torch="0"),
@@ -118,7 +120,7 @@ def test_a_link_follows_its_trace(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("time,up,delay\n0,1000000,0.01\n2,0,0.04\n")
     found = linktraces.steps("a", linktraces.read(LinkTrace(csv="t.csv"), tmp_path))
     assert list(islice(found, 3)) == [
-        Step(0.0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
-        Step(2.0, "a", SetLink({"up": 1_000, "rtt": 0.08})),  # an outage, as near as tbf can
-        Step(4.0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
+        Step(0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
+        Step(2 * SECOND, "a", SetLink({"up": 1_000, "rtt": 0.08})),  # an outage, as near as tbf can
+        Step(4 * SECOND, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
     ]

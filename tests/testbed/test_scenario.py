@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agents import config, durations
-from agents.durations import DISTRIBUTIONS, Distribution
-from testbed.errors import BadInputError
-from testbed.topology import complaints, scenario, yamlfile
-from testbed.topology.devices import DeviceGroup
-from testbed.topology.fields import Model
-from testbed.topology.scenario import Churn, Entry, frequency
-from testbed.topology.timeline import (
+from agents.device_actions import (
     Action,
     Crash,
     Disconnect,
@@ -33,10 +27,15 @@ from testbed.topology.timeline import (
     Resume,
     SetCpu,
     SetLink,
-    Step,
-    describe,
-    timeline,
 )
+from agents.durations import DISTRIBUTIONS, Distribution
+from agents.nanoseconds import SECOND, from_seconds, to_seconds
+from testbed.errors import BadInputError
+from testbed.topology import complaints, scenario, yamlfile
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.fields import Model
+from testbed.topology.scenario import Churn, Entry, frequency
+from testbed.topology.timeline import Step, timeline
 
 
 class _Fleet(Model):
@@ -45,7 +44,8 @@ class _Fleet(Model):
     churn: Churn | None = None
 
     def timeline(self, seed: int = 7, horizon: float | None = None) -> list[Step]:
-        return list(timeline(self.scenario, self.churn, self.devices, seed, horizon))
+        end = None if horizon is None else from_seconds(horizon)
+        return list(timeline(self.scenario, self.churn, self.devices, seed, end))
 
     def endless(self, seed: int = 7) -> Iterator[Step]:
         return timeline(self.scenario, self.churn, self.devices, seed)
@@ -81,7 +81,7 @@ def _available(text: str, count: int = 1) -> _Fleet:
 
 
 def _steps(*steps: tuple[float, str, Action]) -> list[Step]:
-    return [Step(*step) for step in steps]
+    return [Step(from_seconds(at), device, action) for at, device, action in steps]
 
 
 def test_every_verb_becomes_steps_in_the_order_of_time() -> None:
@@ -124,7 +124,7 @@ def test_at_one_time_the_order_is_that_of_the_file() -> None:
         "{at: 5s, set: fast, cpu: 1}",
         "{at: 5s, disconnect: fast, for: 1s}",
     )
-    at_five = [(step.device, step.action) for step in fleet.timeline() if step.at == 5]
+    at_five = [(step.device, step.action) for step in fleet.timeline() if step.at == 5 * SECOND]
     assert at_five == [
         ("slow-2", Resume()),
         ("slow-3", Crash()),
@@ -136,6 +136,43 @@ def test_at_one_time_the_order_is_that_of_the_file() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("entry", "at", "ended"),
+    [
+        ("{at: 100ms, pause: fast, for: 200ms}", "300ms", Resume()),
+        ("{at: 100ms, disconnect: fast, for: 700ms}", "800ms", Reconnect()),
+        ("{at: 1100ms, crash: fast, restart_after: 2200ms}", "3300ms", Restart()),
+        ("{at: 300ms, pause: fast, for: 600ms}", "900ms", Resume()),
+    ],
+)
+def test_what_ends_at_the_time_of_another_entry_keeps_the_order_of_the_file(
+    entry: str, at: str, ended: Action
+) -> None:
+    """As floating-point seconds, 0.1 + 0.2 comes after 0.3, and 0.3 + 0.6 before 0.9."""
+    set_cpu = f"{{at: {at}, set: fast, cpu: 1}}"
+    for entries, actions in (
+        ((entry, set_cpu), [ended, SetCpu(1.0)]),
+        ((set_cpu, entry), [SetCpu(1.0), ended]),
+    ):
+        (first, second) = _scenario(*entries).timeline()[1:]
+        assert [first.action, second.action] == actions
+        assert first.at == second.at
+
+
+def test_sums_of_drawn_times_are_whole_nanoseconds() -> None:
+    """Ten times 0.1 s is 1 s: what is drawn meets what the file says, and the file comes first."""
+    fleet = _read(
+        "devices: [{name: nano, cpu: 1, availability: {on: 100ms, off: 100ms, start: on}}]\n"
+        "scenario: [{at: 1s, set: nano, cpu: 0.5}]"
+    )
+    at_one = [step.action for step in fleet.timeline(horizon=1.05) if step.at == SECOND]
+    assert at_one == [SetCpu(0.5), Reconnect()]
+    looped = _available("{trace: [[0s, on], [100ms, off]], loop: 300ms}")
+    assert [step.at for step in looped.timeline(horizon=1.0)] == [
+        at * SECOND // 10 for at in (1, 3, 4, 6, 7, 9)
+    ]
+
+
 def test_a_link_keeps_what_a_change_does_not_mention() -> None:
     fleet = _scenario(
         "{at: 1s, set: fast, link: {delay: 5ms, jitter: 20ms}}",
@@ -144,10 +181,10 @@ def test_a_link_keeps_what_a_change_does_not_mention() -> None:
     first, second = (step.action for step in fleet.timeline())
     assert isinstance(first, SetLink)
     assert isinstance(second, SetLink)
-    link = first.applied_to(config.Link(up=5_000_000, down=1_000, rtt=0.1, loss=0.5))
+    link = config.Link(up=5_000_000, down=1_000, rtt=0.1, loss=0.5).changed(first.changes)
     assert link == config.Link(5_000_000, 1_000, rtt=0.01, jitter=0.02, loss=0.5)
-    assert second.applied_to(link) == replace(link, up=None, down=2_000_000)
-    assert second.applied_to(None) == config.Link(None, 2_000_000)
+    assert link.changed(second.changes) == replace(link, up=None, down=2_000_000)
+    assert config.Link().changed(second.changes) == config.Link(None, 2_000_000)
 
 
 def test_what_overlaps_is_made_one() -> None:
@@ -217,20 +254,6 @@ def test_a_device_that_leaves_before_it_joins_is_there_from_the_start() -> None:
     assert gone == {"slow-1", "slow-3", "late-1", "late-2"}
 
 
-@pytest.mark.parametrize(
-    ("action", "described"),
-    [
-        (SetCpu(0.05), {"action": "set", "cpu": 0.05}),
-        (SetLink({"up": None, "rtt": 0.1}), {"action": "set", "link": {"up": None, "rtt": 0.1}}),
-        (Crash(), {"action": "crash"}),
-        (Restart(), {"action": "restart"}),
-        (Disconnect(), {"action": "disconnect"}),
-    ],
-)
-def test_an_action_is_described_in_json(action: Action, described: dict[str, Any]) -> None:
-    assert json.loads(json.dumps(describe(action))) == described
-
-
 CHURN = """
 churn: {rate: 2/min, downtime: {distribution: exponential, mean: 10s}, devices: [slow]}
 """
@@ -242,7 +265,7 @@ def test_churn_has_the_rate_and_the_downtime_that_were_asked_for() -> None:
     for device in ("slow-1", "slow-2", "slow-3"):
         own = [step for step in steps if step.device == device]
         assert [step.action for step in own[:4]] == [Crash(), Restart(), Crash(), Restart()]
-        times = [0.0, *(step.at for step in own)]
+        times = [0.0, *(to_seconds(step.at) for step in own)]
         spans = np.diff(times)
         up, down = spans[::2], spans[1::2]
         assert len(up) > 4500  # 200000 s in cycles of 40 s
@@ -265,7 +288,7 @@ def test_another_downtime_leaves_the_times_between_crashes_alone() -> None:
     def ups(downtime: str) -> list[float]:
         text = CHURN.replace("{distribution: exponential, mean: 10s}", downtime)
         steps = _read(DEVICES + text.replace("[slow]", "fast")).endless()
-        times = [0.0, *(step.at for step in itertools.islice(steps, 9))]
+        times = [0.0, *(to_seconds(step.at) for step in itertools.islice(steps, 9))]
         return [later - earlier for earlier, later in itertools.pairwise(times)][::2]
 
     assert ups("1s") == pytest.approx(ups("{distribution: lognormal, median: 5s, sigma: 1}"))
@@ -283,7 +306,7 @@ def test_nothing_comes_of_a_device_that_is_away_for_good(away: str) -> None:
     fleet = _read(DEVICES + f"scenario: [{{at: 1h, {away}: slow}}]" + CHURN)
     steps = list(fleet.endless())  # which ends
     assert len(steps) > 100
-    assert max(step.at for step in steps) == 3600
+    assert max(step.at for step in steps) == 3600 * SECOND
     for device in ("slow-1", "slow-2", "slow-3"):
         own = [step.action for step in steps if step.device == device]
         if away == "crash":

@@ -9,6 +9,7 @@ import pytest
 
 from agents import events
 from agents.config import Stop
+from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
 from testbed.watching.choice import Choice, Order, Quit, Wish, pressed
@@ -242,13 +243,13 @@ def test_keys_choose_what_is_shown() -> None:
 
 
 def test_devices_are_paused_killed_and_started_again() -> None:
-    pause, kill = Order("pause", ("pi-1",), "pi-1"), Order("crash", ("pi-1",), "pi-1")
+    pause, kill = Order(Pause(), ("pi-1",), "pi-1"), Order(Crash(), ("pi-1",), "pi-1")
     assert after(["p", "x", "r"])[1] == []  # nothing is selected
     assert after(["down", "p"])[1] == [pause]
     assert after(["down", "x"])[1] == []
     assert after(["down", "x", "n", "y"])[1] == []
     assert after(["down", "x", "y"])[1] == [kill]
-    assert after(["down", "r"])[1] == [replace(kill, action="restart")]
+    assert after(["down", "r"])[1] == [replace(kill, action=Restart())]
     assert str(kill) == "kill pi-1"
     assert after(["q"])[1] == [Quit()]
 
@@ -257,4 +258,4 @@ def test_what_is_paused_is_resumed() -> None:
     tally = tallied()
     tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
     _, wish = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
-    assert wish == Order("resume", ("pi-1",), "pi-1")
+    assert wish == Order(Resume(), ("pi-1",), "pi-1")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agents import messages
+from agents.device_actions import SetLink
 from agents.topics import ROUTER
 from testbed import broker, configs, manifest
 from testbed.configs import RunSpec
@@ -18,7 +19,6 @@ from testbed.rundir import RunDirectory
 from testbed.runtimes.container_actions import Device, respond
 from testbed.shaper import Shaper, lack_of_netem
 from testbed.topology import Topology, parse
-from testbed.topology.timeline import SetLink
 
 pytestmark = pytest.mark.alone
 
@@ -87,12 +87,12 @@ def _spec(folder: Path, host: Host) -> RunSpec:
 @pytest.mark.parametrize(
     ("host", "orders"),
     [
-        (HAVING, [("pi", messages.SetLink("pi", {"up": None, "rtt": 0.3, "loss": 0.0}))]),
+        (HAVING, [("pi", messages.DeviceOrder("pi", SetLink({"up": None, "rtt": 0.3, "loss": 0.0})))]),
         (
             LACKING,
             [
-                ("pi", messages.SetLink("pi", {"up": None})),
-                (ROUTER, messages.SetLink("pi", {"rtt": 0.3, "loss": 0.0})),
+                ("pi", messages.DeviceOrder("pi", SetLink({"up": None}))),
+                (ROUTER, messages.DeviceOrder("pi", SetLink({"rtt": 0.3, "loss": 0.0}))),
             ],
         ),
     ],

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from agents import events
+from agents.device_actions import to_json
+from agents.nanoseconds import SECOND, to_seconds
 from agents.rules.area import AreaState
 from agents.vectors import Vector
 from testbed import up
 from testbed.configs import RunSpec
 from testbed.rundir import RunDirectory
-from testbed.topology.timeline import describe
 from testbed.view import View
 from testbed.virtual.run import Recorder, _simulation
 from testbed.virtual.simulation import Simulation
@@ -76,8 +77,8 @@ def test_the_run_goes_on_and_tells_all(tmp_path: Path, rule: dict[str, Any]) -> 
     assert isinstance(records[-1], events.RunEnded)
     assert (records[-1].reason, records[-1].at) == ("after", AFTER)
     due = [
-        (round(step.at, 6), step.device, describe(step.action))
-        for step in takewhile(lambda step: step.at <= AFTER, spec.steps())
+        (round(to_seconds(step.at), 6), step.device, to_json(step.action))
+        for step in takewhile(lambda step: step.at <= AFTER * SECOND, spec.steps())
     ]
     assert [(r.at, r.device, r.details) for r in records if isinstance(r, events.Acted)] == due
     assert len(due) > 10

@@ -16,6 +16,17 @@ from agents import messages
 from agents.config import Broker, DeviceConfig
 from agents.device import link
 from agents.device.main import Init
+from agents.device_actions import (
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Restart,
+    Resume,
+    SetLink,
+    Switching,
+)
 from agents.transport import Received
 
 pytestmark = pytest.mark.alone
@@ -97,35 +108,35 @@ def eventually(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("pause", [0.0, 0.05])
 @pytest.mark.parametrize(
     ("ends", "begins"),
-    [(messages.Crash("pi"), messages.Restart("pi")), (messages.Leave("pi"), messages.Join("pi"))],
+    [(Crash(), Restart()), (Leave(), Join())],
 )
 def test_who_is_to_come_back_at_once_does(
-    init: Init, ends: messages.DeviceOrder, begins: messages.DeviceOrder, pause: float
+    init: Init, ends: Switching, begins: Switching, pause: float
 ) -> None:
     old = pid(init)
     init._do(ends)
     time.sleep(pause)
     init._do(begins)
-    init._do(messages.Pause("pi"))  # not the old one, which would never end
+    init._do(Pause())  # not the old one, which would never end
     eventually(lambda: pid(init) not in (old, None))
     new = pid(init)
     eventually(lambda: psutil.Process(new).status() == psutil.STATUS_STOPPED)
-    init._do(messages.Resume("pi"))
-    init._do(messages.Restart("pi"))
+    init._do(Resume())
+    init._do(Restart())
     assert pid(init) == new  # it is there
 
 
 def test_who_is_ended_again_before_it_comes_back_stays_away(init: Init) -> None:
-    for order in (messages.Crash, messages.Restart, messages.Crash):
-        init._do(order("pi"))
+    for action in (Crash, Restart, Crash):
+        init._do(action())
     eventually(lambda: pid(init) is None)
 
 
 def test_who_joins_again_is_neither_frozen_nor_cut_off(init: Init, cables: list[bool]) -> None:
-    for order in (messages.Disconnect, messages.Pause, messages.Crash):
-        init._do(order("pi"))
+    for action in (Disconnect, Pause, Crash):
+        init._do(action())
     eventually(lambda: pid(init) is None)
-    init._do(messages.Join("pi"))
+    init._do(Join())
     assert cables == [False, True]
     assert psutil.Process(pid(init)).status() != psutil.STATUS_STOPPED
 
@@ -141,7 +152,7 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
         raise link.LinkError("no tbf")
 
     monkeypatch.setattr(link, "apply", fails)
-    order = messages.encode(messages.SetLink("pi", {"up": 1_000_000}))
+    order = messages.encode(messages.DeviceOrder("pi", SetLink({"up": 1_000_000})))
     init._obey(Received("testbed/r/control/pi", order, 0))
     assert isinstance(init._connection, Connection)
     assert init._connection.published == [("testbed/r/failure/pi", b"no tbf")]

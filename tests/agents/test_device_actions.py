@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from agents import events
+from agents.device_actions import (
+    BY_NAME,
+    Action,
+    Crash,
+    DeviceState,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+    Switching,
+    about,
+    from_json,
+    holds,
+    to_json,
+)
+
+ACTIONS: list[tuple[Action, str]] = [
+    (SetCpu(0.05), '{"action": "set", "cpu": 0.05}'),
+    (SetLink({"up": None, "rtt": 0.1}), '{"action": "set", "link": {"up": null, "rtt": 0.1}}'),
+    (Crash(), '{"action": "crash"}'),
+    (Restart(), '{"action": "restart"}'),
+    (Pause(), '{"action": "pause"}'),
+    (Resume(), '{"action": "resume"}'),
+    (Disconnect(), '{"action": "disconnect"}'),
+    (Reconnect(), '{"action": "reconnect"}'),
+    (Leave(), '{"action": "leave"}'),
+    (Join(), '{"action": "join"}'),
+]
+
+
+@pytest.mark.parametrize(("action", "text"), ACTIONS)
+def test_an_action_is_written_in_json_and_read_back(action: Action, text: str) -> None:
+    assert json.dumps(to_json(action)) == text
+    assert from_json(json.loads(text)) == action
+    line = events.to_line(events.Acted(1.0, "pi-1", "scenario", 0.0, to_json(action)))
+    read = events.from_line(line)
+    assert isinstance(read, events.Acted)
+    assert read.action == action
+
+
+def test_no_action_is_forgotten() -> None:
+    kinds = set(get_args(Action))
+    assert {type(action) for action, _ in ACTIONS} == kinds
+    assert {type(action) for action in BY_NAME.values()} == set(get_args(Switching))
+    assert kinds == {SetCpu, SetLink, *get_args(Switching)}
+
+
+@pytest.mark.parametrize(
+    "details", [{"action": "dance"}, {"action": "set"}, {"action": "set", "gpu": 1}, {"cpu": 0.5}, {}]
+)
+def test_what_another_version_does_is_skipped(details: dict[str, object]) -> None:
+    assert from_json(details) is None
+
+
+@pytest.mark.parametrize("action", [action for action, _ in ACTIONS])
+def test_a_state_takes_every_action_and_can_be_made_again(action: Action) -> None:
+    state = DeviceState().after(action)
+    assert list(state.actions()) == [action]
+    assert state.after(action) == state
+    if isinstance(action, Switching):
+        assert holds(action)[about(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
+
+
+def _made(*actions: Action) -> list[Action]:
+    state = DeviceState()
+    for action in actions:
+        state = state.after(action)
+    return list(state.actions())
+
+
+def test_the_last_action_about_a_hold_counts() -> None:
+    assert _made(Crash(), Pause(), Restart(), Disconnect()) == [Pause(), Restart(), Disconnect()]
+    assert _made(Pause(), Disconnect(), Leave(), Join()) == [Join()]
+    assert _made(Leave(), Join(), Pause()) == [Join(), Pause()]
+    assert _made(Join(), Leave()) == [Leave()]
+
+
+def test_what_is_set_of_a_link_adds_up_and_outlives_the_process() -> None:
+    first, second = SetLink({"up": 1000, "loss": 0.5}), SetLink({"up": None})
+    made = _made(first, SetCpu(0.5), second, Leave(), Join(), SetCpu(0.1))
+    assert made == [SetCpu(0.1), SetLink({"up": None, "loss": 0.5}), Join()]
