@@ -95,7 +95,8 @@ class Mean:
         assert (self.fleet.server.w + self.state.u).tolist() == pytest.approx(mean.tolist(), abs=1e-11)
 
     def settle(self) -> None:
-        """Every process starts anew, and from then on nothing is lost: w gets to Σ p_i c_i."""
+        """Every process starts anew, and from then on nothing is lost: w gets to Σ p_i c_i, but for what
+        the y_i that were lost before hold it back."""
         for name in self.fleet.devices:
             if self.fleet.devices[name].core is None:
                 self._start(name)
@@ -107,9 +108,10 @@ class Mean:
                 self._work_off(name)
             self.fleet.end_instant()
             self.check()
-            goal = sum(IMPORTANCE[name] * CENTERS[name] for name in IMPORTANCE)
-            goal += sum(p * y.item() for p, y in self.lost)
-            expected = goal / (1 + sum(p for p, _ in self.lost))
+            # y_i = (x + c_i)/2 of those that train; what was lost stays as it is.
+            halves = sum(IMPORTANCE[name] * CENTERS[name] / 2 for name in IMPORTANCE)
+            lost = sum(p * y.item() for p, y in self.lost)
+            expected = (halves + lost) / (1 / 2 + sum(p for p, _ in self.lost))
             if abs(self.fleet.server.w.item() - expected) < 1e-8:
                 return
         raise AssertionError(f"ends at {self.fleet.server.w.item()}, not at {expected}")
