@@ -42,7 +42,10 @@ MEMORY = 6 << 30
 RULES = "tests/agents/rules/test_*.py --deselect tests/agents/rules/test_properties.py"
 PROPERTIES = "tests/agents/rules/test_properties.py"
 CORES = "tests/agents/test_aggregator_*.py tests/agents/test_client_*.py"
-VIRTUAL = "tests/testbed/test_virtual_[!rt]*.py tests/testbed/test_virtual_timing.py"
+VIRTUAL = "tests/testbed/test_virtual_[ns]*.py tests/testbed/test_virtual_timing.py"
+FAULTS = "tests/testbed/test_virtual_faults.py"
+EXACT = "tests/testbed/test_exactness.py -k 'not comes_back and not for_ever'"
+FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
 RECORDS = "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not goes_on'"
@@ -62,13 +65,13 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/[bjmr]*.py": [RECORDS, VIRTUAL, VIRTUAL_RUN],
-    "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES],
+    "agents/aggregator/[bijmr]*.py": [RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
-    "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES],
+    "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "testbed/virtual/training.py": [VIRTUAL_TRAINING],
     "testbed/virtual/objectives.py": [VIRTUAL_TRAINING, VIRTUAL_RUN],
-    "testbed/virtual/*.py": [VIRTUAL, VIRTUAL_RUN],
+    "testbed/virtual/*.py": [VIRTUAL, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
     "analysis/metrics.py": ["tests/analysis/test_metrics.py", "tests/analysis/test_[ces]*.py"],
 }
 """Arguments of pytest by source file, quickest first. The first pattern that matches counts."""
