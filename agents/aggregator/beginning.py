@@ -28,5 +28,5 @@ class Beginning:
         """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
         rule: Rule = RULES[self.rule.name](**self.rule.params)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, self.version)))
-        server = Server(w, {}, rng, self.version, self.settings.importance)
+        server = Server(w, {}, rng, self.version, population=self.settings.importance)
         return AggregatorCore(self.settings, rule.begin(server), server), server

@@ -154,6 +154,7 @@ class AggregatorCore:
         """The run clock starts, or goes on, with the clients that are ready now."""
         at = started.at
         self._epoch = started.epoch
+        self._server.began = at
         self._applied = started.updates
         self._running = True
         self._set_present()
@@ -227,6 +228,7 @@ class AggregatorCore:
             steps=message.steps,
             effective_steps=message.effective_steps,
             round_trip=event.arrived - dispatch.at,
+            dispatched=dispatch.at,
         )
         wanted = self._rule.update(update)
         if any(isinstance(action, rules.Ignored) for action in wanted):

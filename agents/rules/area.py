@@ -304,13 +304,14 @@ class AreaState(State):
         return [self._aggregate()] if self._due else []
 
     def _aggregate(self) -> Aggregated:
-        """x ← x + η_g u. What rounding keeps out of x stays in u: small steps are not lost."""
+        """x ← x + η_g u. What rounding keeps out of x stays in u: small steps are not lost. Without a
+        message since the last time, x moves where a client has joined or left, or η_g < 1."""
         self._events += 1
-        if not self._arrived:
-            return Aggregated(self._server.version, ())
         moved = self._server.w.copy()
         add_scaled(self._server.w, self.u, self._params.server_lr)
         moved -= self._server.w
+        if not self._arrived and not moved.any():
+            return Aggregated(self._server.version, ())
         self.u += moved
         used, self._arrived = self._arrived, []
         return self._server.aggregated(used)

@@ -34,7 +34,8 @@ class FedFix(Rule):
 
     S holds the updates that arrived since the last tick, those at its very instant included. Their
     senders wait for the tick and get the new w; the others train on. A tick without updates leaves w
-    and its version as they are. Δt ≥ max τ_i is synchronous FedAvg, over those that are present.
+    and its version as they are. Δt ≥ max τ_i is synchronous FedAvg. The p_i are those of the whole run,
+    whoever is present.
 
     A client that joins, for the first time or again, gets w at once. What a client has handed in counts
     at the next tick, also if it leaves before.
@@ -82,22 +83,22 @@ class FedFixState(State):
         self._sum = np.zeros_like(server.w)
         self._arrived: list[Contribution] = []
         self._waiting: set[str] = set()
-        self._now = 0
-        """Ticks so far."""
-        self._sent: dict[str, int] = {}
-        """Ticks at the last dispatch to each client."""
+        self._period = from_seconds(params.period)
+        self._ticks = 0
+        """Of the run, so far."""
         self._given: dict[str, int] | None = None
         if params.update_times is not None:
             ticks = map(params.ticks, params.update_times)
             self._given = dict(zip(server.population, ticks, strict=True))
 
     def start(self) -> Actions:
-        tick = SetPeriodicTimer(_TICK, from_seconds(self._params.period))
-        return [*self._send(list(self._server.clients)), tick]
+        self._ticks = self._server.began // self._period
+        sends = [Send(client) for client in self._server.clients]
+        return [*sends, SetPeriodicTimer(_TICK, self._period)]
 
     def update(self, update: Update) -> Actions:
         client = update.client
-        ticks = self._now + 1 - self._sent[client] if self._given is None else self._given[client]
+        ticks = self._counted(update) if self._given is None else self._given[client]
         weight = self._params.server_lr * ticks * self._server.clients[client]
         add_scaled(self._sum, update.vector, weight)
         self._arrived.append(update.contribution(weight))
@@ -105,15 +106,19 @@ class FedFixState(State):
         return []
 
     def join(self, client: str) -> Actions:
-        return self._send([client])
+        return [Send(client)]
 
     def leave(self, client: str) -> Actions:
         self._waiting.discard(client)
         return []
 
     def timer(self, name: str) -> Actions:
-        self._now += 1
+        self._ticks += 1
         return self._aggregate()
+
+    def _counted(self, update: Update) -> int:
+        """Ticks from the dispatch of its model to the next one; the tick at the dispatch is over."""
+        return max(1, self._ticks + 1 - update.dispatched // self._period)
 
     def _aggregate(self) -> list[Action]:
         if not self._arrived:
@@ -124,8 +129,4 @@ class FedFixState(State):
         self._arrived = []
         receivers = [client for client in self._server.clients if client in self._waiting]
         self._waiting.clear()
-        return [aggregated, *self._send(receivers, deferred=True)]
-
-    def _send(self, clients: list[str], *, deferred: bool = False) -> list[Action]:
-        self._sent |= dict.fromkeys(clients, self._now)
-        return [Send(client, deferred=deferred) for client in clients]
+        return [aggregated, *(Send(client, deferred=True) for client in receivers)]

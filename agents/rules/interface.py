@@ -78,6 +78,8 @@ class Update:
     """FedNova: what τ_eff counts this update for; 1 for a delta that is not normalised."""
     round_trip: Nanoseconds = 0
     """From the dispatch of the model to the update's arrival."""
+    dispatched: Nanoseconds = 0
+    """Device time at which the model left."""
 
     def contribution(self, weight: float) -> Contribution:
         """What is to be kept of it until it is aggregated."""
@@ -98,7 +100,8 @@ class Contribution:
 class Aggregated:
     """The global model became `version`; `contributions` went into it.
 
-    With no contributions and the version as it was: a round to which nobody contributed.
+    Without contributions: a round to which nobody contributed. The version stays as it was, unless the
+    model moved all the same.
     """
 
     version: int
@@ -176,6 +179,8 @@ class Server:
     """Clients that are present, in device order, with their importance p_i."""
     rng: np.random.Generator
     version: int = 0
+    began: Nanoseconds = 0
+    """Device time at which the run began; of a resumed run, this part of it."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
 

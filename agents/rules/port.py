@@ -19,10 +19,13 @@ from agents.rules.interface import (
     Rule,
     Send,
     Server,
+    SetTimer,
     State,
     Update,
 )
 from agents.vectors import Vector, add_scaled
+
+_SENT = "sent"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Port(Rule):
     The contributors then get the new w or, with `concurrency` below the number of clients, as many as
     there is room for, drawn uniformly among the idle. A client that joins, for the first time or again,
     gets w at once or, with `concurrency`, is idle. What a client has handed in stays in the buffer, also
-    if it leaves; nobody waits for it any more.
+    if it leaves; nobody waits for it any more. Where nobody trains, the aggregation takes what there is.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
@@ -98,6 +101,8 @@ class PortState(State):
         self._buffer: list[Contribution] = []
         self._training: dict[str, int] = {}
         """The version that each of them trains from."""
+        self._deferred: set[str] = set()
+        """Those whose model leaves when this instant is over, and is that of then."""
         self._waiting: set[str] = set()
         self._idle = Idle()
         self._asked: set[str] = set()
@@ -124,8 +129,13 @@ class PortState(State):
         self._idle.discard(client)
         return [*self._give_work(), *self._aggregate_if_ready()]
 
+    def timer(self, name: str) -> Actions:
+        self._deferred.clear()
+        return []
+
     def _forget(self, client: str) -> None:
         self._training.pop(client, None)
+        self._deferred.discard(client)
         self._asked.discard(client)
 
     def _factor(self, update: Update) -> float:
@@ -160,13 +170,13 @@ class PortState(State):
         self._sum[:] = 0
         aggregated = self._server.aggregated(self._buffer, scale)
         self._buffer = []
+        self._training |= dict.fromkeys(self._deferred, self._server.version)
         waited = [client for client in self._server.clients if client in self._waiting]
         self._waiting.clear()
         return [aggregated, *self._give_work(waited, deferred=True)]
 
     def _keep_model(self) -> None:
-        """Before w changes. A deferred model may be newer than the version noted for it, where two
-        aggregations fall into one instant; so all versions from the oldest on are kept."""
+        """Before w changes: all versions from the oldest that is trained from on."""
         oldest = min(self._training.values(), default=self._server.version + 1)
         self.models = {version: w for version, w in self.models.items() if version >= oldest}
         if self._training:
@@ -182,7 +192,11 @@ class PortState(State):
             room = self._params.concurrency - len(self._training) - len(self._waiting)
             chosen = self._idle.draw(room, self._server.rng)
         self._training |= dict.fromkeys(chosen, self._server.version)
-        return [Send(client, deferred=deferred) for client in chosen]
+        sends: list[Action] = [Send(client, deferred=deferred) for client in chosen]
+        if not deferred or not chosen:
+            return sends
+        self._deferred.update(chosen)
+        return [*sends, SetTimer(_SENT, 0)]  # timers are the last that happens before they leave
 
 
 def _cosine(a: Vector, b: Vector) -> float:

@@ -40,11 +40,23 @@ def make_server(*importance: float, w: Sequence[float] = (0.0,), seed: int = 0) 
     return Server(np.array(w), clients, np.random.default_rng(seed), population=dict(clients))
 
 
-def update(client: str, *vector: float, base: int = 0, round_trip: float = 0.0, **fields: Any) -> Update:
-    """`round_trip` in seconds."""
-    taken = from_seconds(round_trip)
+def update(
+    client: str,
+    *vector: float,
+    base: int = 0,
+    round_trip: float = 0.0,
+    dispatched: float = 0.0,
+    **fields: Any,
+) -> Update:
+    """`round_trip` and `dispatched` in seconds."""
     return Update(
-        client=client, dispatch=0, base_version=base, vector=np.array(vector), round_trip=taken, **fields
+        client=client,
+        dispatch=0,
+        base_version=base,
+        vector=np.array(vector),
+        round_trip=from_seconds(round_trip),
+        dispatched=from_seconds(dispatched),
+        **fields,
     )
 
 

@@ -483,3 +483,11 @@ def test_a_time_that_no_clock_shows_is_refused(time: int) -> None:
     (record,) = records(core.update("a", message("a", 1, train_end=time), 4, 1.0))[:1]
     assert isinstance(record, events.UpdateRejected)
     assert "a time of more than" in record.reason
+
+
+def test_what_a_client_remembers_is_not_acknowledged_once_the_rule_does_not_know_it() -> None:
+    core, _ = started(Area(criterion="every", every=9))
+    core.update("a", message("a", 1, kind="model"), 4, 1.0)
+    again = message("a", 3, kind="model", sequence=2)  # it has lost its memory
+    (dispatch,) = of(Dispatch, core.update("a", again, 4, 2.0))
+    assert dispatch.acknowledged == 0

@@ -26,7 +26,7 @@ def test_the_tick_adds_what_came_and_answers_its_senders_only() -> None:
     assert weights(done) == [("c", 0.25), ("a", 0.125)]
     assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True)]
     assert server.version == 1
-    state.update(update("a", 8.0, 0.0, base=1))
+    state.update(update("a", 8.0, 0.0, base=1, dispatched=2.0))
     assert sent(state.timer("tick")) == ["a"]
     assert server.w.tolist() == [4.0, 1.0]  # the sum began anew
 
@@ -45,12 +45,21 @@ def test_ticks_are_counted_from_the_dispatch_to_the_application() -> None:
     server = make_server(0.25, 0.75)
     state = FedFix(period=2.0).begin(server)
     state.start()
-    for _ in range(2):
-        state.update(update("a", 0.0, base=server.version))
+    for dispatched in (0.0, 2.001):  # late, by what the tick was
+        state.update(update("a", 0.0, base=server.version, dispatched=dispatched))
         assert weights(state.timer("tick")) == [("a", 0.25)]
     state.update(update("b", 0.0))
-    state.update(update("a", 0.0, base=2))
+    state.update(update("a", 0.0, base=2, dispatched=4.0))
     assert weights(state.timer("tick")) == [("b", 2.25), ("a", 0.25)]
+
+
+def test_a_resumed_run_counts_ticks_on() -> None:
+    server = make_server(1.0)
+    server.began = 9 * SECOND
+    state = FedFix(period=2.0).begin(server)
+    state.start()
+    state.update(update("a", 0.0, dispatched=9.0))
+    assert weights(state.timer("tick")) == [("a", 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +94,7 @@ def test_who_joins_gets_the_model_at_once_and_counts_from_there() -> None:
         state.timer("tick")
     server.clients["b"] = 0.5
     assert state.join("b") == [Send("b")]
-    state.update(update("b", 1.0))
+    state.update(update("b", 1.0, dispatched=6.0))  # the tick of 6 s is over
     assert weights(state.timer("tick")) == [("b", 0.5)]
 
 

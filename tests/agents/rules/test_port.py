@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.rules.interface import Request, Send, Server
+from agents.rules.interface import Request, Send, Server, SetTimer
 from agents.rules.port import Port, PortState
 from tests.agents.helpers import make_server, sent, update, weights
 
@@ -26,7 +26,11 @@ def test_fresh_updates_count_by_their_samples() -> None:
     done = state.update(update("a", 4.0, samples=10))
     assert server.w.tolist() == [1 + 0.5 * (0.75 * 8 + 0.25 * 4)] == [4.5]
     assert weights(done) == [("b", 0.375), ("a", 0.125)]
-    assert done[1:] == [Send("a", deferred=True), Send("b", deferred=True)]
+    assert done[1:] == [
+        Send("a", deferred=True),
+        Send("b", deferred=True),
+        SetTimer("sent", 0),
+    ]
 
 
 def advance(state: PortState, server: Server, *steps: tuple[float, ...]) -> None:
@@ -34,6 +38,7 @@ def advance(state: PortState, server: Server, *steps: tuple[float, ...]) -> None
     for step in steps:
         state.update(update("a", *(0.0 for _ in step), base=server.version))
         state.update(update("b", *(2 * x for x in step), base=server.version))
+        state.timer("sent")
 
 
 @pytest.mark.parametrize(
@@ -144,9 +149,11 @@ def test_two_aggregations_in_one_instant() -> None:
     state = begin(Port(min_updates=2), server)
     for client in "abcd":  # all get version 2, at the end of the instant
         state.update(update(client, 1.0, base=0))
+    state.timer("sent")
     for version in (2, 3):
         state.update(update("c", 1.0, base=version))
         state.update(update("d", 1.0, base=version))
+        state.timer("sent")
     state.update(update("a", -3.0, base=2))  # against the way since: 3·10/12
     done = state.update(update("b", 9.0, base=2))  # along it: 1 + 3·10/12
     assert weights(done) == [("a", pytest.approx(2.5 / 6)), ("b", pytest.approx(3.5 / 6))]
