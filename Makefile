@@ -43,7 +43,7 @@ papers: $(VENV)/.installed
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
-USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.data, \
+USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.plan.datasets, \
 	analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
 	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml

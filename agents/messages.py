@@ -1,5 +1,5 @@
 """Control messages: what controller, inits, router, aggregator and clients tell each other beside models
-and updates (ARCHITECTURE.md, "Wire").
+and updates (docs/wire.md).
 
 `decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
 the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device

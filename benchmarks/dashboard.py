@@ -31,7 +31,7 @@ import yaml
 from bokeh.client import pull_session
 
 from agents import events
-from testbed.dashboard import command
+from testbed.cli import dashboard
 from tests import browser
 from tests.browser import Browser, until
 
@@ -153,7 +153,7 @@ def _watched(run: Path, log: Path) -> Iterator[None]:
 
 def visit(url: str) -> None:
     """Take in a page, and what is new in it, until its server ends."""
-    command.give_way()
+    dashboard.give_way()
     parts = urlsplit(url)
     arguments = {**dict(parse_qsl(parts.query)), "theme": "light"}
     session = None

@@ -22,7 +22,7 @@ import yaml
 
 from analysis.load import Run
 from benchmarks import prediction
-from testbed import up
+from testbed.run import up
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "dilation.yaml"
 _DILATION = 4

@@ -34,8 +34,9 @@ import pandas as pd
 
 from analysis import load, summary
 from analysis.load import Run
-from testbed import topology, up
-from testbed.rundir import RunDirectory, new_run_id
+from testbed import topology
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory, new_run_id
 from testbed.view import View
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "prediction.yaml"

@@ -40,11 +40,12 @@ from agents.tasks.cnn import Cifar10Cnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import MnistLogreg
 from agents.vectors import Vector
-from testbed import data, up
-from testbed.configs import RunSpec
-from testbed.data import Prepared
-from testbed.partition import Indices
-from testbed.rundir import RunDirectory
+from testbed.plan import datasets
+from testbed.plan.agent_configs import RunSpec
+from testbed.plan.datasets import Prepared
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
+from testbed.topology.partition import Indices
 from testbed.view import View
 from testbed.virtual.run import run
 from testbed.virtual.training import BatchTrainer, Job
@@ -95,7 +96,7 @@ def settings() -> list[Setting]:
 
 def _images(dataset: str, shape: tuple[int, ...]) -> Shard:
     if root := os.environ.get("TESTBED_DATA"):
-        return data.load(dataset, Path(root)).train
+        return datasets.load(dataset, Path(root)).train
     rng = np.random.default_rng(0)
     return Shard(rng.integers(0, 256, shape, np.uint8), rng.integers(0, 10, shape[0]), 1 / 255)
 

@@ -7,8 +7,11 @@ import os
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+
+_TEXTS = ("device", "profile", "state")
+"""Columns of words in `plain` tables; all others are numbers."""
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -46,3 +49,17 @@ def table(columns: list[str]) -> Table:
     for number, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=number == 0)
     return made
+
+
+def plain(*columns: str) -> Table:
+    """An empty table of numbers, without lines."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        justify: JustifyMethod = "left" if column in _TEXTS else "right"
+        made.add_column(column, justify=justify, no_wrap=True)
+    return made
+
+
+def short(name: str, width: int = 16) -> str:
+    """`name` with its middle left out where it is long: the number at its end tells devices apart."""
+    return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from analysis.load import Run, load
-from testbed import topology, up
-from testbed.rundir import RunDirectory, new_run_id
+from testbed import topology
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory, new_run_id
 from testbed.view import View
 
 

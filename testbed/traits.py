@@ -24,7 +24,7 @@ class Traits:
     lossless: str = ""
     """Why no link can lose packets, as in `whose links are TCP relays`; empty: links can."""
     shaper: str | None = None
-    """What makes the links; None: netem or the router (`testbed.shaper`), as kernel and topology say."""
+    """What makes the links; None: netem or the router, as `testbed.plan.shaper` chooses."""
     shaper_why: str = ""
     """Why that one."""
     devices_probe: bool = False

@@ -10,8 +10,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from testbed import engine as docker_engine
 from testbed.cli import main as cli
+from testbed.host import docker_engine as docker_engine
 from tests.running import Said, Testbed
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from agents import events, wire
-from testbed import engine as docker_engine
+from testbed.host import docker_engine as docker_engine
 from testbed.runtimes import process
 from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
 

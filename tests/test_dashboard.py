@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from testbed import engine
+from testbed.host import docker_engine
 from tests import browser
 from tests.browser import Browser, until
 from tests.conftest import unavailable
@@ -48,7 +48,7 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    runs, runtime = tmp_path / "runs", "docker" if engine.available() else "process"
+    runs, runtime = tmp_path / "runs", "docker" if docker_engine.available() else "process"
     topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})
     asked = ("--dashboard", "--metrics-port", "0")
     with started("up", topology, "--runtime", runtime, "--runs", runs, *asked) as up:

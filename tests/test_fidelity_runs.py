@@ -1,4 +1,4 @@
-"""`testbed fidelity` on this host: what the README says of CPU shares and links."""
+"""`testbed fidelity` on this host: what docs/fidelity.md says of CPU shares and links."""
 
 from __future__ import annotations
 

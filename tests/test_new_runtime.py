@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from testbed import traits
-from testbed.configs import RunSpec
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.process import ProcessRuntime
 from testbed.view import View

@@ -14,8 +14,8 @@ import numpy as np
 from agents import events
 from agents.aggregator import models
 from agents.aggregator.resume import Checkpoint, newest_checkpoint, past
-from testbed.replay import replay
-from testbed.rundir import RunDirectory
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
 from tests.running import (
     Finished,
     cli,

@@ -16,7 +16,7 @@ import docker
 import pytest
 
 from agents import events
-from testbed import kernel
+from testbed.host import kernel
 from tests.running import (
     Finished,
     cli,

@@ -19,7 +19,7 @@ class Task(Protocol):
     """
 
     dataset: ClassVar[str | None]
-    """Name in `testbed.data.DATASETS`; None where `shards` brings the data."""
+    """Name in `testbed.plan.datasets.DATASETS`; None where `shards` brings the data."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""
 

@@ -28,9 +28,9 @@ from rich.console import Console
 from benchmarks.papers import area, defedavg, fedfa, fedfix
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.report import Report, show
-from testbed import data
 from testbed.errors import TestbedError
-from testbed.signals import interrupting
+from testbed.host.signals import interrupting
+from testbed.plan import datasets
 
 MNIST, CIFAR10 = "ylecun/mnist", "uoft-cs/cifar10"
 SETS: dict[str, tuple[Callable[..., Report], tuple[str, ...]]] = {
@@ -52,7 +52,7 @@ def main() -> int:
     root = arguments.data
     try:
         for dataset in {name for chosen in arguments.sets for name in SETS[chosen][1]}:
-            data.load(dataset, root)  # decoded once, not by every process
+            datasets.load(dataset, root)  # decoded once, not by every process
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from analysis.load import Run, load
 from testbed import sweep
 from testbed.errors import RunFailedError
+from testbed.run.up import Options
 from testbed.sweep import sweeping
-from testbed.up import Options
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies" / "papers"
 

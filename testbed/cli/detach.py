@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import events
-from testbed.follow import Follower
-from testbed.rundir import RunDirectory
+from testbed.run.up import Options
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Follower
 from testbed.runtimes import process
-from testbed.up import Options
 
 
 def start(directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]) -> int:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from testbed import fleet, rundir, up
-from testbed.cli import beside, detach, orders, reference, studies
+from testbed.cli import dashboard as dashboard
+from testbed.cli import detach, device_commands, experiments, reference, services
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -27,10 +27,10 @@ from testbed.cli.arguments import (
     RuntimeName,
 )
 from testbed.console import err, out, say, show
-from testbed.dashboard import command as dashboard
 from testbed.errors import BadInputError, TestbedError
-from testbed.rundir import RunDirectory
-from testbed.signals import interrupting
+from testbed.host.signals import interrupting
+from testbed.run import live_runs, up
+from testbed.rundir.directory import RunDirectory, listing, new_run_id
 from testbed.traits import RUNTIMES
 from testbed.view import View
 
@@ -79,25 +79,25 @@ def up_command(
         typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
-    page: beside.Page = False,
-    port: beside.Port = None,
-    metrics_port: beside.MetricsPort = None,
+    page: services.Page = False,
+    port: services.Port = None,
+    metrics_port: services.MetricsPort = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
     options = up.Options(
-        runtime, oversubscribe, data, resume is not None, beside.chosen(page, port), metrics_port
+        runtime, oversubscribe, data, resume is not None, services.chosen(page, port), metrics_port
     )
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
-        chosen = chosen or fleet.resumable(runs, resume)
+        chosen = chosen or live_runs.resumable(runs, resume)
         topology = chosen.topology
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
     parsed, plan = up.planned(topology, options)
-    beside.check(options)
-    chosen = chosen or RunDirectory.create(runs, rundir.new_run_id(parsed.name))
+    services.check(options)
+    chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if detached:
         _detach(chosen, topology, options)
     else:
@@ -112,12 +112,12 @@ def down(
     """End runs and remove all that is theirs, and nothing else; works from any directory."""
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    live = [found for found in fleet.find() if everything or found.run == run]
+    live = [found for found in live_runs.find() if everything or found.run == run]
     if not live:
         say("Nothing is running." if everything else f"{run}: nothing is running.")
         return
     for each in live:
-        fleet.take_down(each)
+        live_runs.take_down(each)
         say(f"{each.run}: down")
 
 
@@ -126,15 +126,15 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     """Watch a run, or see how one ended; `q` leaves, and the run continues."""
     from testbed.watching import watch as watching
 
-    watching.watch(fleet.located(run, runs), out)
+    watching.watch(live_runs.located(run, runs), out)
 
 
 @app.command()
 def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
-    from testbed import replay as replaying
+    from testbed.run import replay as replaying
 
-    same = replaying.replay(fleet.located(run, runs))
+    same = replaying.replay(live_runs.located(run, runs))
     say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
     say(f"Nothing differs: {same}.")
 
@@ -149,7 +149,7 @@ def ps(as_json: AsJson = False) -> None:
             "parts": live.parts,
             "directory": str(live.directory) if live.directory else None,
         }
-        for live in fleet.find()
+        for live in live_runs.find()
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
@@ -157,7 +157,7 @@ def ps(as_json: AsJson = False) -> None:
 @app.command("runs")
 def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """List the run directories, newest last."""
-    rows = rundir.listing(runs)
+    rows = listing(runs)
     if not as_json:  # the run id carries the date already
         rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
     show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
@@ -173,7 +173,7 @@ def logs(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print the logs of a run."""
-    from testbed import logs as reader
+    from testbed.run import logs as reader
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
@@ -183,12 +183,12 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile) -> None:
     """Check a topology, and report all its errors at once."""
-    from testbed import modelcheck
+    from testbed.plan import model_check
+    from testbed.plan.resolution import resolved
     from testbed.topology import load
-    from testbed.topology.resolution import resolved
 
     parsed = resolved(load(topology))
-    modelcheck.check(parsed)
+    model_check.check(parsed)
     say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
 
 
@@ -225,7 +225,7 @@ def plan_command(
 @app.command()
 def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
-    from testbed.fidelity import selfcheck
+    from testbed.run import selfcheck
 
     selfcheck.run(runtime, runs, _Progress())
 
@@ -265,7 +265,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
-        with view, beside.served(directory, plan, options, view.keep):
+        with view, services.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
         if view.judgement is not None:
@@ -274,7 +274,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     finally:
         say(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
-    from testbed.optimum import ending
+    from testbed.run.optimum import ending
 
     run = load(directory.path)
     out.print(live.render_summary(run))
@@ -314,6 +314,6 @@ def _relative(path: Path) -> Path:
 
 # After the commands above: in this order help shows them.
 dashboard.add_to(app)
-orders.add_to(app)
-studies.add_to(app)
+device_commands.add_to(app)
+experiments.add_to(app)
 reference.add_to(app)

@@ -14,7 +14,7 @@ from testbed.cli.arguments import AsJson
 from testbed.console import out, say, show, table
 
 if TYPE_CHECKING:
-    from testbed.cli.listing import Entry
+    from testbed.cli.catalog import Entry
 
 
 _PANEL = "Reference"
@@ -43,16 +43,16 @@ RuleOrTask = Annotated[
 
 def rules(name: RuleOrTask = None, as_json: AsJson = False) -> None:
     """List the aggregation rules, or explain one: paper, equation, parameters."""
-    from testbed.cli import listing
+    from testbed.cli import catalog
 
-    _show_catalogue(listing.rules(), "rule", name, as_json)
+    _show_catalogue(catalog.rules(), "rule", name, as_json)
 
 
 def tasks(name: RuleOrTask = None, as_json: AsJson = False) -> None:
     """List the learning tasks, or explain one: dataset, parameters."""
-    from testbed.cli import listing
+    from testbed.cli import catalog
 
-    _show_catalogue(listing.tasks(), "task", name, as_json)
+    _show_catalogue(catalog.tasks(), "task", name, as_json)
 
 
 def profiles(
@@ -79,7 +79,7 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
-    from testbed import calibration
+    from testbed.plan import calibration
 
     found = calibration.calibrate(anew=force)
     if as_json:
@@ -90,7 +90,7 @@ def calibrate(
 
 def doctor(as_json: AsJson = False) -> None:
     """Check what this host can do, and show commands that fix what it cannot."""
-    from testbed.doctor import examine
+    from testbed.cli.doctor import examine
 
     findings = examine()
     if as_json:
@@ -108,9 +108,10 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
 ) -> None:
     """Build missing images."""
-    from testbed import engine, images
+    from testbed import images
+    from testbed.host import docker_engine
 
-    client = engine.connect()
+    client = docker_engine.connect()
     try:
         built = images.build(client, say, force=force)
     finally:
@@ -119,17 +120,17 @@ def build(
 
 
 def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
-    from testbed.cli import listing
+    from testbed.cli import catalog
 
-    chosen = entries if name is None else [listing.find(name, entries, what)]
+    chosen = entries if name is None else [catalog.find(name, entries, what)]
     if as_json:
         found = [entry.as_dict() for entry in chosen]
         sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
     elif name is None:
-        say("\n\n".join(map(listing.brief, chosen)))
+        say("\n\n".join(map(catalog.brief, chosen)))
         say(f"\nNext: testbed {what}s NAME explains one.")
     else:
-        say(listing.full(chosen[0]))
+        say(catalog.full(chosen[0]))
 
 
 def vars_of(finding: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.load import Follower, Run
 from testbed.dashboard import measured
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
 
 _NEWEST = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
 """Rows that are held of each kind of record, of all the run's: about 200 MB at most."""

@@ -21,11 +21,10 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 
 from analysis.charts.chart import Theme
-from testbed import rundir
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory, listing, row
 
 _LAST_WORDS = 0.3
 """Seconds for what has been sent to arrive."""
@@ -50,9 +49,9 @@ class Site:
     def rows(self) -> list[dict[str, Any]]:
         """For the list of runs: live ones first, then the newest."""
         if self._named:
-            rows = [rundir.row(RunDirectory(path)) for path in self._named.values()]
+            rows = [row(RunDirectory(path)) for path in self._named.values()]
         else:
-            rows = rundir.listing(self._runs)[::-1]
+            rows = listing(self._runs)[::-1]
         return sorted(rows, key=lambda row: row["outcome"] != "running")
 
     def path(self, run: str) -> Path | None:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from testbed import tables
+from testbed import console
 from testbed.fidelity.figures import CPU, DELAYS, RATES, DeviceFidelity, Fidelity, Figure
 
 _MOST_ROWS = 20  # more devices than this are shown by group, as in the other tables
@@ -79,24 +79,24 @@ def summary(fidelity: Fidelity) -> str:
 
 
 def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    table = tables.plain("device", CPU, "got", "error", "measured", "used")
+    table = console.plain("device", CPU, "got", "error", "measured", "used")
     for one in shown:
         asked, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
             got = "never busy"
         table.add_row(
-            tables.short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used)
+            console.short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used)
         )
     return table
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
-    table = tables.plain(
+    table = console.plain(
         "device", *(title for name in names for title in (_UNITS[name][0], "got", "error"))
     )
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
-        table.add_row(tables.short(one.device), *cells)
+        table.add_row(console.short(one.device), *cells)
     return table
 
 

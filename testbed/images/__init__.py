@@ -26,10 +26,10 @@ from typing import IO
 import docker
 from docker.errors import APIError, ImageNotFound
 
-from testbed import cache, engine
 from testbed.errors import HostError
+from testbed.host import cache, docker_engine
+from testbed.host.signals import uninterrupted
 from testbed.images import debian, wheels
-from testbed.signals import uninterrupted
 
 _ROOT = Path(__file__).parents[2]
 FOLDER = _ROOT / "images"
@@ -73,7 +73,7 @@ def build(client: docker.DockerClient, progress: Progress, *, force: bool = Fals
                 todo = set(tags) if force else _missing(client, tags)
                 _Builder(client, tags, scratch, progress).build(todo)
                 remove_superseded(client, tags)
-        except engine.ERRORS as error:
+        except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     return Images(tags["agent"], tags["broker"])
 
@@ -200,7 +200,7 @@ class _Builder:
     def _base(self, architecture: str, stop: threading.Event) -> None:
         """Pull and extend Debian's image; bootstrap it where no registry answers."""
         packages = FOLDER / "base" / "packages.txt"
-        if _exists(self.client, debian.IMAGE) or engine.registry_has(debian.IMAGE):
+        if _exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
@@ -278,7 +278,7 @@ def _discard(client: docker.DockerClient, token: str, patience: float = 5.0) -> 
     and it keeps the layers made so far.
     """
     deadline = time.monotonic() + patience
-    with contextlib.suppress(*engine.ERRORS):  # whatever ended the build is the error to tell of
+    with contextlib.suppress(*docker_engine.ERRORS):  # whatever ended the build is the error to tell of
         while time.monotonic() < deadline:
             containers = client.containers.list(
                 all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.errors import HostError
-from testbed.subprocesses import run
+from testbed.host.subprocesses import run
 
 SUITE = "bookworm"
 IMAGE = f"debian:{SUITE}-slim"

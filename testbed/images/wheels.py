@@ -19,9 +19,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed import cache
 from testbed.errors import HostError
-from testbed.subprocesses import StoppedError, run
+from testbed.host import cache
+from testbed.host.subprocesses import StoppedError, run
 
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")

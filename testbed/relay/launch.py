@@ -18,9 +18,9 @@ from agents import config
 from agents.config import Broker, Link
 from agents.messages import LinkFigures, Probe
 from agents.topics import ROUTER
-from testbed.configs import RunSpec
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
+from testbed.plan.agent_configs import RunSpec
 from testbed.relay import probe
 from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic

@@ -12,9 +12,9 @@ from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
 from agents.messages import AddressedOrder, Telemetry
-from testbed.configs import RunSpec
-from testbed.data import Prepared
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.plan.datasets import Prepared
+from testbed.rundir.directory import RunDirectory
 from testbed.traits import traits
 from testbed.view import View
 
@@ -37,7 +37,7 @@ class Runtime(Protocol):
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """See `testbed.director.Stage`."""
+        """See `testbed.run.scenario_player.Stage`."""
 
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""

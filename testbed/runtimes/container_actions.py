@@ -21,9 +21,9 @@ from agents.device_actions import (
 )
 from agents.messages import AddressedOrder, DeviceOrder
 from agents.topics import ROUTER
-from testbed.configs import IMPAIRMENTS, RunSpec
 from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, dilated
+from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
 from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.launch import UNLIMITED, planned_limits
 

@@ -16,13 +16,15 @@ from agents.device_actions import Action, Join, Restart
 from agents.messages import AddressedOrder, Telemetry
 from agents.topics import CONTROLLER, ROUTER
 from testbed import broker as brokers
-from testbed import configs, engine, images, kernel
+from testbed import images
 from testbed.broker import BROKER
-from testbed.configs import RunSpec
-from testbed.engine import available
 from testbed.errors import HostError
+from testbed.host import docker_engine, kernel
+from testbed.host.docker_engine import available
 from testbed.images import Images
-from testbed.rundir import RunDirectory
+from testbed.plan import agent_configs
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, executor
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, CpuLimits
@@ -43,7 +45,7 @@ __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
-    client = engine.connect()
+    client = docker_engine.connect()
     try:
         built = images.ensure(client, view.progress)
         spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
@@ -56,7 +58,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
 
 def live_runs() -> list[LiveRun]:
     """Runs that have a container or network here."""
-    with engine.if_present() as client:
+    with docker_engine.if_present() as client:
         if client is None:
             return []
         running: Counter[str] = Counter()
@@ -71,7 +73,7 @@ def live_runs() -> list[LiveRun]:
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
     """See `testbed.runtimes.Emulator`."""
-    with engine.if_present() as client:
+    with docker_engine.if_present() as client:
         if client is not None:
             executor.remove(client, run, directory)
         return client is not None
@@ -79,7 +81,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 def logs(run: str, tail: int) -> dict[str, str]:
     """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
-    with engine.if_present() as client:
+    with docker_engine.if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
 
@@ -94,7 +96,7 @@ class DockerRuntime:
         self._engine = client
         self._spec = spec
         self._directory = spec.directory
-        self._owner = os.getuid() or configs.CLIENT_USER
+        self._owner = os.getuid() or agent_configs.CLIENT_USER
         self.congestion_control = kernel.congestion_control()
         """Of all containers' TCP; None: the host's."""
         self._launch = launch(
@@ -110,7 +112,7 @@ class DockerRuntime:
     def start(self) -> Broker:
         run, what = self._directory.run, self._launch
         accounts = brokers.accounts(run, self._devices)
-        configs.write(self._spec, accounts, configs.IN_CONTAINERS)
+        agent_configs.write(self._spec, accounts, agent_configs.IN_CONTAINERS)
         self._prepare_files(accounts)
         with as_host_error("start the containers"):
             port = self._pool.submit(self._start_broker).result()
@@ -186,7 +188,7 @@ class DockerRuntime:
             for name in self._devices
             if self._containers[name] in found
         }
-        configs.write_router(self._spec, account, configs.IN_CONTAINERS, addresses)
+        agent_configs.write_router(self._spec, account, agent_configs.IN_CONTAINERS, addresses)
         self._directory.config(ROUTER).chmod(0o644)  # as those that were there before
         self._start(router)
 
@@ -220,6 +222,6 @@ class DockerRuntime:
 def _let_write(folder: Path) -> None:
     """Let the client, an ordinary user in its container, write into `folder`."""
     if os.getuid() == 0:
-        os.chown(folder, configs.CLIENT_USER, configs.CLIENT_USER)
+        os.chown(folder, agent_configs.CLIENT_USER, agent_configs.CLIENT_USER)
     else:
         folder.chmod(0o777)  # `work/`, around it, is closed to others

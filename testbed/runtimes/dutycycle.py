@@ -40,7 +40,7 @@ class DutyCycle:
 
     The group is where the children are, if the process leads one (`start_new_session=True`).
     Should the controller be killed, nobody is left to resume what is suspended: start the processes
-    through `testbed.tether`, which ends them with the controller.
+    through `testbed.host.die_with_parent`, which ends them with the controller.
     """
 
     def __init__(self) -> None:

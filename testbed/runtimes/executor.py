@@ -13,9 +13,9 @@ import docker
 from docker import types
 from docker.errors import APIError, NotFound
 
-from testbed.engine import ERRORS
 from testbed.errors import HostError
-from testbed.rundir import RunDirectory
+from testbed.host.docker_engine import ERRORS
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
 
 PARALLEL = 2

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.topics import AGGREGATOR, ROUTER
-from testbed import configs, kernel
 from testbed.broker import BROKER
-from testbed.configs import RunSpec
-from testbed.plan import PlannedDevice
+from testbed.host import kernel
+from testbed.plan import PlannedDevice, agent_configs
+from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
     PART_LABEL,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # which brings the Docker SDK
 BROKER_FILES = "/testbed"
 """Where the broker finds its files."""
 
-_DATA_ALIAS, MQTT_PORT = configs.IN_CONTAINERS.data
-_CONTROL_ALIAS, _ = configs.IN_CONTAINERS.control
+_DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
+_CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
 _LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
 """The kernel's bounds of a container's weight against others."""
 
@@ -112,7 +112,7 @@ class _Author:
             self._container(BROKER, self.images.broker, self.owner),
             networks=(
                 self._on("control", _CONTROL_ALIAS),
-                self._on(self._server, _DATA_ALIAS, configs.ROUTED_BROKER),
+                self._on(self._server, _DATA_ALIAS, agent_configs.ROUTED_BROKER),
             ),
             published=(MQTT_PORT,),
             mounts=(Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),),
@@ -121,15 +121,15 @@ class _Author:
 
     def aggregator(self) -> Container:
         run = self.spec.directory
-        inside = Path(configs.IN_CONTAINERS.run_directory(run))
+        inside = Path(agent_configs.IN_CONTAINERS.run_directory(run))
         turns = ("python3", "-m", "agents.turns") if self.spec.routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent, self.owner),
-            command=(*turns, "python3", "-m", "agents.aggregator.main", configs.AGGREGATOR_CONFIG),
+            command=(*turns, "python3", "-m", "agents.aggregator.main", agent_configs.AGGREGATOR_CONFIG),
             networks=(self._on(self._server, AGGREGATOR),),
             mounts=(
-                Mount(str(run.config(AGGREGATOR)), configs.AGGREGATOR_CONFIG),
-                Mount(str(run.test_set), configs.TEST_SET),
+                Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
+                Mount(str(run.test_set), agent_configs.TEST_SET),
                 *(
                     Mount(str(path), str(inside / path.name), read_only=False)
                     for path in (*appended(self.spec), run.models)
@@ -140,16 +140,16 @@ class _Author:
 
     def device(self, device: PlannedDevice) -> Container:
         run, name = self.spec.directory, device.name
-        memory = Mount(str(run.memory(name).parent), configs.MEMORY, read_only=False)
+        memory = Mount(str(run.memory(name).parent), agent_configs.MEMORY, read_only=False)
         return replace(
             self._container(name, self.images.agent, user=0),
-            command=("python3", "-m", "agents.device.main", configs.DEVICE_CONFIG),
-            environment=dict.fromkeys(configs.THREAD_VARIABLES, str(device.threads)),
+            command=("python3", "-m", "agents.device.main", agent_configs.DEVICE_CONFIG),
+            environment=dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
             networks=(self._on("data", name), self._on("control", name)),
             mounts=(
-                Mount(str(run.config(configs.init_name(name))), configs.DEVICE_CONFIG),
-                Mount(str(run.config(name)), configs.CLIENT_CONFIG),
-                Mount(str(run.shard(name)), configs.SHARD),
+                Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
+                Mount(str(run.config(name)), agent_configs.CLIENT_CONFIG),
+                Mount(str(run.shard(name)), agent_configs.SHARD),
                 *((memory,) if self.spec.remembers else ()),
             ),
             memory=device.memory,
@@ -161,13 +161,13 @@ class _Author:
     def router(self) -> Container:
         return replace(
             self._container(ROUTER, self.images.agent, user=0),
-            command=("python3", "-m", "agents.router.main", configs.ROUTER_CONFIG),
+            command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
             networks=(
                 self._on("data", _DATA_ALIAS),
                 self._on("server", ROUTER),
                 self._on("control", ROUTER),
             ),
-            mounts=(Mount(str(self.spec.directory.config(ROUTER)), configs.ROUTER_CONFIG),),
+            mounts=(Mount(str(self.spec.directory.config(ROUTER)), agent_configs.ROUTER_CONFIG),),
             cpu=self._infrastructure,
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},

@@ -37,14 +37,15 @@ from agents.device_actions import (
 )
 from agents.messages import AddressedOrder, DeviceOrder, Probe, Sample, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed import broker, configs, tether
+from testbed import broker
 from testbed.broker import BROKER, Account
-from testbed.configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.errors import BadInputError, HostError
-from testbed.plan import dilated
+from testbed.host import die_with_parent
+from testbed.plan import agent_configs, dilated
+from testbed.plan.agent_configs import THREAD_VARIABLES, OnHost, RunSpec
 from testbed.relay import launch as relay
 from testbed.relay.traffic import Traffic
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
 from testbed.view import View
@@ -112,7 +113,7 @@ class Programs:
 
 
 class ProcessRuntime:
-    """Implements `testbed.runtimes.Runtime`. Use it from the main thread (see testbed.tether)."""
+    """Implements `testbed.runtimes.Runtime`. Use it from the main thread (`host.die_with_parent`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -148,7 +149,7 @@ class ProcessRuntime:
         self._spawn(BROKER, self._broker_command(accounts, port))
         self._wait_for_broker(port)
         entrances = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
-        configs.write(self._spec, accounts, OnHost((HOST, port), entrances))
+        agent_configs.write(self._spec, accounts, OnHost((HOST, port), entrances))
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
         absent = self._spec.absent
         for name in self._devices:
@@ -320,7 +321,7 @@ class ProcessRuntime:
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         with (self._directory.logs / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
-                [*tether.tied(cpus), *command],
+                [*die_with_parent.tied(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -30,9 +30,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from testbed import topology, up
+from testbed import topology
 from testbed.plan import Plan
-from testbed.topology import Topology, complaints, yamlfile
+from testbed.run import up
+from testbed.topology import Topology, validation_errors, yamlfile
 from testbed.topology.fields import Model, PositiveShare
 from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
 
@@ -116,7 +117,7 @@ def _read(document: Document, name: str, folder: Path, options: up.Options) -> S
     try:
         told = SweepFile.model_validate(document.data)
     except ValidationError as error:
-        found = complaints.problems(error, document, SweepFile)
+        found = validation_errors.problems(error, document, SweepFile)
         raise document.source.error([*document.problems, *found]) from None
     base = _base(folder, told, document)
     count = max(1, len(told.variants)) * math.prod(map(len, told.grid.values()))

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from agents import files
-from testbed import rundir, topology, up
+from testbed import topology
 from testbed.errors import BadInputError
-from testbed.fleet import COMPLETE
-from testbed.rundir import RunDirectory
-from testbed.signals import uninterrupted
+from testbed.host.signals import uninterrupted
+from testbed.run import up
+from testbed.run.live_runs import COMPLETE
+from testbed.rundir.directory import RunDirectory, new_run_id
 from testbed.sweep import Cell, Sweep
 from testbed.sweep.worker import execute
 from testbed.sweep.workers import Workers
@@ -129,7 +130,7 @@ class _Report:
 
     def begin(self, cell: Cell) -> RunDirectory:
         """Make the run directory of `cell`."""
-        run = rundir.new_run_id(cell.topology.name)
+        run = new_run_id(cell.topology.name)
         self.index.begin(cell, run)
         directory = RunDirectory.create(self.index.folder, run)
         directory.write_manifest(run=run, label=cell.label, variant=cell.variant, changes=_plain(cell))

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed import up
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import Judgement
+from testbed.host.signals import interrupting
 from testbed.plan import Plan
-from testbed.rundir import RunDirectory
-from testbed.signals import interrupting
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.view import View
 

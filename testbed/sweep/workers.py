@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from testbed import subprocesses, tether
-from testbed.signals import uninterrupted
+from testbed.host import die_with_parent, subprocesses
+from testbed.host.signals import uninterrupted
 
 
 class Workers:
@@ -83,7 +83,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [*tether.tied(), sys.executable, "-m", "testbed.sweep.worker"],
+            [*die_with_parent.tied(), sys.executable, "-m", "testbed.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -15,8 +15,7 @@ from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed.partition import SCHEMES
-from testbed.topology import complaints, yamlfile
+from testbed.topology import validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
@@ -30,6 +29,7 @@ from testbed.topology.fields import (
     Variant,
     expecting,
 )
+from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry, misfits
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 from testbed.traits import RUNTIMES
@@ -72,7 +72,7 @@ class Task(Variant):
 
     @property
     def dataset(self) -> str | None:
-        """Name in `testbed.data.DATASETS`; None where the task brings its data."""
+        """Name in `testbed.plan.datasets.DATASETS`; None where the task brings its data."""
         return TASKS[self.name].dataset
 
 
@@ -238,7 +238,7 @@ def checked(document: Document) -> Topology:
     try:
         topology = Topology.model_validate(document.data)
     except ValidationError as error:
-        problems += complaints.problems(error, document, Topology)
+        problems += validation_errors.problems(error, document, Topology)
         raise document.source.error(problems) from None
     problems += _misfits(topology, document)
     if problems:
@@ -261,7 +261,7 @@ def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
         try:
             parameters.check(len(topology.device_names))
         except ValueError as error:
-            yield complaints.misfit(document, (part,), error)
+            yield validation_errors.misfit(document, (part,), error)
     yield from misfits(topology.scenario, topology.churn, topology.devices, document.source)
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)

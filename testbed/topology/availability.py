@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from agents import durations
 from agents.nanoseconds import Nanoseconds, from_seconds
-from testbed import seeds
+from testbed.topology import seeds
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
 
 State = Literal["on", "off"]

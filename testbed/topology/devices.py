@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from agents import config, durations
 from agents.durations import Distribution
-from testbed import seeds
+from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.fields import (
     Count,

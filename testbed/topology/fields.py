@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from agents import config
 from agents.durations import DISTRIBUTIONS
-from testbed import units
+from testbed.topology import units
 
 
 class Model(BaseModel):

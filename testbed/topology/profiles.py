@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from testbed.errors import BadInputError
-from testbed.topology import complaints, yamlfile
+from testbed.topology import validation_errors, yamlfile
 from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 
@@ -139,7 +139,7 @@ def guess(name: str, known: Iterable[str]) -> str:
     """What may have been meant by `name`, which is unknown."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
-    found = complaints.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
+    found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
     return found or f"there are {', '.join(known)}."
 
 
@@ -221,7 +221,7 @@ def _entries(document: Document, section: str, model: type[E], problems: list[Pr
         try:
             found[name] = model.model_validate(values)
         except ValidationError as error:
-            problems += complaints.problems(error, Document(values, part, ()), model)
+            problems += validation_errors.problems(error, Document(values, part, ()), model)
     return found
 
 

@@ -25,9 +25,9 @@ from pydantic import (
 
 from agents.nanoseconds import from_seconds
 from testbed.topology.availability import Availability
-from testbed.topology.complaints import did_you_mean
 from testbed.topology.devices import Link
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, expecting
+from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 
 Verb = Literal["set", "crash", "pause", "disconnect", "leave", "join"]

@@ -35,7 +35,7 @@ from agents.device_actions import (
     about,
 )
 from agents.nanoseconds import Nanoseconds, from_seconds
-from testbed import seeds
+from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.scenario import (
     Churn,

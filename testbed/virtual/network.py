@@ -20,8 +20,8 @@ import numpy as np
 
 from agents.config import Link
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from testbed import seeds
 from testbed.plan import PlannedDevice
+from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 

@@ -32,12 +32,12 @@ from agents.rules.interface import ClientSide
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
-from testbed.configs import RunSpec, importance
-from testbed.data import Prepared
 from testbed.errors import RunFailedError
+from testbed.host.signals import noted
 from testbed.plan import PlannedDevice
-from testbed.rundir import RunDirectory
-from testbed.signals import noted
+from testbed.plan.agent_configs import RunSpec, importance
+from testbed.plan.datasets import Prepared
+from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue

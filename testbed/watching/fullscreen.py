@@ -11,12 +11,12 @@ from rich.console import Console
 
 from agents import events
 from agents.device_actions import to_json
-from testbed import mailbox
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import HostSample, Sampler, Validity, verdict
-from testbed.follow import Samples
-from testbed.rundir import RunDirectory
-from testbed.tether import cpu_numbers
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.rundir import commands
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Samples
 from testbed.watching import overview
 from testbed.watching.choice import ORDERS, Order, Quit, pressed
 from testbed.watching.live import LiveView
@@ -215,7 +215,7 @@ class FullScreenView(LiveView):
     def _send(self, order: Order) -> None:
         try:
             for device in order.devices:
-                mailbox.send(self._directory, {"device": device, **to_json(order.action)})
+                commands.send(self._directory, {"device": device, **to_json(order.action)})
         except (TestbedError, OSError) as error:
             self._answers.put(f"{order}: {error}")
         else:

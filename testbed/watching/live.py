@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from agents import events
-from testbed import tables
+from testbed import console
 from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
 from testbed.watching.overview import Overview
@@ -130,10 +130,10 @@ def render_summary(run: Run) -> RenderableType:
     if len(rows) > _MOST_ROWS:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
-    table = tables.plain("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
+    table = console.plain("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
     for name, row in rows.iterrows():
         table.add_row(
-            tables.short(str(name)),
+            console.short(str(name)),
             str(row["profile"] or "–"),
             str(row["updates"]),
             percent(row["share"]),

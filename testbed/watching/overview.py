@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from agents.config import Stop
-from testbed import units
 from testbed.errors import BadInputError
 from testbed.plan import Plan
-from testbed.rundir import RunDirectory
-from testbed.topology import Topology
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, units
 from testbed.traits import is_simulated, traits
 from testbed.watching.tally import DeviceTally, Tally
 

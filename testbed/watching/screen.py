@@ -10,7 +10,7 @@ from math import isnan
 from rich.text import Text
 
 from agents import events
-from testbed import tables
+from testbed import console
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import DOWNLOAD, OFFLINE, PAUSED, STATES, TRAIN, UPLOAD, WAIT, Cell
 from testbed.watching.choice import HELP, Choice
@@ -171,7 +171,7 @@ class Screen:
         grouped: bool,
     ) -> Text:
         selected = row.name == self.choice.selected
-        label = tables.short(row.label(grouped=grouped), name)
+        label = console.short(row.label(grouped=grouped), name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state = f"{row.online}/{len(row.devices)}" if grouped else row.state
         colour = (

@@ -22,7 +22,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.text import Text
 
-from testbed.signals import uninterrupted
+from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"

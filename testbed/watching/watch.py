@@ -15,8 +15,8 @@ from rich.console import Console
 from agents import events
 from testbed.errors import BadInputError, RunFailedError
 from testbed.fidelity.validity import Validity
-from testbed.follow import Follower
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Follower
 from testbed.watching import fullscreen, overview
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview

@@ -27,14 +27,14 @@ from agents.device_actions import (
 )
 from agents.messages import AddressedOrder
 from agents.nanoseconds import from_seconds
-from testbed import mailbox
-from testbed.configs import RunSpec
-from testbed.director import Director, ordered
 from testbed.errors import BadInputError
-from testbed.fidelity import asking
+from testbed.fidelity import requested
 from testbed.fidelity.figures import AskedCpu, AskedLink
 from testbed.plan import Host, plan
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.run.scenario_player import Director, ordered
+from testbed.rundir import commands
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.topology.timeline import Step
 
@@ -68,13 +68,13 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
         _acted(20.0, "b", action="crash"),
         events.ClientStatus(20.1, "b", "offline"),
     ]
-    a, b = asking.asked(spec, records)
+    a, b = requested.asked(spec, records)
     assert a.cpu == (AskedCpu(0.2, 0.025, 0.0), AskedCpu(0.5, 0.01, 5.0))
     assert a.link == (AskedLink(up=1e6, delay=0.04), AskedLink(up=2e6, delay=0.04, at=6.0))
     assert a.away == ((7.0, 8.0),)
     assert b.away == ((0.0, 12.0), (20.0, float("inf")))
-    assert [(s.what, s.due, s.done) for s in asking.steps(records)][2] == ("pause of a", 7.0, 7.25)
-    assert asking.asked(spec, [])[0].link == (AskedLink(up=1e6, delay=0.04),)
+    assert [(s.what, s.due, s.done) for s in requested.steps(records)][2] == ("pause of a", 7.0, 7.25)
+    assert requested.asked(spec, [])[0].link == (AskedLink(up=1e6, delay=0.04),)
     assert topology.devices[0].link is not None
     assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
@@ -83,7 +83,7 @@ def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = asking.asked(
+    a, _ = requested.asked(
         spec,
         [
             _acted(5.0, "a", action="pause"),
@@ -100,7 +100,7 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = asking.asked(
+    a, _ = requested.asked(
         spec,
         [
             events.RunStarted(0.0, 1e9, ("a",), ("b",)),
@@ -209,7 +209,7 @@ def test_orders_are_read_as_they_are_told() -> None:
 
 def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "asked")
-    box, served = mailbox.Mailbox(directory.orders), threading.Event()
+    box, served = commands.Mailbox(directory.orders), threading.Event()
     obeyed: list[dict[str, Any]] = []
 
     def obey(order: dict[str, Any]) -> None:
@@ -222,14 +222,14 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
             box.serve(obey)
 
     with pytest.raises(BadInputError, match="is not running"):
-        mailbox.send(directory, {"device": "a"})
+        commands.send(directory, {"device": "a"})
     directory.claim()
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        mailbox.send(directory, {"device": "a"})
+        commands.send(directory, {"device": "a"})
         with pytest.raises(BadInputError, match="no device c"):
-            mailbox.send(directory, {"device": "c"})
+            commands.send(directory, {"device": "c"})
     finally:
         served.set()
         thread.join()

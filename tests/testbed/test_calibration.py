@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import calibration
-from testbed.calibration import Calibration, Host
 from testbed.errors import BadInputError
+from testbed.plan import calibration
+from testbed.plan.calibration import Calibration, Host
 from testbed.topology.profiles import DeviceProfile
 
 HERE = Host(cpu="Abacus", cores=4, torch="2.0")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 QUICKSTART = TOPOLOGIES / "quickstart.yaml"

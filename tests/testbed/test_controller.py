@@ -18,13 +18,13 @@ from agents.device_actions import Action, SetLink
 from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
-from testbed import fleet
-from testbed.controller import Controller
 from testbed.errors import BadInputError, RunFailedError
-from testbed.follow import Samples
+from testbed.host.signals import interrupting
+from testbed.run import live_runs
+from testbed.run.controller import Controller
+from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
 from testbed.runtimes.process import ProcessRuntime, Programs
-from testbed.signals import interrupting
 from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
@@ -91,7 +91,7 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "work").mkdir()
     for directory in (None, tmp_path):
-        fleet.take_down(LiveRun(f"no-{tmp_path.name}", "process", 1, directory))
+        live_runs.take_down(LiveRun(f"no-{tmp_path.name}", "process", 1, directory))
     assert (tmp_path / "work").is_dir()
 
 

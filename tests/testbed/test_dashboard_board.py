@@ -13,7 +13,7 @@ from testbed.dashboard import board as boards
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
 
 UPDATE = next(line for line in EVENTS if '"update"' in line)

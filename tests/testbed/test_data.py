@@ -14,13 +14,14 @@ from PIL import Image
 
 from agents import shards as files
 from agents.shards import Shard
-from testbed import data, topology
+from testbed import topology
 from testbed.errors import BadInputError, HostError
-from testbed.partition import Dirichlet
-from testbed.rundir import RunDirectory
+from testbed.plan import datasets
+from testbed.rundir.directory import RunDirectory
+from testbed.topology.partition import Dirichlet
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
-TINY = data.HubImages("tests/tiny", image="picture", label="digit", test="validation")
+TINY = datasets.HubImages("tests/tiny", image="picture", label="digit", test="validation")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data root with the dataset TINY: three images to train on, in two files, and one to test."""
-    monkeypatch.setitem(data.DATASETS, "tests/tiny", TINY)
+    monkeypatch.setitem(datasets.DATASETS, "tests/tiny", TINY)
     folder = tmp_path / "data" / "tests" / "tiny"
     folder.mkdir(parents=True)
     _parquet(folder / "train-00000-of-00002.parquet", [10, 11])
@@ -56,7 +57,7 @@ def _write(path: Path, images: list[NDArray[np.uint8]], labels: list[int]) -> No
 
 
 def test_parquet_images_become_arrays(root: Path) -> None:
-    tiny = data.load("tests/tiny", root)
+    tiny = datasets.load("tests/tiny", root)
     assert tiny.train.x.dtype == np.uint8
     assert tiny.train.x.shape == (3, 2, 3)
     assert tiny.train.x[:, 0, 0].tolist() == [10, 11, 12]
@@ -66,13 +67,13 @@ def test_parquet_images_become_arrays(root: Path) -> None:
 
 
 def test_colours_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(data.DATASETS, "tests/tiny", TINY)
+    monkeypatch.setitem(datasets.DATASETS, "tests/tiny", TINY)
     folder = tmp_path / "tests" / "tiny"
     folder.mkdir(parents=True)
     image = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
     for split in ("train", "validation"):
         _write(folder / f"{split}-00000-of-00001.parquet", [image], [4])
-    tiny = data.load("tests/tiny", tmp_path)
+    tiny = datasets.load("tests/tiny", tmp_path)
     assert tiny.train.x.shape == (1, 3, 2, 3)
     assert tiny.train.x[0, 1].tolist() == [[1, 4, 7], [10, 13, 16]]  # green
 
@@ -80,22 +81,22 @@ def test_colours_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_images_are_decoded_once_until_their_files_change(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = data.load("tests/tiny", root)
-    monkeypatch.setattr(data.HubImages, "_decode", None)
-    second = data.load("tests/tiny", root)
+    first = datasets.load("tests/tiny", root)
+    monkeypatch.setattr(datasets.HubImages, "_decode", None)
+    second = datasets.load("tests/tiny", root)
     assert np.array_equal(first.train.x, second.train.x)
     assert second.train.scale == first.train.scale
     assert not list(cache.rglob("*.partial"))
     os.utime(root / "tests/tiny/train-00001-of-00002.parquet", (0, 0))
     with pytest.raises(BadInputError):  # reads the files again, and cannot decode
-        data.load("tests/tiny", root)
+        datasets.load("tests/tiny", root)
 
 
 def test_a_torn_cache_is_made_anew(root: Path, cache: Path) -> None:
-    data.load("tests/tiny", root)
+    datasets.load("tests/tiny", root)
     (torn,) = cache.rglob("train.safetensors")
     torn.write_bytes(torn.read_bytes()[:-4])
-    assert data.load("tests/tiny", root).train.y.tolist() == [0, 1, 2]
+    assert datasets.load("tests/tiny", root).train.y.tolist() == [0, 1, 2]
     assert files.load(torn).y.tolist() == [0, 1, 2]
 
 
@@ -103,9 +104,9 @@ def test_unfit_files_are_named_with_the_mend(root: Path) -> None:
     path = root / "tests/tiny/train-00000-of-00002.parquet"
     pd.DataFrame({"picture": [1], "other": [2]}).to_parquet(path)
     with pytest.raises(BadInputError, match=r"train-00000-of-00002\.parquet: not readable .* anew"):
-        data.load("tests/tiny", root)
+        datasets.load("tests/tiny", root)
     with pytest.raises(BadInputError, match=r"--data .*nowhere: no such folder"):
-        data.load("tests/tiny", root / "nowhere")
+        datasets.load("tests/tiny", root / "nowhere")
 
 
 def test_without_files_or_network_the_error_says_what_to_give(
@@ -113,11 +114,11 @@ def test_without_files_or_network_the_error_says_what_to_give(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody is there
     with pytest.raises(HostError, match=r"--data FOLDER .* ylecun/mnist/train-\*\.parquet"):
-        data.load("ylecun/mnist", tmp_path)
+        datasets.load("ylecun/mnist", tmp_path)
 
 
 def test_digits_are_split_evenly_by_class() -> None:
-    digits = data.load("digits", None)
+    digits = datasets.load("digits", None)
     assert (len(digits.train), len(digits.test)) == (1437, 360)
     assert digits.train.x.shape[1:] == (8, 8)
     assert digits.train.x.dtype == np.uint8
@@ -127,7 +128,7 @@ def test_digits_are_split_evenly_by_class() -> None:
 
 
 def test_mnist(data_root: Path) -> None:
-    mnist = data.load("ylecun/mnist", data_root)
+    mnist = datasets.load("ylecun/mnist", data_root)
     assert mnist.train.x.shape == (60_000, 28, 28)
     assert mnist.test.x.shape == (10_000, 28, 28)
     assert np.bincount(mnist.test.y).tolist() == [
@@ -137,7 +138,7 @@ def test_mnist(data_root: Path) -> None:
 
 
 def test_cifar10(data_root: Path) -> None:
-    cifar = data.load("uoft-cs/cifar10", data_root)
+    cifar = datasets.load("uoft-cs/cifar10", data_root)
     assert cifar.train.x.shape == (50_000, 3, 32, 32)
     assert np.bincount(cifar.train.y).tolist() == 10 * [5000]
     assert np.bincount(cifar.test.y).tolist() == 10 * [1000]
@@ -156,7 +157,7 @@ stop: {updates: 10}
 
 
 def test_a_topology_has_its_data_prepared() -> None:
-    prepared = data.prepare(topology.parse(DIGITS), None)
+    prepared = datasets.prepare(topology.parse(DIGITS), None)
     assert (len(prepared.train), len(prepared.test)) == (1437, 360)
     assert list(prepared.indices) == CLIENTS
     assert sorted(np.concatenate(list(prepared.indices.values()))) == list(range(1437))
@@ -171,17 +172,17 @@ def test_a_task_without_dataset_brings_its_own() -> None:
     text = DIGITS.replace(
         "digits-logreg, partition: {scheme: dirichlet, alpha: 1}", "quadratic, centers: [[0, 1], [2, 3]]"
     )
-    prepared = data.prepare(topology.parse(text.replace("count: 8", "count: 2")), None)
+    prepared = datasets.prepare(topology.parse(text.replace("count: 8", "count: 2")), None)
     assert prepared.train.x.tolist() == prepared.test.x.tolist() == [[0, 1], [2, 3]]
     assert prepared.indices["pi-2"].tolist() == [1]
     assert prepared.shard("pi-2").x.tolist() == [[2, 3]]
-    assert data.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
+    assert datasets.label_counts(prepared) == {"pi-1": [1], "pi-2": [1]}
 
 
-def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> data.Prepared:
+def _evaluated(how: str, seed: int = 7, importance: str = "uniform") -> datasets.Prepared:
     text = DIGITS.replace("seed: 7", f"seed: {seed}")
     text = text.replace("local: {steps: 20}", f"local: {{steps: 20}}, importance: {importance}")
-    return data.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
+    return datasets.prepare(topology.parse(f"{text}\nevaluate: {{{how}}}"), None)
 
 
 def test_the_model_may_be_evaluated_on_a_part_of_the_test_set() -> None:
@@ -213,20 +214,20 @@ def test_clients_count_by_their_importance_in_the_evaluation() -> None:
 
 
 @pytest.fixture
-def tiny() -> data.Prepared:
+def tiny() -> datasets.Prepared:
     """Sample k is the number k; there is none of class 2."""
     x, y = np.arange(5, dtype=np.float32).reshape(-1, 1), np.array([0, 0, 1, 3, 1])
     indices = {"a": np.array([0, 1, 2]), "b": np.array([3, 4, 2])}
-    return data.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
+    return datasets.Prepared(Shard(x, y, 0.5), Shard(x[:2], y[:2], 0.5), indices)
 
 
-def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: data.Prepared) -> None:
-    assert data.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
+def test_labels_are_counted_up_to_the_largest_class_of_all(tiny: datasets.Prepared) -> None:
+    assert datasets.label_counts(tiny) == {"a": [2, 1, 0, 0], "b": [0, 2, 0, 1]}
 
 
-def test_the_run_directory_gets_what_others_can_read(tiny: data.Prepared, tmp_path: Path) -> None:
+def test_the_run_directory_gets_what_others_can_read(tiny: datasets.Prepared, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "run")
-    data.write(tiny, directory)
+    datasets.write(tiny, directory)
     assert files.load(directory.shard("b")).x.tolist() == [[3], [4], [2]]
     assert files.load(directory.shard("b")).y.tolist() == [3, 1, 1]
     assert files.load(directory.test_set).x.tolist() == [[0], [1]]
@@ -238,17 +239,17 @@ def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPa
     """What deals it out takes seconds to import."""
     shares = Dirichlet(0.5)
     labels = np.arange(1000) % 10
-    first = data._dealt(shares, labels, CLIENTS, 7)
+    first = datasets._dealt(shares, labels, CLIENTS, 7)
     monkeypatch.setattr(Dirichlet, "deal", None)
-    again = data._dealt(shares, labels, CLIENTS, 7)
+    again = datasets._dealt(shares, labels, CLIENTS, 7)
     assert list(again) == CLIENTS
     assert all(np.array_equal(again[client], first[client]) for client in CLIENTS)
     others = (Dirichlet(0.4), labels, 7), (shares, labels[::-1], 7), (shares, labels, 8)
     for scheme, of, seed in others:
         with pytest.raises(TypeError):  # deals anew, and cannot
-            data._dealt(scheme, of, CLIENTS, seed)
+            datasets._dealt(scheme, of, CLIENTS, seed)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     (kept,) = cache.parent.rglob("partitions/*")
     kept.write_bytes(kept.read_bytes()[:-4])
-    assert np.array_equal(data._dealt(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])
+    assert np.array_equal(datasets._dealt(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])

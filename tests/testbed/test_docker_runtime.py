@@ -10,11 +10,11 @@ import pytest
 
 from agents import messages
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
-from testbed import data, images
-from testbed.configs import RunSpec
+from testbed import images
 from testbed.errors import BadInputError, HostError
-from testbed.plan import Host, plan
-from testbed.rundir import RunDirectory
+from testbed.plan import Host, datasets, plan
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.docker import DockerRuntime
@@ -83,7 +83,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     spec: RunSpec, engine: docker.DockerClient
 ) -> None:
     """A share that the engine refuses is forgotten: the next limit is as planned."""
-    data.write(data.prepare(spec.topology, None), spec.directory)
+    datasets.write(datasets.prepare(spec.topology, None), spec.directory)
     built = images.ensure(engine, lambda _: None)
     runtime = DockerRuntime(engine, built, spec)
     try:

@@ -9,8 +9,9 @@ from unittest.mock import Mock
 import docker
 import pytest
 
-from testbed import doctor, engine, kernel
+from testbed.cli import doctor
 from testbed.errors import HostError
+from testbed.host import docker_engine, kernel
 
 pytestmark = pytest.mark.alone
 
@@ -37,9 +38,9 @@ def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
 
 
 def test_an_engine_that_does_not_answer_is_named(no_engine: None) -> None:
-    assert not engine.available()
+    assert not docker_engine.available()
     with pytest.raises(HostError, match=r"unix:///nonexistent/docker\.sock.*sudo"):
-        engine.connect()
+        docker_engine.connect()
 
 
 def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +52,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
         return made[-1]
 
     monkeypatch.setattr("docker.from_env", from_env)
-    with engine.if_present() as client:
+    with docker_engine.if_present() as client:
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
@@ -59,7 +60,7 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
 
 def test_a_socket_of_others_is_fixed_by_the_group() -> None:
     wrapped = ConnectionError("Connection aborted.", PermissionError(13, "Permission denied"))
-    assert "usermod -aG docker" in engine.fix(wrapped)
+    assert "usermod -aG docker" in docker_engine.fix(wrapped)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from testbed.fidelity.figures import (
     Figure,
     Interval,
 )
-from testbed.follow import Samples
+from testbed.rundir.tail import Samples
 
 EPOCH = 1000.0
 Sample = dict[str, Any]

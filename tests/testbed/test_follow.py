@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from testbed.follow import Follower, Samples
+from testbed.rundir.tail import Follower, Samples
 from tests.testbed.told import STARTED
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed import hardware, up
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, plan
+from testbed.plan import Host, Plan, hardware, plan
+from testbed.run import up
 from testbed.topology import Topology, load, parse, profiles
-from testbed.units import format_size
+from testbed.topology.units import format_size
 from tests.running import Testbed
 
 GIB = 2**30

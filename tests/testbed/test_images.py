@@ -16,8 +16,9 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from testbed import images, subprocesses
+from testbed import images
 from testbed.errors import HostError
+from testbed.host import subprocesses
 from testbed.images import debian, wheels
 
 pytestmark = pytest.mark.alone

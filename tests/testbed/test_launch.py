@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from testbed.configs import RunSpec
 from testbed.images import Images
 from testbed.plan import Host, plan
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.launch import launch, planned_limits
 from testbed.topology import parse
 

@@ -10,8 +10,8 @@ import pytest
 from agents.rules import RULES
 from agents.rules.interface import Rule, Server, State
 from agents.tasks import TASKS
-from testbed.cli import listing
-from testbed.cli.listing import Parameter
+from testbed.cli import catalog
+from testbed.cli.catalog import Parameter
 from testbed.errors import BadInputError
 from tests.running import Testbed
 
@@ -41,9 +41,9 @@ class Toy(Rule):
 
 
 @pytest.fixture
-def toy(monkeypatch: pytest.MonkeyPatch) -> listing.Entry:
+def toy(monkeypatch: pytest.MonkeyPatch) -> catalog.Entry:
     monkeypatch.setitem(RULES, "toy", Toy)
-    return listing.find("toy", listing.rules(), "rule")
+    return catalog.find("toy", catalog.rules(), "rule")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def printed(testbed: Testbed) -> Callable[..., str]:
     return printed
 
 
-def test_parameters_are_read_from_the_source(toy: listing.Entry) -> None:
+def test_parameters_are_read_from_the_source(toy: catalog.Entry) -> None:
     assert toy.parameters == (
         Parameter("size", "whole number", True, None, "How many, over two lines."),
         Parameter("period", "duration", False, "200ms", ""),
@@ -68,8 +68,8 @@ def test_parameters_are_read_from_the_source(toy: listing.Entry) -> None:
     )
 
 
-def test_one_rule_is_told_in_full(toy: listing.Entry) -> None:
-    assert listing.full(toy).splitlines() == [
+def test_one_rule_is_told_in_full(toy: catalog.Entry) -> None:
+    assert catalog.full(toy).splitlines() == [
         "toy",
         "    equation: w ← w",
         "    paper: nobody's",
@@ -90,8 +90,8 @@ def test_one_rule_is_told_in_full(toy: listing.Entry) -> None:
     ]
 
 
-def test_a_list_keeps_a_parameter_and_its_default_together(toy: listing.Entry) -> None:
-    assert listing.brief(toy).splitlines()[-1] == (
+def test_a_list_keeps_a_parameter_and_its_default_together(toy: catalog.Entry) -> None:
+    assert catalog.brief(toy).splitlines()[-1] == (
         "    size, period: 200ms, mode: null, times: null, on: true"
     )
 
@@ -120,7 +120,7 @@ def test_programs_read_the_same(printed: Callable[..., str]) -> None:
 
 
 def test_rules_tell_whether_they_take_fednova() -> None:
-    told = {entry.name: entry.facts["fednova"] for entry in listing.rules()}
+    told = {entry.name: entry.facts["fednova"] for entry in catalog.rules()}
     assert told["fedavg"] == "yes"
     assert told["fedasync"] == "no"
     assert told["fedfa"] == "depends on the parameters"
@@ -130,7 +130,7 @@ def test_a_name_that_is_none_gets_one_that_may_be_meant() -> None:
     with pytest.raises(
         BadInputError, match=r"no rule is called 'fedbuf': did you mean fedbuff\?"
     ) as bad:
-        listing.find("fedbuf", listing.rules(), "rule")
+        catalog.find("fedbuf", catalog.rules(), "rule")
     assert bad.value.exit_code == 2
     with pytest.raises(BadInputError, match="no task is called 'xyz': there are cifar10-cnn, "):
-        listing.find("xyz", listing.tasks(), "task")
+        catalog.find("xyz", catalog.tasks(), "task")

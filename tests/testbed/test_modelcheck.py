@@ -11,8 +11,8 @@ import pytest
 
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from testbed import modelcheck
 from testbed.errors import BadInputError
+from testbed.plan import model_check
 from testbed.topology import Topology, parse
 from testbed.topology.fields import OneOf
 from tests.running import Testbed
@@ -95,13 +95,13 @@ def test_buffers_are_refused_before_anything_is_launched(
 
 
 def test_the_mends_that_the_error_names_are_good() -> None:
-    modelcheck.check(parse(_text("group")))
-    modelcheck.check(parse(_text("untracked")))
+    model_check.check(parse(_text("group")))
+    model_check.check(parse(_text("untracked")))
 
 
 def test_parameters_of_another_type_are_refused() -> None:
     with pytest.raises(BadInputError, match=r"not float32 \(2.weight: torch.float16, 2.bias: torch.fl"):
-        modelcheck.check(parse(_text("half")))
+        model_check.check(parse(_text("half")))
 
 
 def test_a_good_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +115,9 @@ def test_a_good_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Normed, "model", counted)
     for norm in ("group", "group", "untracked"):
-        modelcheck.check(parse(_text(norm)))
+        model_check.check(parse(_text(norm)))
     assert built == ["group", "untracked"]
     for _ in range(2):
         with pytest.raises(BadInputError):
-            modelcheck.check(parse(_text("batch")))
+            model_check.check(parse(_text("batch")))
     assert built == ["group", "untracked", "batch", "batch"]

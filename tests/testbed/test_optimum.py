@@ -13,7 +13,7 @@ import pytest
 from agents import wire
 from agents.events import ClientStatus, RunStarted, UpdateApplied, to_line
 from analysis.load import load
-from testbed.optimum import Ending, ending
+from testbed.run.optimum import Ending, ending
 
 LOCAL = {"steps": 5, "lr": 0.1, "clip": None}
 GROUP = {"name": "d", "local": LOCAL}

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from testbed.errors import BadInputError
-from testbed.partition import MIN_SAMPLES, SCHEMES, Indices, Pathological, Resampled
+from testbed.topology.partition import MIN_SAMPLES, SCHEMES, Indices, Pathological, Resampled
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
 ALL = [

@@ -32,11 +32,11 @@ from agents.device_actions import (
 )
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
-from testbed import tether
-from testbed.configs import RunSpec
 from testbed.errors import BadInputError, HostError
+from testbed.host import die_with_parent
 from testbed.plan import plan, this_host
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
 from testbed.topology import parse
@@ -213,7 +213,7 @@ def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -
     (device,) = (info.process for info in of(run) if info.part == "d-1")
     runtime.limit("d-1")
     eventually(lambda: device.status() == psutil.STATUS_STOPPED)
-    assert set(device.cpu_affinity() or []) == tether.cpu_numbers(run.plan.device_cpus)
+    assert set(device.cpu_affinity() or []) == die_with_parent.cpu_numbers(run.plan.device_cpus)
 
 
 def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_path: Path) -> None:
@@ -371,21 +371,21 @@ def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> Non
 
 
 def test_a_tethered_program_does_not_begin_without_its_parent() -> None:
-    command = [sys.executable, tether.__file__, "1", "0", "--", "echo", "alive"]
+    command = [sys.executable, die_with_parent.__file__, "1", "0", "--", "echo", "alive"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "controller ended" in done.stderr
 
 
 def test_a_program_that_is_missing_is_named() -> None:
-    command = [sys.executable, tether.__file__, str(os.getpid()), "0", "--", "no-such-program"]
+    command = [sys.executable, die_with_parent.__file__, str(os.getpid()), "0", "--", "no-such-program"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "cannot start no-such-program on cpu 0: No such file or directory\n"
 
 
 def test_cpu_numbers() -> None:
-    assert tether.cpu_numbers("0-2,5") == {0, 1, 2, 5}
+    assert die_with_parent.cpu_numbers("0-2,5") == {0, 1, 2, 5}
 
 
 def log_of(run: RunSpec, part: str) -> str:

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agents import events
-from testbed.follow import Follower
-from testbed.prometheus import RunCollector
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Follower
+from testbed.watching.prometheus import RunCollector
 from tests.analysis.conftest import EVENTS, MANIFEST
 
 
@@ -76,7 +76,7 @@ def test_scrapes_at_the_same_time_wait_for_each_other(
 
 def test_the_controller_imports_neither_bokeh_nor_pandas_nor_prometheus() -> None:
     code = (
-        "import sys, testbed.cli.main, testbed.controller; "
+        "import sys, testbed.cli.main, testbed.run.controller; "
         "print({'bokeh', 'pandas', 'prometheus_client'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

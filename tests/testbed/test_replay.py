@@ -14,8 +14,8 @@ from agents.aggregator import recording
 from agents.aggregator.beginning import Beginning
 from agents.rules import RULES
 from testbed.errors import BadInputError, RunFailedError
-from testbed.replay import replay
-from testbed.rundir import RunDirectory
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
 from tests.running import cli, write_small_topology
 from tests.testbed.test_virtual_run import _run, _topology
 

@@ -11,11 +11,11 @@ import pytest
 from agents.device_actions import SetLink
 from agents.nanoseconds import SECOND
 from testbed import plan
-from testbed.calibration import Calibration, Host
 from testbed.errors import BadInputError
+from testbed.plan.calibration import Calibration, Host
+from testbed.plan.resolution import needs_calibration, on_host, resolved
 from testbed.topology import Topology, linktraces, load
 from testbed.topology.devices import LinkTrace
-from testbed.topology.resolution import needs_calibration, on_host, resolved
 from testbed.topology.timeline import Step
 
 HOST = Calibration(

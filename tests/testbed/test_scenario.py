@@ -31,7 +31,7 @@ from agents.device_actions import (
 from agents.durations import DISTRIBUTIONS, Distribution
 from agents.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
-from testbed.topology import complaints, scenario, yamlfile
+from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
 from testbed.topology.scenario import Churn, Entry, frequency
@@ -65,7 +65,7 @@ def _read(text: str) -> _Fleet:
     try:
         fleet = _Fleet.model_validate(document.data)
     except ValidationError as error:
-        raise document.source.error(complaints.problems(error, document, _Fleet)) from None
+        raise document.source.error(validation_errors.problems(error, document, _Fleet)) from None
     problems = [*scenario.misfits(fleet.scenario, fleet.churn, fleet.devices, document.source)]
     if problems:
         raise document.source.error(problems)

@@ -11,13 +11,14 @@ import pytest
 from agents import messages
 from agents.device_actions import SetLink
 from agents.topics import ROUTER
-from testbed import broker, configs, manifest
-from testbed.configs import RunSpec
+from testbed import broker
 from testbed.errors import BadInputError
-from testbed.plan import Host, plan
-from testbed.rundir import RunDirectory
+from testbed.plan import Host, agent_configs, plan
+from testbed.plan.agent_configs import RunSpec
+from testbed.plan.shaper import Shaper, lack_of_netem
+from testbed.run import manifest
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.container_actions import Device, respond
-from testbed.shaper import Shaper, lack_of_netem
 from testbed.topology import Topology, parse
 
 pytestmark = pytest.mark.alone
@@ -110,9 +111,9 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     """With netem the router's delay line holds nothing."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
-    configs.write(spec, accounts, configs.IN_CONTAINERS)
-    configs.write_router(spec, accounts[ROUTER], configs.IN_CONTAINERS, {"pi": "10.0.0.2"})
-    device = json.loads(spec.directory.config(configs.init_name("pi")).read_text(encoding="utf-8"))
+    agent_configs.write(spec, accounts, agent_configs.IN_CONTAINERS)
+    agent_configs.write_router(spec, accounts[ROUTER], agent_configs.IN_CONTAINERS, {"pi": "10.0.0.2"})
+    device = json.loads(spec.directory.config(agent_configs.init_name("pi")).read_text(encoding="utf-8"))
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
     assert device["netem"] is netem
     assert device["link"]["rtt"] == 0.08

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import sweep, up
+from testbed import sweep
 from testbed.errors import BadInputError
+from testbed.run import up
 from tests.running import TOPOLOGIES
 
 BASE = """

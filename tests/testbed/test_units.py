@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import units
+from testbed.topology import units
 
 
 @given(st.integers(1, 10**15))

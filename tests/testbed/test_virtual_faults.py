@@ -16,9 +16,9 @@ from agents.device_actions import to_json
 from agents.nanoseconds import SECOND, to_seconds
 from agents.rules.area import AreaState
 from agents.vectors import Vector
-from testbed import up
-from testbed.configs import RunSpec
-from testbed.rundir import RunDirectory
+from testbed.plan.agent_configs import RunSpec
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.run import Recorder, _simulation
 from testbed.virtual.simulation import Simulation

@@ -23,9 +23,9 @@ from agents.rules import RULES
 from agents.rules.area import AreaState
 from agents.rules.interface import Server
 from agents.vectors import Vector
-from testbed import up
-from testbed.replay import replay
-from testbed.rundir import RunDirectory
+from testbed.run import up
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
 from testbed.view import View
 

@@ -11,10 +11,10 @@ import yaml
 
 from agents import events
 from analysis.load import Run, load
-from testbed import up
 from testbed.errors import BadInputError, RunFailedError
-from testbed.optimum import ending
-from testbed.rundir import RunDirectory
+from testbed.run import up
+from testbed.run.optimum import ending
+from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from tests.running import TOPOLOGIES, cli, interrupt, started
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from agents import events
 from agents.transport import KEEPALIVE
-from testbed import up
-from testbed.rundir import RunDirectory
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 
 A = {"name": "a", "timing": "1s"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.wakeful import LATENCY, wakeful
+from testbed.host.cpu_latency import LATENCY, wakeful
 
 pytestmark = pytest.mark.alone
 

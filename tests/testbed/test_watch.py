@@ -19,7 +19,7 @@ import pytest
 
 from agents import events
 from testbed.errors import BadInputError
-from testbed.rundir import RunDirectory
+from testbed.rundir.directory import RunDirectory
 from testbed.watching import overview
 from tests.running import cli, left_as_processes, write_small_topology
 from tests.testbed.told import STARTED, update

@@ -1,0 +1,204 @@
+"""The rules and tasks that there are, as their own source describes them: `testbed rules`, `tasks`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from agents.rules import RULES
+from agents.rules.interface import Rule
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+from testbed.errors import BadInputError
+from testbed.topology.units import format_duration
+from testbed.topology.validation_errors import did_you_mean
+
+_WIDTH = 80
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+_WORDS = {bool: "true or false", float: "number", int: "whole number", str: "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    type: str
+    """In words."""
+    required: bool
+    default: Any
+    """As a topology writes it."""
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A rule or a task."""
+
+    name: str
+    facts: Mapping[str, str | None]
+    about: str
+    parameters: tuple[Parameter, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        parameters = [dataclasses.asdict(parameter) for parameter in self.parameters]
+        return {"name": self.name, **self.facts, "about": self.about, "parameters": parameters}
+
+
+def rules() -> list[Entry]:
+    return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
+
+
+def tasks() -> list[Entry]:
+    return [_entry(name, cls, _facts_of_task(cls)) for name, cls in sorted(TASKS.items())]
+
+
+def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
+    """The entry of that name. Raises BadInputError that names one that may be meant."""
+    known = {entry.name: entry for entry in entries}
+    if name in known:
+        return known[name]
+    guess = did_you_mean(name, list(known)) or f"there are {', '.join(known)}."
+    raise BadInputError(f"no {what} is called {name!r}: {guess}")
+
+
+def brief(entry: Entry) -> str:
+    """One block: name, facts, and the parameters with their defaults."""
+    parameters = ", ".join(map(_with_default, entry.parameters))
+    lines = [*_told(entry.facts), parameters or "no parameters"]
+    return "\n".join([entry.name, *(_wrapped(line, "    ", "  ") for line in lines)])
+
+
+def full(entry: Entry) -> str:
+    """All that there is to say: what it does, where it is from, and each parameter."""
+    facts = [_wrapped(line, "    ", "  ") for line in _told(entry.facts)]
+    about = [_reflowed(paragraph) for paragraph in entry.about.split("\n\n")]
+    blocks = ["\n".join([entry.name, *facts]), *about]
+    if entry.parameters:
+        blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))
+    return "\n\n".join(blocks)
+
+
+def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> Entry:
+    return Entry(name, facts, inspect.cleandoc(cls.__doc__ or ""), tuple(_parameters(cls)))
+
+
+def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
+    takes: Any = cls.takes_fednova  # where it depends on the parameters, a property
+    told = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
+    return {"equation": cls.equation, "paper": cls.paper, "fednova": told}
+
+
+def _facts_of_task(cls: type[Task]) -> dict[str, str | None]:
+    return {"dataset": cls.dataset}
+
+
+def _parameters(cls: type) -> Iterator[Parameter]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    descriptions = _descriptions(cls)
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING
+        default: Any = None if required else field.default
+        hint = hints[field.name]
+        if _is_duration(hint) and isinstance(default, float):
+            default = format_duration(default)
+        yield Parameter(field.name, _words(hint), required, default, descriptions.get(field.name, ""))
+
+
+def _descriptions(cls: type) -> dict[str, str]:
+    """The docstring below each field, in one line; python itself keeps none of these."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def _is_duration(hint: Any) -> bool:
+    if get_origin(hint) is Annotated:
+        return "s" in get_args(hint)[1:]
+    return any(_is_duration(option) for option in get_args(hint))
+
+
+def _words(hint: Any) -> str:
+    """`float | None` is `number, or null`; what has no words is shown as it is."""
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case origin if origin is Annotated:
+            return "duration" if _is_duration(hint) else _words(arguments[0])
+        case origin if origin is Literal:
+            return _either([str(choice) for choice in arguments])
+        case origin if origin is Union or origin is types.UnionType:
+            options = [_words(option) for option in arguments if option is not type(None)]
+            return _either(options) + (", or null" if type(None) in arguments else "")
+        case origin if origin is tuple:
+            return f"list of {_plural(arguments[0])}"
+    return _WORDS.get(hint, str(hint))
+
+
+def _plural(hint: Any) -> str:
+    words = _words(hint)
+    return words.replace("list of", "lists of", 1) if words.startswith("list of") else f"{words}s"
+
+
+def _either(choices: list[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def _with_default(parameter: Parameter) -> str:
+    if parameter.required:
+        return parameter.name
+    return f"{parameter.name}:{_UNBROKEN}{_shown(parameter.default)}"
+
+
+def _shown(value: Any) -> str:
+    """As YAML has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _told(facts: Mapping[str, str | None]) -> list[str]:
+    return [f"{name}: {value}" for name, value in facts.items() if value not in (None, "no")]
+
+
+def _block(parameter: Parameter) -> str:
+    default = "required" if parameter.required else f"default {_shown(parameter.default)}"
+    lines = [_wrapped(f"{parameter.name}: {parameter.type}; {default}", "    ", "  ")]
+    if parameter.description:
+        lines.append(_wrapped(parameter.description, "        "))
+    return "\n".join(lines)
+
+
+def _reflowed(paragraph: str) -> str:
+    """Running text in our width; equations and lists, which are indented, line by line."""
+    lines = paragraph.splitlines()
+    if not any(line.startswith(" ") for line in lines):
+        return _wrapped(" ".join(lines), "")
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines]
+    return "\n".join(
+        _wrapped(line.strip(), indent, "  ") for line, indent in zip(lines, indents, strict=True)
+    )
+
+
+def _wrapped(text: str, indent: str, hanging: str = "") -> str:
+    lines = textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_on_hyphens=False,
+    )
+    return lines.replace(_UNBROKEN, " ")

@@ -1,0 +1,87 @@
+"""`testbed set`, `kill`, `pause`, `resume` and `restart`: a user's hand on the devices of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
+from testbed.cli.arguments import DEFAULT_RUNS, Run, Runs
+from testbed.errors import BadInputError
+from testbed.run import live_runs
+from testbed.rundir import commands
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import units
+
+Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
+_PANEL = "Control the devices of a running run"
+_ACTIONS: dict[str, tuple[Action, str]] = {
+    "kill": (Crash(), "Kill devices at once; `restart` starts them again."),
+    "restart": (Restart(), "Restart devices that were killed or have crashed."),
+    "pause": (Pause(), "Freeze devices; `resume` lets them continue where they were."),
+    "resume": (Resume(), "Let paused devices continue."),
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands known."""
+    app.command("set", rich_help_panel=_PANEL)(_set)
+    for name, (action, help_text) in _ACTIONS.items():
+        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
+
+
+def _command(action: Action) -> Any:
+    def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
+        _order(run, devices, runs, action)
+
+    return command
+
+
+def _set(
+    run: Run,
+    devices: Devices,
+    cpu: Annotated[float | None, typer.Option(help="Share of one host core, such as 0.25.")] = None,
+    up: Annotated[str | None, typer.Option(help="Uplink rate, such as 1mbit.")] = None,
+    down: Annotated[str | None, typer.Option(help="Downlink rate, such as 5mbit.")] = None,
+    rtt: Annotated[str | None, typer.Option(help="Round-trip time, such as 80ms.")] = None,
+    jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Change the CPU share or the link of devices during a run."""
+    read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
+    texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
+    link: dict[str, float | None] = {}
+    for name, text in texts.items():
+        if text is not None:
+            try:
+                link[name] = read.get(name, units.share)(text)
+            except ValueError as error:
+                raise BadInputError(f"--{name} {text}: {error}") from error
+    if cpu is None and not link:
+        raise BadInputError("nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss")
+    if cpu is not None and cpu <= 0:
+        raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
+    if cpu is not None:
+        _order(run, devices, runs, SetCpu(cpu))
+    if link:
+        _order(run, devices, runs, SetLink(link))
+
+
+def _order(run: str, devices: list[str], runs: Path, action: Action) -> None:
+    directory = live_runs.located(run, runs)
+    for device in _expanded(directory, devices):
+        commands.send(directory, {"device": device, **to_json(action)})
+
+
+def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
+    """The devices that `names` stand for. Raises BadInputError."""
+    devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
+    for name in names:
+        found = [device for device, told in devices.items() if name in (device, told["group"])]
+        if not found:
+            raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
+        yield from found

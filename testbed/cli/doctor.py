@@ -1,0 +1,218 @@
+"""What this machine can do for a run, found by trying, and the command that fixes what it cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import docker
+import psutil
+
+from testbed import images
+from testbed.errors import HostError
+from testbed.host import docker_engine, kernel
+from testbed.host.cpu_latency import LATENCY
+from testbed.images import debian
+
+Status = Literal["ok", "warn", "missing"]
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    name: str
+    status: Status
+    """`missing`: runs, or what a topology commonly asks for, fail without it; `warn`: runs work."""
+    detail: str
+    fix: str | None = None
+    """The command that fixes it."""
+
+
+def examine() -> list[Finding]:
+    """Look at everything that runs depend on; takes a few seconds. Changes nothing on the machine."""
+    info: Mapping[str, Any] = {}
+    try:
+        with closing(docker_engine.connect(timeout=5)) as client:
+            info = client.info()
+            found = [engine_version(info), control_groups(info), storage(info), image_source(client)]
+    except HostError as error:
+        detail = "no engine answers: runs fall back to the process runtime"
+        fix = docker_engine.fix(error.__cause__ or error)
+        found = [Finding("Docker engine", "missing", detail, fix)]
+    found += [traffic_control(feature) for feature in kernel.FEATURES]
+    found += [
+        tcp(kernel.congestion_control()),
+        gpu(info),
+        processors(),
+        sleep(),
+        memory(),
+        disk(info),
+        broker(),
+        python(),
+        torch(),
+    ]
+    return found
+
+
+def engine_version(info: Mapping[str, Any]) -> Finding:
+    return Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
+
+
+def control_groups(info: Mapping[str, Any]) -> Finding:
+    """Whether the limits of a device hold: CPU quota, cpuset, memory and pids."""
+    version = f"cgroup v{info.get('CgroupVersion', '1')}"
+    limits = {
+        "CPU quota": "CpuCfsQuota",
+        "cpuset": "CPUSet",
+        "memory": "MemoryLimit",
+        "pids": "PidsLimit",
+    }
+    lacking = [name for name, key in limits.items() if not info.get(key)]
+    if lacking:
+        detail = f"{version}: the kernel limits no {', '.join(lacking)}"
+        fix = "boot with 'cgroup_enable=memory' and a kernel with CONFIG_CFS_BANDWIDTH"
+        return Finding("control groups", "missing", detail, fix)
+    if not info.get("SwapLimit"):
+        detail = f"{version}: a device over its memory limit may swap instead of being killed"
+        fix = "boot with 'cgroup_enable=memory swapaccount=1', or turn swap off: 'sudo swapoff -a'"
+        return Finding("control groups", "warn", detail, fix)
+    return Finding("control groups", "ok", f"{version}: {', '.join(limits)} can be limited")
+
+
+def storage(info: Mapping[str, Any]) -> Finding:
+    driver = info["Driver"]
+    if driver == "vfs":
+        detail = "vfs copies the whole image for every device"
+        fix = (
+            """echo '{"storage-driver": "overlay2"}' | sudo tee /etc/docker/daemon.json"""
+            " && sudo systemctl restart docker"
+        )
+        return Finding("storage driver", "warn", detail, fix)
+    return Finding("storage driver", "ok", str(driver))
+
+
+def image_source(client: docker.DockerClient) -> Finding:
+    """Where the images come from."""
+    name = "images"
+    if images.are_built(client):
+        return Finding(name, "ok", "built")
+    if docker_engine.registry_has(debian.IMAGE, timeout=3):
+        return Finding(name, "ok", f"not built yet; a registry has {debian.IMAGE}")
+    if shutil.which("mmdebstrap"):
+        return Finding(name, "ok", "not built yet; mmdebstrap makes the base, as no registry answers")
+    detail = "not built yet; no registry answers, and there is no mmdebstrap to make the base"
+    return Finding(name, "missing", detail, "sudo apt-get install mmdebstrap uidmap")
+
+
+def traffic_control(feature: kernel.Feature) -> Finding:
+    works, why = kernel.supports(feature)
+    if works:
+        told = "" if feature.needed else " of links: runs take it (shaper netem)"
+        return Finding(feature.module, "ok", feature.purpose + told)
+    if works is None:
+        return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_FIX)
+    told = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
+    return Finding(
+        feature.module,
+        "missing" if feature.needed else "warn",
+        f"not in this kernel ({why}): {feature.purpose} {told}",
+        f"sudo modprobe {feature.module}, or boot a kernel that has it: "
+        "sudo apt-get install linux-image-generic (Ubuntu), linux-image-amd64 (Debian); "
+        "sudo dnf install kernel-modules-extra (Fedora, RHEL)",
+    )
+
+
+def tcp(found: str | None) -> Finding:
+    """What `found` (kernel.congestion_control) makes of the containers' TCP."""
+    name = "TCP"
+    if found is None:
+        return Finding(name, "ok", "containers have the congestion control of their host")
+    if found == "cubic":
+        return Finding(name, "ok", "containers have CUBIC, as devices with Linux have")
+    names = "$(sysctl -n net.ipv4.tcp_allowed_congestion_control)"
+    fix = f'sudo modprobe tcp_cubic; sudo sysctl net.ipv4.tcp_allowed_congestion_control="{names} cubic"'
+    detail = "the kernel allows no CUBIC outside the host's own network: containers have Reno"
+    return Finding(name, "warn", detail, fix)
+
+
+def gpu(info: Mapping[str, Any]) -> Finding:
+    if "nvidia" in info.get("Runtimes", {}):
+        return Finding("GPU runtime", "ok", "the engine has the nvidia runtime")
+    if shutil.which("nvidia-smi"):
+        detail = "there is an NVIDIA driver, but the engine has no nvidia runtime"
+        fix = (
+            "sudo apt-get install nvidia-container-toolkit && "
+            "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+        )
+        return Finding("GPU runtime", "warn", detail, fix)
+    return Finding("GPU runtime", "warn", "no NVIDIA GPU; devices without a GPU need none")
+
+
+def processors() -> Finding:
+    count = len(os.sched_getaffinity(0))
+    if count < 2:
+        detail = "1 core: broker and aggregator share it with the devices"
+        return Finding("cores", "warn", detail)
+    return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
+
+
+def sleep() -> Finding:
+    """Whether runs may keep the cores awake; see `testbed.host.cpu_latency`."""
+    if os.access(LATENCY, os.W_OK):
+        return Finding("core sleep", "ok", "held off while a run measures")
+    detail = f"cannot write {LATENCY}: a core that sleeps wakes slowly, at the cost of small CPU shares"
+    return Finding("core sleep", "warn", detail, f'sudo chown "$USER" {LATENCY}')
+
+
+def memory() -> Finding:
+    virtual = psutil.virtual_memory()
+    detail = f"{virtual.available / _GIB:.1f} of {virtual.total / _GIB:.1f} GiB available"
+    if virtual.available < 2 * _GIB:
+        return Finding("memory", "warn", f"{detail}: each device takes about 0.3 GiB")
+    return Finding("memory", "ok", detail)
+
+
+def disk(info: Mapping[str, Any]) -> Finding:
+    """Room for the images, on the engine's disk where it is on this machine."""
+    root = Path(info.get("DockerRootDir", "."))
+    usage = shutil.disk_usage(root if root.exists() else Path())
+    detail = f"{usage.free / _GIB:.0f} GiB free"
+    if usage.free < 5 * _GIB:
+        return Finding("disk", "warn", f"{detail}: building the images takes 4", "docker image prune")
+    return Finding("disk", "ok", detail)
+
+
+def broker() -> Finding:
+    """The process runtime's broker; containers have their own."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"  # not on a plain user's PATH
+    if found := shutil.which("mosquitto", path=path):
+        return Finding("mosquitto", "ok", found)
+    detail = "the process runtime uses its slower built-in broker"
+    return Finding("mosquitto", "warn", detail, "sudo apt-get install mosquitto")
+
+
+def python() -> Finding:
+    """pip fetches the libraries of the agent image; some virtual environments come without it."""
+    if importlib.util.find_spec("pip") is None:
+        fix = f"{sys.executable} -m ensurepip"
+        return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
+    return Finding("Python", "ok", platform.python_version())
+
+
+def torch() -> Finding:
+    version = importlib.metadata.version("torch")
+    if version.endswith("+cpu"):
+        return Finding("torch", "ok", version)
+    detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
+    fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
+    return Finding("torch", "warn", detail, fix)

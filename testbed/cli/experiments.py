@@ -1,0 +1,225 @@
+"""`testbed sweep`, `compare`, `report` and `export`: many runs, and what comes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed import console
+from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
+from testbed.console import out
+from testbed.errors import BadInputError, RunFailedError
+from testbed.run import live_runs, up
+from testbed.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from analysis import load
+
+RunsGiven = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="Test accuracy, such as 90% (default: the highest that all runs reached)."),
+]
+FigureFile = Annotated[
+    Path | None, typer.Option("--figure", help="Draw accuracy and timelines (.png, .pdf or .svg).")
+]
+
+
+class Form(StrEnum):
+    PARQUET = "parquet"
+    CSV = "csv"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands known."""
+    for command in (sweep, compare, report, export):
+        app.command(rich_help_panel="Many runs")(command)
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")],
+    runtime: RuntimeName = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
+    ] = None,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    figure: FigureFile = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Run a grid of topologies and seeds; finished runs are not repeated."""
+    from testbed import sweep as reader
+    from testbed.sweep import sweeping
+
+    _writable_figure(figure)
+    options = up.Options(runtime, oversubscribe, data)
+    read = reader.load(file, options)
+    folder = runs / read.name
+    _say(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
+    done = sweeping.run(read, options, folder, jobs, lambda text: _say(text, quiet=as_json))
+    found = [_load(directory.path) for directory in done]
+    if found:
+        _compare(found, read.target, as_json=as_json)
+        _draw(found, figure, quiet=as_json)
+    if missing := len({cell.fingerprint for cell in read.cells}) - len(done):
+        raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
+    _say(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
+
+
+def compare(
+    given: RunsGiven,
+    target: Target = None,
+    figure: FigureFile = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Compare what a target accuracy cost each run, over all seeds, and draw the figure."""
+    share = _share(target)
+    _writable_figure(figure)
+    found = _found(given, runs)
+    _compare(found, share, as_json=as_json)
+    _draw(found, figure, quiet=as_json)
+
+
+def report(
+    given: RunsGiven,
+    to: Annotated[Path, typer.Option("--to", help="File to write.")] = Path("report.html"),
+    target: Target = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
+    from analysis import report as writer
+
+    share = _share(target)
+    found = _found(given, runs)
+    to.write_text(writer.html(found, share), encoding="utf-8")
+    _say(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
+
+
+def export(
+    run: Run,
+    form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write each table of a run to its own file."""
+    directory = live_runs.located(run, runs)
+    folder = to or directory.path / "tables"
+    for path in _load(directory.path).export(folder, form.value):
+        _say(str(path))
+
+
+def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
+    """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
+    found: dict[Path, load.Run] = {}
+    for name in names:
+        folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
+        paths = [live_runs.located(name, runs).path] if folder is None else _ended(folder)
+        for path in paths:
+            found.setdefault(path.resolve(), _load(path))
+    ordered = list(found.values())
+    if len(names) == 1:  # else it is the user's
+        ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
+    return ordered
+
+
+def _ended(folder: Path) -> list[Path]:
+    """The run directories in `folder` whose run has come to its end. Raises BadInputError."""
+    manifests = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
+    ended = [one.path for one in manifests if one.read_manifest().get("outcome") in live_runs.COMPLETE]
+    if not ended:
+        raise BadInputError(f"{folder}: none of its {len(manifests)} runs has ended")
+    return ended
+
+
+def _is_folder_of_runs(path: Path) -> bool:
+    return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
+
+
+def _load(path: Path) -> load.Run:
+    from analysis import load
+
+    try:
+        return load.load(path)
+    except (ValueError, FileNotFoundError) as error:
+        raise BadInputError(f"{path} cannot be read as a run: {error}") from error
+
+
+def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
+    from analysis import comparison
+
+    target = target or comparison.common_target(found)
+    rows = comparison.compare(found, target)
+    if as_json:
+        told = {"target": target, "rows": [_finite(dataclasses.asdict(row)) for row in rows]}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        return
+    headings, cells = comparison.texts(rows)
+    table = console.plain(*headings)
+    table.columns[0].justify = "left"
+    for row in cells:
+        table.add_row(*row)
+    if target is not None:
+        _say(
+            f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
+            "± is half of the 95% interval over seeds."
+        )
+    out.print(table)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _share(text: str | None) -> float | None:
+    from testbed.topology import units
+
+    if text is None:
+        return None
+    try:
+        return units.share(text if text.endswith("%") else float(text))
+    except ValueError:
+        raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
+
+
+def _writable_figure(path: Path | None) -> None:
+    """Before anything is run for it. Raises BadInputError."""
+    if path is None:
+        return
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise BadInputError(f"--figure {path}: expected a name that ends in .png, .pdf or .svg")
+    if not path.absolute().parent.is_dir():
+        raise BadInputError(f"--figure {path}: there is no folder {path.parent}; make it first")
+
+
+def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
+    if path is None:
+        return
+    from analysis.charts import paper, story
+
+    paper.stack(story.story(found)).savefig(path)
+    _say(f"{path}: drawn", quiet=quiet)
+
+
+def _say(text: str, *, quiet: bool = False) -> None:
+    if not quiet:
+        out.print(text, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The machine that runs are on: engine, kernel, signals, processes, cache."""

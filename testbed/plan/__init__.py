@@ -1,0 +1,351 @@
+"""What will be launched: the topology resolved for this host into concrete devices and quotas."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import psutil
+
+from agents.config import Access, Duration, Link, Local
+from testbed.plan import feasibility
+from testbed.plan.shaper import Shaper, choose, lack_of_netem
+from testbed.topology import Topology, linktraces
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.units import format_duration, format_rate, format_size
+from testbed.traits import Traits, traits
+
+_SHARED_CAPACITY = 0.5
+"""Cores for the devices where they share the only one with broker and aggregator."""
+_SLICE = 5_000
+"""µs of work at a time, at the least: each begins with cold caches, which take some of it."""
+_LEAST_RATE = 8
+"""bit/s: the kernel counts in bytes per second."""
+_ROUNDING = 1e-9
+"""Of a dilation to two decimals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    name: str
+    group: str
+    cpu: float | None
+    """Share of one host core; given where the runtime is real."""
+    memory: int
+    """Bytes."""
+    local: Local
+    link: Link | None = None
+    """Its own, as the run begins."""
+    access: Access | None = None
+    """What it shares with others of the same access."""
+    think: Duration | None = None
+    timing: Duration | None = None
+    """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
+    gflops: float | None = None
+    """1e9 operations per second; still to be multiplied by `speed`."""
+    speed: float = 1.0
+    """This device's own, as drawn."""
+    power: Mapping[str, float] | None = None
+    """Watts, by state."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of the device's: it gets as much less of everything."""
+
+    @property
+    def share(self) -> float:
+        """Of a host core, for a device that is to be launched. Raises ValueError where it has no cpu."""
+        if self.cpu is None:
+            raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
+        return self.cpu / self.dilation
+
+    @property
+    def host_link(self) -> Link | None:
+        """The link as the host has to make it."""
+        return None if self.link is None else Link(**dilated(asdict(self.link), self.dilation))
+
+    @property
+    def host_access(self) -> Access | None:
+        """As the host has to make it."""
+        return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
+
+    @property
+    def host_way(self) -> Link | None:
+        """All that the host has to make between the device and the server, for a device alone on it."""
+        return None if self.direct else (self.host_link or Link()).behind(self.host_access)
+
+    @property
+    def direct(self) -> bool:
+        """Whether nothing slows its way to the server."""
+        return self.link is None and self.access is None
+
+    @property
+    def shared(self) -> str:
+        """Name of the part of that way that it shares with other devices; else its own."""
+        return self.name if self.access is None else self.access.name
+
+    @property
+    def period(self) -> int:
+        """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
+        takes no more than 1 s. In stretched time there is more time between two slices, and caches are
+        colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
+        least = _SLICE * math.sqrt(self.dilation)
+        return min(max(10_000, round(least / self.share)), 1_000_000)
+
+    @property
+    def quota(self) -> int:
+        """CFS quota in µs per period."""
+        return round(self.share * self.period)
+
+    @property
+    def weight(self) -> int:
+        """Against the other devices where several want a core at once: as the shares are, so that a
+        period's quota is met also where another's slice is as long as the period."""
+        return max(2, round(10_000 * self.share))
+
+    @property
+    def threads(self) -> int:
+        """Torch threads: more than the quota's cores only wait for each other."""
+        return max(1, -(-self.quota // self.period))
+
+    @property
+    def profile(self) -> str:
+        """What to call this device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        facts = []
+        if self.cpu is not None:
+            facts.append(f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB")
+        if self.gflops is not None:
+            facts.append(f"{self.gflops:g} gflops")
+        if self.timing is not None:
+            facts.append(f"timing {_duration(self.timing)}")
+        return ", ".join(facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
+
+    runtime: str
+    """Its name in `testbed.traits.RUNTIMES`."""
+    devices: tuple[PlannedDevice, ...]
+    infrastructure_cpus: str = ""
+    """cpuset of broker and aggregator, as in `0` or `0-1`."""
+    device_cpus: str = ""
+    """cpuset of the devices."""
+    device_capacity: float = 0.0
+    """Cores that the devices can have in all."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
+    shaper: Shaper | None = None
+    """Of the links; None where no device has one."""
+    oversubscribed: bool = False
+    """Whether the devices may ask for more than `device_capacity`."""
+    notes: tuple[str, ...] = ()
+    """What of the devices' profiles is emulated otherwise than they say, or not at all; in sentences."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the runtime can do."""
+        return traits(self.runtime)
+
+    def too_much(self, shares: Iterable[float]) -> str | None:
+        """What is wrong with `shares` of the devices, in cores of device time; None where they fit."""
+        if self.oversubscribed:
+            return None
+        return feasibility.too_much(shares, self.device_capacity * self.dilation)
+
+    def too_little(self, share: float) -> str | None:
+        """What is wrong with a device's `share` of a core, in device time; None where it can be had."""
+        return feasibility.too_little(share, self.dilation) if self.traits.cgroups else None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What this machine has for a run."""
+
+    cores: tuple[int, ...]
+    """Numbers of the CPUs that we may use."""
+    memory: int
+    """Available bytes."""
+    lack_of_netem: str | None = "netem was not tried"
+    """Why the kernel's netem cannot be had; None where it can."""
+
+
+def this_host(*, netem: bool = False) -> Host:
+    """Measured now: the CPUs that this process may use, and the memory that is free to take; where it
+    matters, whether the kernel has `netem`."""
+    if sys.platform == "linux":
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        cores = tuple(range(os.cpu_count() or 1))
+    host = Host(cores, psutil.virtual_memory().available)
+    return replace(host, lack_of_netem=lack_of_netem()) if netem else host
+
+
+def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
+    """What the runtime of that name will launch on `host`.
+
+    Broker and aggregator have the first core to themselves, the devices the others. Raises
+    BadInputError, with the numbers, where the devices ask for more than that, unless `oversubscribe`;
+    and always where the runtime cannot do what the topology asks, or there is none of that name.
+    """
+    found = traits(runtime)
+    if found.simulated:
+        return Plan(runtime=runtime, devices=_planned(topology))
+    alone = len(host.cores) > 1
+    device_cores = host.cores[1:] if alone else host.cores
+    capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
+    dilation = _dilation(topology, capacity)
+    problems = list(feasibility.impossible(topology, runtime))
+    if found.cgroups:
+        problems += feasibility.too_little_cpu(topology, dilation)
+        problems += feasibility.too_little_memory(topology)
+    shaper, misfits = choose(topology, found, host.lack_of_netem)
+    problems += misfits
+    if not oversubscribe:
+        problems += [
+            *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
+            *feasibility.too_much_later(topology, capacity * dilation),
+            *feasibility.too_much_memory(topology, host.memory),
+        ]
+    if problems:
+        raise topology.source.error(problems)
+    return Plan(
+        runtime=runtime,
+        devices=_planned(topology, dilation),
+        dilation=dilation,
+        infrastructure_cpus=_cpuset(host.cores[:1]),
+        device_cpus=_cpuset(device_cores),
+        device_capacity=capacity,
+        oversubscribed=oversubscribe,
+        shaper=shaper,
+    )
+
+
+def describe(plan: Plan) -> list[dict[str, Any]]:
+    """A row per device with what it is given, for `testbed plan`: what none is given has no column."""
+    real, limited = not plan.traits.simulated, plan.traits.cgroups
+    rows = [_row(device, real=real, limited=limited) for device in plan.devices]
+    unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
+
+
+_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access")
+
+
+def _row(device: PlannedDevice, *, real: bool, limited: bool) -> dict[str, Any]:
+    link = device.link or Link()
+    return {
+        "device": device.name,
+        "cpu": device.cpu,
+        "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms" if real else None,
+        "memory": format_size(device.memory) if limited else None,
+        "gflops": device.gflops,
+        "timing": _duration(device.timing),
+        "speed": None if device.speed == 1 else round(device.speed, 3),
+        "up": _rate(link.up),
+        "down": _rate(link.down),
+        "rtt": format_duration(link.rtt) if link.rtt else None,
+        "jitter": format_duration(link.jitter) if link.jitter else None,
+        "loss": f"{link.loss:.3g}" if link.loss else None,
+        "access": None if device.access is None else device.access.name,
+        "think": _duration(device.think),
+        "local": _local(device.local),
+    }
+
+
+def _dilation(topology: Topology, capacity: float) -> float:
+    """As asked; `auto` is the least at which the devices fit on `capacity` cores."""
+    if topology.dilation != "auto":
+        return topology.dilation
+    asked = [group.cpu or 0.0 for group in topology.devices for _ in group.device_names]
+    return max(1.0, *(_up(cores / capacity) for cores in (math.fsum(asked), max(asked))))
+
+
+def _up(value: float) -> float:
+    """To two decimals, and never below `value`."""
+    return math.ceil(value * 100 - _ROUNDING) / 100
+
+
+def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
+    """Fields of a link in device time, as the host has to make them."""
+    scaled = dict(changes)
+    for name in ("up", "down"):
+        if scaled.get(name) is not None:
+            scaled[name] = max(_LEAST_RATE, round(scaled[name] / dilation))
+    for name in ("rtt", "jitter"):
+        if scaled.get(name) is not None:
+            scaled[name] *= dilation
+    return scaled
+
+
+def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, ...]:
+    return tuple(
+        device for group in topology.devices for device in _devices(group, topology.seed, dilation)
+    )
+
+
+def way(group: DeviceGroup) -> Link:
+    """All that is between a device of `group` and the server as the run begins, for a device alone on
+    it, in device time. Raises ValueError, OSError for a trace that cannot be read."""
+    link = Link() if group.link is None else linktraces.at_begin(group.link)
+    return link.behind(None if group.access is None else group.access.plain())
+
+
+def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
+    local = group.local.plain()
+    link = None if group.link is None else linktraces.at_begin(group.link)
+    access = None if group.access is None else group.access.plain()
+    think = None if group.think is None else group.think.plain()
+    timing = None if group.timing is None else group.timing.plain()
+    for name in group.device_names:
+        yield PlannedDevice(
+            name=name,
+            group=group.name,
+            cpu=group.cpu,
+            memory=group.memory_limit,
+            local=local,
+            link=link,
+            access=access,
+            think=think,
+            timing=timing,
+            gflops=group.gflops,
+            speed=group.speed.draw(seed, name),
+            power=None if group.power is None else group.power.plain(),
+            dilation=dilation,
+        )
+
+
+def _cpuset(cores: Sequence[int]) -> str:
+    """The kernel's notation: `0`, `1-3`, `0,2-3`."""
+    ranges: list[list[int]] = []
+    for core in cores:
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, span)) for span in ranges)
+
+
+def _rate(bits: int | None) -> str | None:
+    return None if bits is None else format_rate(bits)
+
+
+def _duration(duration: Duration | None) -> str | None:
+    """`200ms`, or the name of the distribution."""
+    if duration is None:
+        return None
+    if duration.distribution == "constant":
+        return format_duration(duration.params["value"])
+    return duration.distribution
+
+
+def _local(local: Local) -> str:
+    amount = _count(local.steps, "step") if local.steps else _count(local.epochs or 0, "epoch")
+    return f"{amount} x {local.batch_size}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

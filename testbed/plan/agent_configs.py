@@ -1,0 +1,286 @@
+"""What each process of a run is told: the topology and the plan as agents' configuration files."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agents import turns
+from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
+from agents.rules.interface import ClientSide
+from agents.topics import AGGREGATOR, ROUTER
+from testbed.broker import Account, init_user
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.plan import Plan, PlannedDevice
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, linktraces, scenario
+from testbed.topology.timeline import Step, timeline
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# Where a container finds its files.
+AGGREGATOR_CONFIG = "/testbed/aggregator.json"
+DEVICE_CONFIG = "/testbed/device.json"
+ROUTER_CONFIG = "/testbed/router.json"
+CLIENT_CONFIG = "/testbed/client.json"
+SHARD = "/testbed/shard.safetensors"
+TEST_SET = "/testbed/test.safetensors"
+MEMORY = "/testbed/memory"
+"""A folder: a file that is replaced cannot be mounted itself."""
+ROUTED_BROKER = "mqtt"
+"""The broker's name for the router, which is itself the devices' `server`."""
+IMPAIRMENTS = ("rtt", "jitter", "loss")
+"""Fields of a link that are the router's, unless netem makes them; the rates are the device's own."""
+CLIENT_USER = 10001
+"""User and group id of the client in its container: an ordinary user without capabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """All that a runtime needs to know about a run."""
+
+    directory: RunDirectory
+    topology: Topology
+    plan: Plan
+    samples: Mapping[str, int]
+    """Training samples of each client."""
+    resume: bool = False
+    """Whether the run carries on in a directory that has a past."""
+
+    @property
+    def routed(self) -> bool:
+        """Whether devices reach the broker through a router: any of them has a link, or will."""
+        return any(not device.direct for device in self.plan.devices) or any(
+            entry.link is not None for entry in self.topology.scenario
+        )
+
+    @property
+    def netem(self) -> bool:
+        """Whether devices make delay, jitter and loss themselves."""
+        return self.plan.shaper is not None and self.plan.shaper.netem
+
+    @property
+    def probed(self) -> frozenset[str]:
+        """Devices that measure their link before the run clock starts."""
+        if not self.plan.traits.devices_probe:
+            return frozenset()
+        return frozenset(device.name for device in self.plan.devices if not device.direct)
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Devices that join later."""
+        return scenario.absent(self.topology.scenario, self.topology.devices)
+
+    def steps(self) -> Iterator[Step]:
+        """What is to happen to the devices."""
+        topology = self.topology
+        played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
+        traced = [
+            linktraces.steps(name, traces)
+            for group in topology.devices
+            if group.link is not None and group.link.trace is not None
+            for traces in [linktraces.read(group.link.trace, Path())]
+            for name in group.device_names
+        ]
+        return heapq.merge(played, *traced, key=lambda step: step.at)
+
+    @property
+    def eventful(self) -> bool:
+        """Whether anything is to happen to the devices."""
+        return next(self.steps(), None) is not None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the rule's clients have a memory that outlives their process."""
+        side: ClientSide = self.topology.rule.build().client_side
+        return side.kind == "residual"
+
+
+class Places(Protocol):
+    """Where the processes of a runtime find the broker and their files."""
+
+    @property
+    def data(self) -> tuple[str, int]:
+        """Host and port of the broker for FL's traffic."""
+
+    @property
+    def control(self) -> tuple[str, int]:
+        """Host and port of the broker for the controller's traffic."""
+
+    def entrance(self, client: str) -> tuple[str, int]:
+        """Host and port where `client` finds the broker."""
+
+    def run_directory(self, directory: RunDirectory) -> str: ...
+    def shard(self, directory: RunDirectory, client: str) -> str: ...
+    def memory(self, directory: RunDirectory, client: str) -> str: ...
+    def test_set(self, directory: RunDirectory) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _InContainers:
+    # Not "broker": Docker answers with a container's host name too, on any network that it is on.
+    data: tuple[str, int] = ("server", 1883)
+    control: tuple[str, int] = ("control", 1883)
+
+    def entrance(self, client: str) -> tuple[str, int]:
+        return self.data
+
+    def run_directory(self, directory: RunDirectory) -> str:
+        return "/testbed/run"
+
+    def shard(self, directory: RunDirectory, client: str) -> str:
+        return SHARD
+
+    def memory(self, directory: RunDirectory, client: str) -> str:
+        return f"{MEMORY}/{directory.memory(client).name}"
+
+    def test_set(self, directory: RunDirectory) -> str:
+        return TEST_SET
+
+
+IN_CONTAINERS = _InContainers()
+
+
+@dataclass(frozen=True, slots=True)
+class OnHost:
+    """Processes on this machine: one broker address, real paths."""
+
+    data: tuple[str, int]
+    doors: Mapping[str, int] = field(default_factory=dict)
+    """Ports that lead to the broker through a device's link, of those that have one of their own."""
+
+    @property
+    def control(self) -> tuple[str, int]:
+        return self.data
+
+    def entrance(self, client: str) -> tuple[str, int]:
+        host, port = self.data
+        return host, self.doors.get(client, port)
+
+    def run_directory(self, directory: RunDirectory) -> str:
+        return str(directory.path)
+
+    def shard(self, directory: RunDirectory, client: str) -> str:
+        return str(directory.shard(client))
+
+    def memory(self, directory: RunDirectory, client: str) -> str:
+        return str(directory.memory(client))
+
+    def test_set(self, directory: RunDirectory) -> str:
+        return str(directory.test_set)
+
+
+def init_name(device: str) -> str:
+    """Name of the configuration of a device's init, beside that of its client."""
+    return f"{device}.init"
+
+
+def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
+    """p_i of every client; sums to 1: uniform, 1/N, or by samples, n_i/Σn."""
+    if topology.task.importance == "uniform":
+        return {client: 1 / len(samples) for client in samples}
+    total = sum(samples.values())
+    return {client: n / total for client, n in samples.items()}
+
+
+def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
+    """Write the configuration of the aggregator and of every client and device init.
+
+    The files carry passwords; they lie in `work/`, which is closed to other users.
+    """
+    file = spec.directory.config
+    if spec.remembers:
+        for device in spec.plan.devices:
+            memory = spec.directory.memory(device.name)
+            memory.parent.mkdir(exist_ok=True)
+            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one begins anew
+    dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
+    absent = spec.absent
+    for device in spec.plan.devices:
+        dump(_client(spec, device, accounts[device.name], places), file(device.name))
+        account, present = accounts[init_user(device.name)], device.name not in absent
+        dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
+
+
+def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
+    """Write the router's configuration, once the devices' `addresses` are known."""
+    links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
+    config = RouterConfig(
+        run=spec.directory.run,
+        broker=account.at(*places.control),
+        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: turns.PORT},
+        addresses=addresses,
+        links={
+            name: {field: getattr(link, field) for field in IMPAIRMENTS}
+            for name, link in links.items()
+            if not spec.netem
+        },
+        access={d.name: d.host_access for d in spec.plan.devices if d.host_access is not None},
+        seed=spec.topology.seed,
+    )
+    dump(config, spec.directory.config(ROUTER))
+
+
+def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
+    topology = spec.topology
+    return AggregatorConfig(
+        run=spec.directory.run,
+        broker=account.at(*places.data),
+        task=topology.task.named,
+        rule=topology.rule.named,
+        clients=importance(topology, spec.samples),
+        evaluate_every=topology.evaluate.every,
+        stop=topology.stop.plain(),
+        seed=topology.seed,
+        test_set=places.test_set(spec.directory),
+        run_directory=places.run_directory(spec.directory),
+        threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
+        resume=spec.resume,
+        dilation=spec.plan.dilation,
+        patient=spec.eventful,
+        record=topology.record == "updates",
+    )
+
+
+def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
+    side = spec.topology.rule.build().client_side
+    return ClientConfig(
+        run=spec.directory.run,
+        client=device.name,
+        broker=account.at(*places.entrance(device.name)),
+        task=spec.topology.task.named,
+        local=device.local,
+        think=device.think,
+        seed=spec.topology.seed,
+        shard=places.shard(spec.directory, device.name),
+        threads=device.threads,
+        side=side,
+        timing=device.timing,
+        speed=device.speed,
+        dilation=device.dilation,
+        memory=places.memory(spec.directory, device.name) if spec.remembers else None,
+        patience=spec.topology.start.timeout,
+    )
+
+
+def _device(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, *, present: bool
+) -> DeviceConfig:
+    return DeviceConfig(
+        run=spec.directory.run,
+        device=device.name,
+        broker=account.at(*places.control),
+        data_address=places.data[0],
+        link=device.host_link,
+        netem=spec.netem,
+        probed=device.host_way,
+        telemetry_every=device.dilation,
+        shared=device.shared,
+        present=present,
+        patience=spec.topology.start.timeout,
+        client_config=CLIENT_CONFIG,
+        user=CLIENT_USER,
+    )

@@ -1,0 +1,312 @@
+"""Datasets, and what each client has of them: prepared once, by the controller.
+
+A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
+the hub itself. Decoding 70,000 images takes seconds, and so does importing what deals them out: arrays
+and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from agents import files, shards
+from agents.shards import Shard
+from testbed.errors import BadInputError, HostError
+from testbed.host import cache
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, partition
+from testbed.topology.partition import Indices, Resampled, Scheme
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    train: Shard
+    test: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The data of a run."""
+
+    train: Shard
+    """Of all clients together."""
+    test: Shard
+    """What the global model is evaluated on."""
+    indices: Mapping[str, Indices]
+    """Of each client, in device order: its samples in `train`."""
+
+    def shard(self, client: str) -> Shard:
+        """A copy of what `client` trains on."""
+        chosen = self.indices[client]
+        return Shard(self.train.x[chosen], self.train.y[chosen], self.train.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a dataset lies."""
+
+    fingerprint: str
+    """Another one wherever `read` may give something else."""
+    read: Callable[[], Dataset]
+    """Decodes all of it: seconds. Raises BadInputError or HostError."""
+
+
+class Source(Protocol):
+    """Where a dataset comes from."""
+
+    def find(self, root: Path | None) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HubImages:
+    """Labelled images of one size, as a dataset of the Hugging Face hub.
+
+    In grey x has shape (n, height, width), in colour (n, channels, height, width).
+    """
+
+    hub_id: str
+    image: str
+    """Column of the encoded images."""
+    label: str
+    """Column of the labels, 0 to classes − 1."""
+    test: str = "test"
+    """Split to evaluate on; clients train on `train`."""
+
+    def find(self, root: Path | None) -> Found:
+        local = None if root is None else self._files(root)
+        if local is None:
+            return Found("hub", self._fetch)
+        stats = ((path.name, path.stat()) for paths in local for path in paths)
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        train, test = local
+        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
+
+    def _files(self, root: Path) -> tuple[list[Path], list[Path]] | None:
+        """Parquet files of the training and the test split under `root`, or None."""
+        if not root.is_dir():
+            raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
+        folder = root / self.hub_id
+        train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", self.test))
+        return (train, test) if train and test else None
+
+    def _read(self, paths: Iterable[Path]) -> Shard:
+        parts = [self._read_file(path) for path in paths]
+        x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+        return Shard(x, y, parts[0].scale)
+
+    def _read_file(self, path: Path) -> Shard:
+        import pandas as pd
+
+        try:
+            return self._decode(pd.read_parquet(path, columns=[self.image, self.label]))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise BadInputError(
+                f"{path}: not readable as {self.hub_id} with the columns {self.image} and {self.label} "
+                f"({_first_line(error)}). Get it anew from huggingface.co/datasets/{self.hub_id}."
+            ) from error
+
+    def _fetch(self) -> Dataset:
+        # Read when these libraries are imported: no usage statistics from a user's experiment.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        import datasets
+        import huggingface_hub
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            # load_dataset alone would try again and again for half a minute where there is no network.
+            with contextlib.suppress(OfflineModeIsEnabled):
+                huggingface_hub.HfApi().dataset_info(self.hub_id, timeout=10)
+            with _without_progress_bars():
+                splits = datasets.load_dataset(self.hub_id)
+            train, test = (splits[s].with_format("arrow")[:].to_pandas() for s in ("train", self.test))
+            return Dataset(self._decode(train), self._decode(test))
+        except Exception as error:  # httpx's, requests', OSError or its own: they share no class
+            raise HostError(
+                f"{self.hub_id} cannot be fetched from the Hugging Face hub ({_first_line(error)}). "
+                f"Get a network, or the dataset's parquet files: --data FOLDER (or TESTBED_DATA) with "
+                f"{self.hub_id}/train-*.parquet and {self.hub_id}/{self.test}-*.parquet in it."
+            ) from error
+
+    def _decode(self, frame: pd.DataFrame) -> Shard:
+        from PIL import Image
+
+        images = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in frame[self.image]]
+        x = np.stack(images)
+        if x.ndim == 4:  # colours: channels first, as torch's convolutions take them
+            x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+        return Shard(x, frame[self.label].to_numpy(np.int64), scale=1 / 255)
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """scikit-learn's bundled digits: 1,797 images of 8×8, values 0 to 16.
+
+    Every fifth image of a class is for the test.
+    """
+
+    def find(self, root: Path | None) -> Found:
+        return Found(_digest(metadata.version("scikit-learn")), self._read)
+
+    @staticmethod
+    def _read() -> Dataset:
+        from sklearn.datasets import load_digits
+
+        bundle = load_digits()
+        x, y = bundle.images.astype(np.uint8), bundle.target.astype(np.int64)
+        by_class = np.argsort(y, kind="stable")
+        is_test = np.zeros(len(y), dtype=bool)
+        is_test[by_class[::5]] = True
+        return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
+
+
+DATASETS: dict[str, Source] = {
+    "digits": Digits(),
+    "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", image="img", label="label"),
+    "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
+}
+
+
+def load(dataset: str, root: Path | None) -> Dataset:
+    """The dataset of that name in DATASETS, from the cache where it has been decoded before.
+
+    `root` is the folder of local datasets. Raises BadInputError for files that cannot be used, HostError
+    where there are none and the hub cannot be reached.
+    """
+    found = DATASETS[dataset].find(root)
+    folder = cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    paths = folder / "train.safetensors", folder / "test.safetensors"
+    try:
+        return Dataset(*map(shards.load, paths))
+    except (OSError, SafetensorError, KeyError):  # not there, or not whole
+        decoded = found.read()
+    with contextlib.suppress(OSError):  # a cache is worth no failed run
+        folder.mkdir(parents=True, exist_ok=True)
+        for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
+            with files.whole(path) as partial:
+                shards.save(shard, partial)
+    return decoded
+
+
+def prepare(topology: Topology, root: Path | None) -> Prepared:
+    """The data of the task, and what each device has of it; `root` as for `load`, and raises the same.
+
+    The same for the same topology. Raises BadInputError, naming the knob, where the data cannot be
+    dealt out.
+    """
+    task, clients = topology.task, topology.device_names
+    if task.dataset is None:
+        shards = task.build().shards()
+        everything = Shard(
+            np.concatenate([shard.x for shard in shards]),
+            np.concatenate([shard.y for shard in shards]),
+            shards[0].scale,
+        )
+        numbered = np.arange(len(everything))
+        own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
+        return _evaluated(
+            Prepared(everything, everything, dict(zip(clients, own, strict=True))), topology
+        )
+    dataset = load(task.dataset, root)
+    indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
+    return _evaluated(Prepared(dataset.train, dataset.test, indices), topology)
+
+
+def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
+    """`prepared` with the samples for `test` that `topology.evaluate` asks for."""
+    on, samples = topology.evaluate.on, topology.evaluate.samples
+    if samples is None:
+        return prepared
+    rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
+    if on == "test":
+        source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
+    else:
+        source, parts = prepared.train, list(prepared.indices.values())
+        mean = sum(map(len, parts)) / len(parts)
+        uniform = topology.task.importance == "uniform"
+        counts = [samples if uniform else round(samples * len(part) / mean) for part in parts]
+        drawn = zip(parts, counts, strict=True)
+        chosen = np.concatenate([rng.choice(part, count) for part, count in drawn])
+    return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
+
+
+def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+    """As `scheme.deal`, from the cache where the same has been dealt out before."""
+    if isinstance(scheme, Resampled):  # which needs no import
+        return scheme.deal(labels, clients, seed)
+    of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
+    ours = Path(partition.__file__).read_bytes()  # a change there may deal out otherwise
+    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"), ours)
+    path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
+    try:
+        kept = load_file(path)
+        parts = np.split(kept["indices"], kept["ends"][:-1])
+        return dict(zip(clients, parts, strict=True))
+    except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
+        dealt = scheme.deal(labels, clients, seed)
+    whole = {
+        "indices": np.concatenate(list(dealt.values())),
+        "ends": np.cumsum([len(part) for part in dealt.values()]),
+    }
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.whole(path) as unfinished:
+            save_file(whole, unfinished)
+    return dealt
+
+
+def label_counts(prepared: Prepared) -> dict[str, list[int]]:
+    """Of each client: how many samples it has of class 0, 1, ..."""
+    labels = prepared.train.y
+    classes = 1 + int(labels.max())
+    return {
+        client: np.bincount(labels[chosen], minlength=classes).tolist()
+        for client, chosen in prepared.indices.items()
+    }
+
+
+def write(prepared: Prepared, directory: RunDirectory) -> None:
+    """Save every client's shard and the test set where the run's processes expect them."""
+    _save_readable(prepared.test, directory.test_set)
+    for client in prepared.indices:
+        _save_readable(prepared.shard(client), directory.shard(client))
+
+
+def _save_readable(shard: Shard, path: Path) -> None:
+    shards.save(shard, path)
+    path.chmod(0o644)  # a container reads it as another user
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    import datasets
+
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,187 @@
+"""Why a topology cannot be planned on a host: each reason with its place in the file, and the mend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from testbed.topology import Topology, linktraces, scenario
+from testbed.topology.fields import LEAST_MEMORY
+from testbed.topology.units import format_size
+from testbed.topology.yamlfile import Problem, Where
+from testbed.traits import those, traits
+
+RESERVED_MEMORY = 512 * 2**20
+"""Bytes for broker and aggregator: the aggregator holds torch and a few models."""
+_ROUNDING = 1e-9
+"""Of a sum of shares: ten devices at 0.1 fit on one core."""
+_LEAST_SHARE = 0.001
+"""Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
+
+
+def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """What `runtime`, a real one, cannot do, with the place and the mend."""
+    if topology.server.link is not None:
+        yield _not_emulated(topology, ("server", "link"), runtime)
+    if traits(runtime).lossless:
+        yield from _lossy(topology, runtime)
+    for index, group in enumerate(topology.devices):
+        where: Where = ("devices", index)
+        if group.cpu is None:
+            yield topology.source.problem(
+                where,
+                f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
+                f"one host core), or use the {those(lambda t: t.simulated)} runtime",
+            )
+        if not group.has_plain_speed and group.timing is None:
+            yield _not_emulated(topology, (*where, "speed"), runtime)
+
+
+def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Links that lose packets, where no link can."""
+    others = those(lambda t: not t.simulated and not t.lossless)
+    found: list[Where] = []
+    for index, group in enumerate(topology.devices):
+        link = group.link
+        if link is not None and link.loss:
+            found.append(("devices", index, "link", "loss"))
+        if link is not None and link.trace is not None and linktraces.loses(link.trace):
+            found.append(("devices", index, "link", "trace", "csv"))
+    for index, entry in enumerate(topology.scenario):
+        if entry.link is not None and entry.link.loss:
+            found.append(("scenario", index, "link", "loss"))
+    for where in found:
+        mend = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
+        yield topology.source.problem(
+            where,
+            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {mend}, or use the "
+            f"{others} runtime",
+            at_key=True,
+        )
+
+
+def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
+    return topology.source.problem(
+        where,
+        f"the {runtime} runtime does not emulate this yet: remove it, or use the "
+        f"{those(lambda t: t.simulated)} runtime",
+        at_key=True,
+    )
+
+
+def too_little(share: float, dilation: float) -> str | None:
+    """What is wrong with a container's `share` of a core of device time; None where it can be had."""
+    if (got := share / dilation) >= _LEAST_SHARE - _ROUNDING:
+        return None
+    least = f"a container has at least {_LEAST_SHARE:g} of a core"
+    return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"
+
+
+def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
+    """Groups, and entries of the scenario, with less CPU than a container can have."""
+    asked: list[tuple[Where, float | None]] = [
+        *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(topology.devices)),
+        *((("scenario", index, "cpu"), entry.cpu) for index, entry in enumerate(topology.scenario)),
+    ]
+    for where, share in asked:
+        if share is not None and (why := too_little(share, dilation)) is not None:
+            less = "" if dilation == 1 else ", stretch time less (a larger host, or fewer devices)"
+            yield topology.source.problem(
+                where,
+                f"found {share:g}: {why}. Raise it{less}, or use the "
+                f"{those(lambda t: not t.cgroups)} runtime",
+            )
+
+
+def too_much(shares: Iterable[float], capacity: float) -> str | None:
+    """What is wrong with CPU `shares` where there are `capacity` cores; None where they fit."""
+    if (asked := math.fsum(shares)) <= capacity + _ROUNDING:
+        return None
+    return f"the devices would ask for {asked:g} cores, and there are {capacity:g} for them"
+
+
+def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:
+    """Of `cores`, broker and aggregator leave `capacity` to the devices."""
+    have = (
+        f"this host has {_cores(cores)}, of which broker and aggregator keep "
+        f"{'one' if cores > 1 else 'half'}"
+    )
+    single = False
+    for index, group in enumerate(topology.devices):
+        if group.cpu is not None and group.cpu > capacity:
+            single = True
+            yield topology.source.problem(
+                ("devices", index, "cpu"),
+                f"found {group.cpu:g}, expected at most {capacity:g}: {have}. Lower it, "
+                "use a larger host, stretch time (dilation: auto), or run slower than asked "
+                "with --oversubscribe",
+            )
+    shares = [(group.cpu or 0.0) * len(group.device_names) for group in topology.devices]
+    if not single and too_much(shares, capacity):
+        yield topology.source.problem(
+            ("devices",),
+            f"ask for {math.fsum(shares):g} cores ({_parts(topology, 'cpu')}), expected at most "
+            f"{capacity:g}: {have}. Lower cpu or count, use a larger host, stretch time (dilation: "
+            "auto), or run slower than asked with --oversubscribe",
+            at_key=True,
+        )
+
+
+def too_much_later(topology: Topology, capacity: float) -> Iterator[Problem]:
+    """Entries of the scenario that give a device more CPU than there is."""
+    by_name = scenario.devices_by_name(topology.devices)
+    shares = {name: group.cpu or 0.0 for group in topology.devices for name in group.device_names}
+    for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
+        if entry.cpu is None:
+            continue
+        shares |= dict.fromkeys(scenario.expand(entry.targets, by_name), entry.cpu)
+        if (why := too_much(shares.values(), capacity)) is not None:
+            yield topology.source.problem(
+                ("scenario", index, "cpu"),
+                f"{why}. Lower it, stretch time (dilation), or run slower than asked with "
+                "--oversubscribe",
+            )
+
+
+def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
+    """Where the host has `free` bytes to take."""
+    asked = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
+    if asked + RESERVED_MEMORY > free:
+        yield topology.source.problem(
+            ("devices",),
+            f"ask for {gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
+            f"{gib(max(0, free - RESERVED_MEMORY))}: this host has {gib(free)} free; "
+            f"broker and aggregator need {gib(RESERVED_MEMORY)}. Lower memory or count, use a "
+            "larger host, or risk that devices are killed with --oversubscribe",
+            at_key=True,
+        )
+
+
+def too_little_memory(topology: Topology) -> Iterator[Problem]:
+    """Groups whose profile has less memory than a client needs; a topology cannot say so little."""
+    for index, group in enumerate(topology.devices):
+        if group.memory_limit < LEAST_MEMORY:
+            yield topology.source.problem(
+                ("devices", index, "profile"),
+                f"{group.profile} has {format_size(group.memory_limit)} of memory, in which no client "
+                "can run: PyTorch alone takes about 240 MB. Add what the client is to have, at least "
+                f"memory: {format_size(LEAST_MEMORY)}, or use the process runtime, which does not limit "
+                "memory, or the virtual one",
+            )
+
+
+def _parts(topology: Topology, what: str) -> str:
+    """Who asks for how much: `4 x 0.25 pi4, 2 x 0.1 nano`."""
+    return ", ".join(
+        f"{len(group.device_names)} x "
+        f"{format_size(group.memory_limit) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
+        for group in topology.devices
+    )
+
+
+def _cores(number: int) -> str:
+    return "1 core" if number == 1 else f"{number} cores"
+
+
+def gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,52 @@
+"""Whether a task's model can be exchanged, before anything is launched for it.
+
+To see a model takes PyTorch, whose import takes a second. So what was found good is kept in the user's
+cache, for these sources, parameters and version of PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from agents.tasks.interface import Task
+from testbed.host import cache
+from testbed.topology import Topology
+
+
+def check(topology: Topology) -> None:
+    """Raise BadInputError where the task's model is something other than float32 parameters."""
+    task: Task = topology.task.build()
+    good = _mark(task)
+    if good is not None and good.exists():
+        return
+    import torch
+
+    from agents import flat
+
+    with torch.random.fork_rng(devices=[]):  # the run's draws are its own
+        module = task.model()
+    try:
+        flat.check(module)
+    except ValueError as error:
+        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
+        raise topology.source.error([problem]) from error
+    if good is not None:
+        with suppress(OSError):  # it is looked at again next time
+            good.parent.mkdir(parents=True, exist_ok=True)
+            good.touch()
+
+
+def _mark(task: Task) -> Path | None:
+    """An empty file that is there if the model was found good; None where the source cannot be read."""
+    try:
+        sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
+        texts = [path.read_bytes() for path in sources]
+    except (OSError, TypeError):  # made in a notebook
+        return None
+    told = [repr(task), type(task).__qualname__, metadata.version("torch")]
+    digest = hashlib.sha256(b"\0".join([*map(str.encode, told), *texts])).hexdigest()[:16]
+    return cache.folder() / "models" / digest

@@ -1,0 +1,354 @@
+"""One run from start to end: start what the runtime has, hold the barrier, follow, take all down.
+
+The controller is the emulator's hand. It takes no part in FL: once the run clock goes, the aggregator
+and the clients need nothing from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agents import events, messages
+from agents.config import Broker
+from agents.device_actions import SetCpu
+from agents.messages import AddressedOrder, MessageError, Note
+from agents.topics import AGGREGATOR, ROUTER, Topics
+from agents.transport import Connection, ConnectionFailedError, Event, Received
+from testbed.broker import BROKER
+from testbed.errors import BadInputError, HostError, RunFailedError
+from testbed.fidelity import Clock, measure, requested
+from testbed.fidelity.figures import RATES
+from testbed.fidelity.validity import FAILED_LINK, HostSample, Sampler, link_doubt
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.signals import uninterrupted
+from testbed.plan.agent_configs import RunSpec
+from testbed.run.scenario_player import Director, ordered
+from testbed.rundir.commands import Mailbox
+from testbed.rundir.tail import Follower, Samples
+from testbed.runtimes import Runtime
+from testbed.view import View
+
+_TICK = 0.1
+_SUPERVISE_EVERY = 1.0
+_GOODBYE = 4.0
+"""Seconds that the aggregator has to close its books when a run is interrupted."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """What start-up and tear-down cost, in seconds of wall time."""
+
+    launch: float = 0.0
+    """Until every process or container was started."""
+    ready: float = 0.0
+    """From there until every client was ready."""
+    down: float = 0.0
+    """Until everything was gone."""
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
+
+
+class Controller:
+    def __init__(self, spec: RunSpec, runtime: Runtime, view: View) -> None:
+        self._spec = spec
+        self._runtime = runtime
+        self._view = view
+        self._topics = Topics(spec.directory.run)
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._devices = {device.name for device in spec.plan.devices}
+        self._awaited = self._devices - spec.absent
+        """Those that the run clock waits for."""
+        self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
+        """Of a core, as they are now."""
+        self._unmeasured = set(spec.probed)
+        """Whose link is not yet known to be as asked."""
+        self._status: dict[str, str] = {}
+        self._gone: dict[str, int] = {}
+        self._follower = Follower(spec.directory.events)
+        self._probes = Samples(spec.directory.telemetry, 0)
+        self._ended: events.RunEnded | None = None
+        self._orders: list[AddressedOrder] = []
+        self._dilation = spec.plan.dilation
+        self._director = Director(
+            spec.steps(), runtime, self._orders.append, self._failed, self._dilation
+        )
+        self._mailbox = Mailbox(spec.directory.orders)
+        self._refusals = messages.Refusals(self._note)
+        self.timings = Timings()
+        self.host_samples: list[HostSample] = []
+        """Once a second while the run clock goes."""
+        self.failures: list[str] = []
+        """What was to be done to devices, and could not be."""
+        self.epoch: float | None = None
+        """What the monotonic clock shows at device time 0; None before the run clock has started."""
+        plan = spec.plan
+        self._sampler = Sampler(cpu_numbers(plan.infrastructure_cpus), cpu_numbers(plan.device_cpus))
+
+    def run(self) -> events.RunEnded:
+        """Run to the end, and leave nothing behind: also after an error or Ctrl-C.
+
+        Raises RunFailedError or HostError.
+        """
+        try:
+            return self._run()
+        finally:
+            with uninterrupted():
+                begin = time.monotonic()
+                self._runtime.stop()
+                self.timings.down = time.monotonic() - begin
+                self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
+
+    def _run(self) -> events.RunEnded:
+        self._new_records()  # what a resumed run has behind it is no news
+        count = len(self._devices)
+        fleet = f"{count} device{'' if count == 1 else 's'} ({self._spec.plan.runtime})"
+        self._view.progress(f"Starting broker, aggregator and {fleet}")
+        begin = time.monotonic()
+        broker = self._runtime.start()
+        self.timings.launch = time.monotonic() - begin
+        self._look_after()
+        connection = self._connect(broker)
+        try:
+            self._hold_barrier()
+            doubt = self._check_links()
+            self.timings.ready = time.monotonic() - begin - self.timings.launch
+            self._view.progress(
+                f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
+                "the run clock starts"
+            )
+            self._tell(connection, (AGGREGATOR, messages.Start()))
+            if doubt is not None:
+                note = Note(messages.clipped(f"{doubt}: this run will not be valid"))
+                self._tell(connection, (AGGREGATOR, note))
+            return self._follow(connection)
+        except KeyboardInterrupt:
+            if self._status.get(AGGREGATOR) == "ready":
+                self._view.progress("Stopping: the aggregator finishes its records")
+                self._tell(connection, (AGGREGATOR, messages.Stop()))
+                self._await_aggregator(_GOODBYE)
+            raise
+        finally:
+            connection.close()
+
+    def _connect(self, broker: Broker) -> Connection:
+        names = self._topics
+        subscriptions = [names.status("+"), names.telemetry("+"), names.failure("+")]
+        connection = Connection(broker, subscriptions, self._inbox.put)
+        try:
+            connection.open()
+        except ConnectionFailedError as error:
+            raise HostError(f"{error}{self._last_words(BROKER)}") from error
+        return connection
+
+    def _tell(self, connection: Connection, order: AddressedOrder) -> None:
+        part, message = order
+        try:
+            payload = messages.encode(message)
+        except MessageError as error:
+            self._failed(f"an order to {part} could not be sent: {error}")
+        else:
+            connection.publish(self._topics.control(part), payload)
+
+    def _hold_barrier(self) -> None:
+        """Wait until all that live are ready, or a quorum when the time is over.
+
+        Each is limited as soon as it is ready. Raises RunFailedError, at once where too many have died.
+        """
+        start = self._spec.topology.start
+        needed = max(1, math.ceil(start.quorum * len(self._awaited)))
+        deadline = time.monotonic() + start.timeout
+        reported = 0
+        for _ in self._ticks():
+            living = self._awaited - self._gone.keys()
+            ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
+            if len(ready) > reported:
+                reported = len(ready)
+                self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
+            late = time.monotonic() >= deadline
+            quiet = self._unmeasured <= self._gone.keys()  # who is absent measures now, too
+            if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
+                if late or (ready == living and quiet):
+                    return
+            elif len(living) < needed or AGGREGATOR in self._gone:
+                self._fail_early()
+            elif late:
+                self._fail_late(ready)
+
+    def _check_links(self) -> str | None:
+        """What speaks against the links as they were measured. Raises RunFailedError where a rate
+        is nothing like what was asked."""
+        dilation = self._spec.plan.dilation
+        samples = [requested.in_device_time(one, dilation) for one in self._probes.read()]
+        before_the_start = Clock(0.0, begin=math.inf)
+        found = measure(requested.asked(self._spec, ()), samples, before_the_start, {})
+        if (why := link_doubt(found, FAILED_LINK, RATES)) is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started. Ask for a link that this host can "
+                "make, or try again when it is less busy."
+            )
+        return link_doubt(found)
+
+    def _fail_early(self) -> None:
+        names = sorted(self._gone)
+        raise RunFailedError(
+            f"{', '.join(names)} ended before the run clock could start."
+            f"{_hint(set(self._gone.values()))}{self._last_words(names[0])}"
+        )
+
+    def _fail_late(self, ready: set[str]) -> None:
+        missing = ", ".join(sorted(self._awaited - ready)) or AGGREGATOR
+        raise RunFailedError(
+            f"{len(ready)} of {len(self._awaited)} devices were ready after start.timeout = "
+            f"{self._spec.topology.start.timeout:g} s; not ready: {missing}. See "
+            f"{self._spec.directory.logs}, or give the fleet more time (start.timeout) or a quorum "
+            "(start.quorum)."
+        )
+
+    def _follow(self, connection: Connection) -> events.RunEnded:
+        for _ in self._ticks():
+            self._read_records()
+            self._mailbox.serve(self._obey)
+            self._director.play()
+            for order in self._orders:
+                self._tell(connection, order)
+            self._orders.clear()
+            self._view.refresh(time.monotonic() / self._dilation)
+            if AGGREGATOR in self._gone:
+                break
+        self._read_records()
+        if self._ended is None:
+            raise RunFailedError(
+                f"the aggregator ended before the run did.{self._last_words(AGGREGATOR)}"
+            )
+        if self._ended.reason == "no clients left":
+            raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
+        return self._ended
+
+    def _ticks(self) -> Iterator[None]:
+        """Yield some times a second; in between, serve the inbox and look after the processes."""
+        supervise = lateness = 0.0
+        with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
+            while True:
+                while not self._inbox.empty():
+                    self._received(self._inbox.get(), telemetry.write)
+                if time.monotonic() >= supervise:
+                    supervise = time.monotonic() + _SUPERVISE_EVERY
+                    for sample in self._runtime.telemetry():
+                        telemetry.write(_line(sample))
+                    telemetry.flush()
+                    self._look_after()
+                    self._sample_host(lateness)
+                    lateness = 0.0
+                yield
+                asleep = time.monotonic()
+                wanted = max(0.0, min(_TICK, self._director.next_due - asleep))
+                time.sleep(wanted)
+                lateness = max(lateness, time.monotonic() - asleep - wanted)
+
+    def _sample_host(self, lateness: float) -> None:
+        if self.epoch is not None:
+            sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
+            if sample is not None:
+                self.host_samples.append(sample)
+
+    def _received(self, event: Event, write_telemetry: Callable[[str], object]) -> None:
+        if not isinstance(event, Received):
+            return
+        try:
+            match messages.decode(self._topics, event.topic, event.payload):
+                case messages.Sample() as sample:
+                    write_telemetry(_line(sample))
+                case messages.Probe(device) as probe:
+                    if device in self._unmeasured:  # else retained, and told again after a reconnect
+                        self._unmeasured.discard(device)
+                        write_telemetry(_line(probe))
+                case messages.Failure(part, reason):
+                    self._failed(f"{part} could not do as it was told: {reason}")
+                case messages.Status(part, state):
+                    self._status[part] = state
+                    if state == "ready" and part in self._devices:
+                        self._runtime.limit(part)
+                case _:
+                    raise MessageError("it is not for the controller")
+        except MessageError as error:
+            self._refusals.add(event.topic, error)
+            if event.topic.startswith(self._topics.failure("")):  # whatever it was, it was not done
+                self.failures.append(f"something that {event.topic} cannot say: {error}")
+
+    def _failed(self, what: str) -> None:
+        """The run goes on, and is not what was asked."""
+        self.failures.append(what)
+        self._note(what)
+
+    def _note(self, what: str) -> None:
+        self._orders.append((AGGREGATOR, Note(messages.clipped(what))))
+
+    def _look_after(self) -> None:
+        """A device that ends is part of the experiment's story; broker or aggregator end it."""
+        for name, code in self._runtime.ended().items():
+            if name in self._gone:
+                continue
+            self._gone[name] = code
+            if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
+                raise RunFailedError(
+                    f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
+                )
+            if name in self._devices and self._ended is None and code != 0:
+                self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+
+    def _read_records(self) -> None:
+        for record in self._new_records():
+            self._view.record(record)
+            if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
+                self._shares[record.device] = action.share
+            if isinstance(record, events.RunStarted):  # both clocks are this host's
+                since = time.time() - record.wall_clock + record.at * self._dilation
+                self.epoch = time.monotonic() - since
+                self._director.start(self.epoch, record.at)
+            if isinstance(record, events.RunEnded):
+                self._ended = record
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        """What a user wants in mid-run. Raises BadInputError."""
+        device, action = ordered(order)
+        if device not in self._devices:
+            raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
+        if isinstance(action, SetCpu):
+            shares = (self._shares | {device: action.share}).values()
+            why = self._spec.plan.too_little(action.share) or self._spec.plan.too_much(shares)
+            if why is not None:
+                raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
+        self._director.order(device, action)
+
+    def _new_records(self) -> list[events.Record]:
+        try:
+            return self._follower.read()
+        except ValueError as error:
+            raise RunFailedError(str(error)) from error
+
+    def _await_aggregator(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
+            time.sleep(_TICK)
+
+    def _last_words(self, name: str) -> str:
+        """The end of a process's log, for an error message; stopping first saves the logs."""
+        self._runtime.stop()
+        return self._spec.directory.last_words(name)
+
+
+def _line(told: messages.Telemetry) -> str:
+    """Of `telemetry.jsonl`."""
+    return messages.encode(told).decode() + "\n"
+
+
+def _hint(codes: set[int]) -> str:
+    """What an exit code means that the kernel's want of memory has, as a shell or Popen tells it."""
+    return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

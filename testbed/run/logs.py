@@ -1,0 +1,28 @@
+"""What the processes of a run said: from the run directory, or from the engine while they live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from testbed.errors import BadInputError
+from testbed.run import live_runs
+from testbed.runtimes import emulator
+
+
+def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[str, str]]:
+    """Name and last `tail` lines of each process of `run` (or of `part` alone).
+
+    `run` is a run id (living anywhere on this machine, or in `runs`) or a run directory.
+    Raises BadInputError where there is no such run or part.
+    """
+    directory = live_runs.located(run, runs)
+    name = directory.run
+    live = next((found for found in live_runs.find() if found.run == name), None)
+    texts = {path.stem: path.read_text("utf-8", "replace") for path in directory.logs.glob("*.log")}
+    if live is not None and live.runtime is not None:
+        texts |= emulator(live.runtime).logs(name, tail)
+    if part is not None and part not in texts:
+        raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
+    for each in sorted(texts) if part is None else [part]:
+        yield each, "\n".join(texts[each].splitlines()[-tail:])

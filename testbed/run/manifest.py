@@ -1,0 +1,114 @@
+"""What a run was made with: versions, host, images, seeds, the plan. Written once, read for ever."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agents import events
+from testbed.plan import Plan
+from testbed.plan.agent_configs import RunSpec, importance
+
+_PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "docker", "flwr-datasets")
+
+
+def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
+    """The manifest's entries that are known before the start; `labels` counts each client's classes."""
+    weights = importance(spec.topology, spec.samples)
+    return {
+        "format": events.FORMAT,
+        "runtime": spec.plan.runtime,
+        "rule": spec.topology.rule.name,
+        "task": spec.topology.task.name,
+        "seed": spec.topology.seed,
+        "dilation": spec.plan.dilation,
+        "versions": versions(),
+        "host": host(),
+        "git_commit": git_commit(),
+        "cpus": _cpus(spec.plan),
+        "devices": {
+            device.name: {
+                "group": device.group,
+                "profile": device.profile,
+                "cpu": device.cpu,
+                "gflops": device.gflops,
+                "speed": device.speed,
+                "memory": device.memory,
+                "power": device.power,
+                "samples": spec.samples[device.name],
+                "importance": weights[device.name],
+                "labels": labels[device.name],
+            }
+            for device in spec.plan.devices
+        },
+        **_shaper(spec.plan),
+        **_clock(spec.plan),
+    }
+
+
+def _cpus(plan: Plan) -> dict[str, Any] | None:
+    """Who has which CPUs of this host; None where no device is one."""
+    if plan.traits.simulated:
+        return None
+    return {
+        "infrastructure": plan.infrastructure_cpus,
+        "devices": plan.device_cpus,
+        "device_capacity": plan.device_capacity,
+        "asked": sum(device.share for device in plan.devices),
+    }
+
+
+def _shaper(plan: Plan) -> dict[str, str | None]:
+    """What made the links, and why that."""
+    if plan.shaper is not None:
+        return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
+    linked = plan.traits.simulated and not all(device.direct for device in plan.devices)
+    return {"shaper": plan.traits.shaper if linked else None}
+
+
+def _clock(plan: Plan) -> dict[str, float]:
+    """What the wall clock shows where the host's monotonic clock, which telemetry goes by, shows 0."""
+    return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+
+
+def host() -> dict[str, Any]:
+    return {
+        "name": platform.node(),
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cores": psutil.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+    }
+
+
+def git_commit() -> str | None:
+    """The commit that the product runs from; `+` where files differ from it; None outside a checkout."""
+    try:
+        _git("ls-files", "--error-unmatch", __file__)  # we may lie untracked in someone else's checkout
+        commit = _git("rev-parse", "HEAD").strip()
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

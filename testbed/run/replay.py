@@ -1,0 +1,172 @@
+"""`testbed replay`: the recorded inputs of a run's aggregator go to a fresh one, which must do the same.
+
+All models that the run kept are compared bit by bit, and all records that the aggregator's core wrote to
+`events.jsonl`, which tell where the first difference is between two models.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from agents import events, wire
+from agents.aggregator import actions as act
+from agents.aggregator import recording
+from agents.aggregator.beginning import Beginning
+from agents.aggregator.core import AggregatorCore
+from agents.aggregator.recording import RecordingError, Torn
+from agents.rules.interface import Server
+from agents.vectors import Vector
+from testbed.errors import BadInputError, RunFailedError
+from testbed.rundir.directory import RunDirectory
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What was found to be the same."""
+
+    rule: str = ""
+    updates: int = 0
+    """Applied."""
+    version: int = 0
+    models: int = 0
+    records: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.models} models and {self.records} records, {self.updates} updates among them"
+
+
+class _DifferenceError(Exception):
+    """Of the replay from the run; the text says which."""
+
+
+def replay(directory: RunDirectory) -> Replayed:
+    """Replay the run in `directory`.
+
+    Raises BadInputError where there is no recording of an ended run, or it cannot be read;
+    RunFailedError, naming the first difference, where the replay is not as the run was, or where no
+    final model is there to tell.
+    """
+    if not directory.inputs.is_file():
+        raise BadInputError(
+            f"{directory.path} holds no recording: run its topology again with `record: updates`"
+        )
+    if directory.controller() is not None:
+        raise BadInputError(f"{directory.run} is still going: replay it once it has ended")
+    replay = _Replay(directory)
+    try:
+        return replay.run()
+    except (RecordingError, wire.WireError, ValueError) as error:
+        raise BadInputError(f"cannot replay {directory.run}: {error}") from error
+    except _DifferenceError as error:
+        raise RunFailedError(
+            f"the replay is not as the run was: {error}. Until then nothing differs: {replay.same}."
+        ) from error
+
+
+@dataclass(slots=True)
+class _Replay:
+    directory: RunDirectory
+    same: Replayed = field(default_factory=Replayed)
+    _logged: Iterator[tuple[int, events.Record]] = field(init=False)
+    _last: Vector | None = None
+    """The final model, once the run has ended; a resumed one does so more than once."""
+
+    def __post_init__(self) -> None:
+        self._logged = _records(self.directory.events)
+
+    def run(self) -> Replayed:
+        core: AggregatorCore | None = None
+        for entry in recording.read(self.directory.inputs):
+            match entry:
+                case Beginning():
+                    core, server = self._begin(entry)
+                case Torn(at):
+                    raise _DifferenceError(
+                        f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
+                    )
+                case _ if core is not None:
+                    self._obey(core.handle(entry), server)
+                case _:
+                    raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
+        if self._last is None:
+            raise _DifferenceError("the recording ends before the run did, without a final model")
+        self._compare("final", self._last)
+        for number, record in self._logged:
+            raise _DifferenceError(f"events.jsonl:{number} is not in the recording: {record}")
+        return self.same
+
+    def _begin(self, beginning: Beginning) -> tuple[AggregatorCore, Server]:
+        """The run begins, or goes on from a model that it then kept anew by the version's name."""
+        name = act.Save(beginning.version).name
+        if self._last is not None:
+            self._compare(name, self._last)
+            self._last = None
+        self.same.rule = beginning.rule.name
+        return beginning.core(self._kept(name).copy())
+
+    def _obey(self, actions: act.Actions, server: Server) -> None:
+        for action in actions:
+            match action:
+                case act.Save(final=True):
+                    self._last = server.w.copy()
+                case act.Save() as save:
+                    self._compare(save.name, server.w)
+                case act.Log(record) if not isinstance(record, events.Note):
+                    self._expect(record)
+        self.same.version = server.version
+
+    def _expect(self, record: events.Record) -> None:
+        """The run has logged the same, but for the digits that a line leaves out."""
+        told = events.from_line(events.to_line(record))
+        number, found = next(self._logged, (0, None))
+        if found is None:
+            raise _DifferenceError(f"events.jsonl ends before {told}")
+        if isinstance(found, events.RunStarted) and not isinstance(told, events.RunStarted):
+            self._logged = itertools.chain([(number, found)], self._logged)
+            return  # a crash came between writing down the input and the record
+        if repr(told) != repr(found):  # equal even where both have NaN
+            raise _DifferenceError(f"events.jsonl:{number} has {found}, the replay {told}")
+        self.same.records += 1
+        self.same.updates += isinstance(record, events.UpdateApplied)
+
+    def _compare(self, name: str, w: Vector) -> None:
+        kept = self._kept(name)
+        if kept.shape != w.shape:
+            raise _DifferenceError(f"models/{name} has {kept.size} parameters, the replay {w.size}")
+        differ = np.flatnonzero(kept.view(np.uint32) != w.astype("<f4").view(np.uint32))
+        if len(differ):
+            at = differ[0]
+            raise _DifferenceError(
+                f"models/{name} differs in {len(differ)} of {w.size} parameters, first in the one at "
+                f"{at}: {kept[at]!r}, and {w[at]!r} in the replay"
+            )
+        self.same.models += 1
+
+    def _kept(self, name: str) -> Vector:
+        """The run's model `name`."""
+        path = self.directory.models / f"{name}.safetensors"
+        if not path.is_file():
+            raise _DifferenceError(f"models/{name} is not there")
+        return wire.unpack(path.read_bytes())[0]
+
+
+def _records(path: Path) -> Iterator[tuple[int, events.Record]]:
+    """The records of the aggregator's core, with their lines. Notes are not the core's alone.
+
+    Raises ValueError, naming the line.
+    """
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = events.from_line(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from error
+            if record is not None and not isinstance(record, events.Acted | events.Note):
+                yield number, record

@@ -1,0 +1,34 @@
+"""`testbed fidelity`: how faithful the emulation is on this host, over a grid of shares and links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.run import up
+from testbed.run.up import Options
+from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.topology import load
+from testbed.topology.devices import DeviceGroup
+from testbed.traits import traits
+from testbed.view import View
+
+_GRIDS = Path(__file__).parents[1] / "catalog"
+_CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
+
+
+def run(runtime: str | None, runs: Path, view: View) -> None:
+    """One run over CPU shares and one over links, which is more than a simulation has to check; their
+    directories go to `runs`. Links lose no packets where they cannot. Raises TestbedError."""
+    options = Options(runtime)
+    runtime_traits = traits(up.chosen_runtime(options))
+    for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):
+        topology = load(grid)
+        if runtime_traits.lossless:
+            topology = topology.with_devices(tuple(filter(_loses_nothing, topology.devices)))
+        topology, plan = up.planned_here(topology, options)
+        directory = RunDirectory.create(runs, new_run_id(topology.name))
+        up.run(topology, plan, directory, options, view)
+
+
+def _loses_nothing(group: DeviceGroup) -> bool:
+    return group.link is None or not group.link.loss

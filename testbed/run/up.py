@@ -1,0 +1,167 @@
+"""`testbed up`: from a topology file to a finished run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agents import events
+from testbed.errors import BadInputError
+from testbed.fidelity import Clock, measure, requested, trainings
+from testbed.fidelity.validity import Judgement, verdict
+from testbed.host.cpu_latency import wakeful
+from testbed.host.signals import uninterrupted
+from testbed.plan import Plan, datasets, hardware, model_check, plan, this_host
+from testbed.plan.agent_configs import RunSpec
+from testbed.plan.calibration import calibrate
+from testbed.plan.datasets import Prepared
+from testbed.plan.resolution import needs_calibration, on_host, resolved
+from testbed.run import manifest
+from testbed.run.controller import Controller
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Samples
+from testbed.runtimes import emulator, simulator
+from testbed.topology import Topology, load, profiles
+from testbed.traits import emulated, traits
+from testbed.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line may say about a run."""
+
+    runtime: str | None = None
+    """Overrides the topology's runtime."""
+    oversubscribe: bool = False
+    data_root: Path | None = None
+    resume: bool = False
+    """Carry on in a run directory that has a past."""
+    dashboard: int | None = None
+    """The port of the page to show it on, 0 for a free one; None: no page."""
+    metrics: int | None = None
+    """The same of the figures for Prometheus."""
+
+
+def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
+    """The topology and its plan on this host. Raises BadInputError."""
+    return planned_here(load(path), options)
+
+
+def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
+    """`topology`, resolved, and its plan on this host. Raises BadInputError."""
+    topology = resolved(topology)
+    model_check.check(topology)
+    if needs_calibration(topology):
+        topology = on_host(topology, calibrate())
+    runtime = chosen_runtime(options, topology.runtime.name)
+    host = this_host(netem=traits(runtime).shaper is None)
+    profiled = any(group.profile is not None for group in topology.devices)
+    known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
+    free = None if traits(runtime).simulated else host.memory
+    limited = hardware.with_memory(topology, known, free)  # not kept: another time more may be free
+    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
+    return topology, replace(made, notes=tuple(hardware.notes(topology, made, known, host)))
+
+
+def chosen_runtime(options: Options, asked: str = "auto") -> str:
+    """What `auto` means on this host, and what the command line overrides."""
+    runtime = options.runtime or asked
+    if runtime == "auto":
+        return next(name for name in emulated() if emulator(name).available())
+    return runtime
+
+
+def run(
+    topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
+) -> events.RunEnded:
+    """Execute the plan in `directory`; return how it ended.
+
+    Raises TestbedError where it cannot or does not end well, KeyboardInterrupt when interrupted. In
+    either case nothing is left running, the directory is readable, and what the devices got is judged
+    if the run clock has started.
+    """
+    entries: dict[str, Any] = {"outcome": "interrupted"}
+    try:
+        spec, prepared = _prepare(topology, plan, directory, options, view)
+        simulated = plan.traits.simulated
+        ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
+        entries["outcome"] = ended.reason
+        return ended
+    except Exception as error:
+        entries |= {"outcome": "failed", "error": str(error)}
+        raise
+    finally:
+        with uninterrupted(), suppress(OSError):  # the directory may be what failed
+            directory.remove_work()
+            directory.write_manifest(**entries)
+
+
+def _prepare(
+    topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
+) -> tuple[RunSpec, Prepared]:
+    """Partition the data and write what the run directory holds from the start."""
+    if options.resume and (why := plan.traits.unresumable):
+        raise BadInputError(
+            f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
+            f"testbed up {directory.topology}"
+        )
+    if not options.resume:
+        directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
+        directory.write_manifest(run=directory.run, created=time.time())
+    directory.claim()
+    task = topology.task
+    told = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    view.progress(f"Preparing the data: {told}")
+    prepared = datasets.prepare(topology, options.data_root)
+    samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
+    spec = RunSpec(directory, topology, plan, samples, options.resume)
+    directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
+    return spec, prepared
+
+
+def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+    """Run in virtual time, in this process."""
+    begin = time.monotonic()
+    try:
+        return simulator(spec.plan.runtime).run(spec, prepared, view)
+    finally:
+        entries["timings"] = {"real": round(time.monotonic() - begin, 2)}
+
+
+def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
+    """Run in wall time, on devices that a runtime starts and ends."""
+    datasets.write(prepared, spec.directory)
+    with emulator(spec.plan.runtime).launcher(spec, view) as runtime, wakeful() as awake:
+        spec.directory.write_manifest(cores_awake=awake)
+        if not awake:
+            view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")
+        controller = Controller(spec, runtime, view)
+        try:
+            return controller.run()
+        finally:  # once more interrupted, a run remains without a verdict
+            entries["timings"] = controller.timings.as_dict()
+            if controller.epoch is not None:
+                with suppress(ValueError):  # a record that cannot be read has failed the run already
+                    judgement = _judged(spec, controller, controller.epoch)
+                    entries["validity"] = judgement.validity.as_dict()
+                    view.judged(judgement)
+
+
+def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
+    """What the devices got of what was asked, kept in the run directory, and what speaks against it."""
+    records = list(events.read(spec.directory.events))
+    begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
+    dilation = spec.plan.dilation
+    fidelity = measure(
+        requested.asked(spec, records),
+        (requested.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
+        Clock(epoch / dilation, begin=begin),
+        trainings(records),
+    )
+    fidelity.save(spec.directory.fidelity)
+    steps = tuple(requested.steps(records))
+    judged = verdict(controller.host_samples, fidelity, steps, controller.failures)
+    return Judgement(fidelity, judged, steps)

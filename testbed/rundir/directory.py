@@ -1,0 +1,188 @@
+"""The run directory: what outlives a run (docs/run-directory.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agents import files
+from testbed.errors import BadInputError
+
+_SAME_START = 2.0
+"""Seconds: a process's time of birth is read off the wall clock, which may be set in between."""
+
+
+def new_run_id(name: str) -> str:
+    """`<topology name>-<date>-<time>-<4 hex digits>`, in local time, unique even within one second."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Names every file of one run. `work/` holds what only the living run needs; teardown removes it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, run: str) -> RunDirectory:
+        """Make `runs/run` and its folders. `work/` is closed to other users: it holds the secrets."""
+        directory = cls((runs / run).resolve())
+        directory.open()
+        return directory
+
+    def open(self) -> None:
+        """Make what a living run needs; what is there already stays. Raises BadInputError."""
+        try:
+            for folder in (self.models, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.work.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise BadInputError(
+                f"cannot make the run directory {self.path} ({error.strerror}); "
+                "name a folder that you may write to with --runs"
+            ) from error
+
+    @property
+    def run(self) -> str:
+        return self.path.name
+
+    @property
+    def topology(self) -> Path:
+        """The resolved topology, every default spelled out."""
+        return self.path / "topology.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def inputs(self) -> Path:
+        """What the aggregator was told, where `record: updates` (`agents.aggregator.recording`)."""
+        return self.path / "inputs.bin"
+
+    @property
+    def telemetry(self) -> Path:
+        return self.path / "telemetry.jsonl"
+
+    @property
+    def fidelity(self) -> Path:
+        return self.path / "fidelity.json"
+
+    @property
+    def models(self) -> Path:
+        return self.path / "models"
+
+    @property
+    def logs(self) -> Path:
+        """One `<process name>.log` each: aggregator, broker, controller and every device."""
+        return self.path / "logs"
+
+    @property
+    def work(self) -> Path:
+        """Shards, agents' configurations, broker configuration; gone when the run has ended."""
+        return self.path / "work"
+
+    def config(self, name: str) -> Path:
+        """The JSON configuration (agents.config) of one process."""
+        return self.work / f"{name}.json"
+
+    def shard(self, client: str) -> Path:
+        return self.work / f"{client}.shard.safetensors"
+
+    def memory(self, client: str) -> Path:
+        """What a client remembers over its restarts (AREA), in a folder of its own."""
+        return self.work / f"{client}.memory" / "memory.safetensors"
+
+    @property
+    def orders(self) -> Path:
+        """What users want done in mid-run (`testbed.rundir.commands`)."""
+        return self.work / "orders"
+
+    @property
+    def test_set(self) -> Path:
+        return self.work / "test.safetensors"
+
+    def write_manifest(self, **entries: Any) -> None:
+        """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
+        merged = {**self.read_manifest(), **entries}
+        with files.whole(self.manifest) as partial:
+            partial.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
+
+    def read_manifest(self) -> dict[str, Any]:
+        """The manifest's entries, none where there is no manifest. Raises BadInputError."""
+        try:
+            manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise BadInputError(f"{self.manifest} is no manifest: {error}") from error
+        if not isinstance(manifest, dict):
+            raise BadInputError(f"{self.manifest} is no manifest: it holds no map")
+        return manifest
+
+    def claim(self) -> None:
+        """Say in the manifest that the run lives, and that this process is its controller."""
+        me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+        self.write_manifest(controller=me, outcome=None, error=None)
+
+    def controller(self) -> psutil.Process | None:
+        """The process that will write the outcome; None if there is an outcome, or it has died."""
+        manifest = self.read_manifest()
+        told = manifest.get("controller")
+        if not told or manifest.get("outcome"):
+            return None
+        try:
+            process = psutil.Process(told["pid"])
+            same = abs(process.create_time() - told["started"]) < _SAME_START
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.Error:
+            return None
+
+    def last_words(self, part: str, lines: int = 12) -> str:
+        """The end of a process's log, to stand below an error message; empty if there is none."""
+        path = self.logs / f"{part}.log"
+        if not path.is_file():
+            return ""
+        tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+        return "\n".join(["", f"The end of {path}:", *(f"    {line}" for line in tail)])
+
+    def remove_work(self) -> None:
+        """Take the secrets and shards away; what remains is for reading."""
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def listing(runs: Path) -> list[dict[str, Any]]:
+    """One row for each run directory in `runs`, oldest first."""
+    found = runs.glob("*/manifest.json") if runs.is_dir() else []
+    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
+    return sorted(rows, key=lambda row: row["created"] or "")
+
+
+def row(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        manifest = directory.read_manifest()
+        outcome = manifest.get("outcome") or ("running" if directory.controller() else "crashed")
+    except BadInputError:
+        manifest, outcome = {}, "unreadable"
+    created = manifest.get("created")
+    return {
+        "run": directory.run,
+        "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
+        "rule": manifest.get("rule"),
+        "task": manifest.get("task"),
+        "runtime": manifest.get("runtime"),
+        "devices": len(manifest.get("devices", {})),
+        "outcome": outcome,
+    }

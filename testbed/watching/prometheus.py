@@ -1,0 +1,253 @@
+"""A run's figures for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
+
+They come from the run directory's files, read as far as they are new when somebody asks: a run that
+nobody asks about has no work with it. All times are device time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import isnan, nan
+from threading import Lock
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from agents import events
+from agents.device_actions import SetCpu
+from testbed.errors import BadInputError
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Follower, Samples
+from testbed.watching.usage import number
+
+HOST = "127.0.0.1"
+STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
+"""Upper bounds of the histogram's buckets, in versions."""
+
+
+@contextmanager
+def served(directory: RunDirectory, port: int) -> Iterator[str]:
+    """Inside, the figures are at the URL yielded. Raises BadInputError where `port` is taken."""
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    try:
+        server, thread = start_http_server(port, HOST, registry)
+    except OSError as error:
+        raise BadInputError(f"--metrics-port {port}: {error.strerror}. Choose another one") from error
+    try:
+        yield f"http://{HOST}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+_COUNTERS = ("cpu", "sent", "received")
+
+
+@dataclass(slots=True)
+class _Device:
+    """What telemetry comes to. Its counters begin anew with the device; ours go on."""
+
+    at: float = nan
+    used: float = nan
+    """Share of a core since the sample before."""
+    memory: float = nan
+    totals: Counter[str] = field(default_factory=Counter)
+    """Of `_COUNTERS` those that somebody counts."""
+    _last: Mapping[str, float] = field(default_factory=dict)
+
+    def take(self, sample: Mapping[str, Any]) -> None:
+        """What devices send is theirs: a sample without a sane time of the CPU is passed over."""
+        counters = {name: number(sample.get(name)) for name in _COUNTERS}
+        if not counters["cpu"] >= 0:
+            return
+        counters = {name: now for name, now in counters.items() if now >= 0}
+        grown = {name: _grown(self._last.get(name, 0.0), now) for name, now in counters.items()}
+        at = float(sample["at"])
+        self.used = grown["cpu"] / (at - self.at) if at > self.at else nan
+        self.totals.update(grown)
+        self.at, self._last = at, counters
+        self.memory = number(sample.get("memory")) or nan
+
+
+def _grown(last: float, now: float) -> float:
+    return now - last if now >= last else now
+
+
+@dataclass(slots=True)
+class _Totals:
+    at: float = 0.0
+    version: int = 0
+    accuracy: float = nan
+    loss: float = nan
+    ended: bool = False
+    updates: Counter[str] = field(default_factory=Counter)
+    """By client, as are the next two."""
+    bytes: Counter[str] = field(default_factory=Counter)
+    staleness_of: dict[str, int] = field(default_factory=dict)
+    """Of the last update."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """By bucket."""
+    staleness_sum: int = 0
+    rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    online: dict[str, bool] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    """Share of a core, as last set."""
+
+    def take(self, record: events.Record) -> None:
+        self.at = max(self.at, record.at)
+        match record:
+            case events.RunStarted():
+                self.online |= dict.fromkeys(record.clients, True)
+            case events.ClientStatus(client=client, state="ready" | "offline" as state):
+                self.online[client] = state == "ready"
+            case events.UpdateApplied(client=client, staleness=staleness):
+                self.updates[client] += 1
+                self.bytes[client] += record.bytes
+                self.staleness_of[client] = staleness
+                self.staleness[bisect_left(STALENESS, staleness)] += 1
+                self.staleness_sum += staleness
+            case events.UpdateRejected(client=client, reason=reason):
+                self.rejected[client, reason] += 1
+            case events.VersionMade():
+                self.version = record.version
+            case events.Evaluated():
+                self.accuracy, self.loss = record.accuracy, record.loss
+            case events.Acted(device=device, action=SetCpu(share)):
+                self.asked[device] = share
+            case events.RunEnded():
+                self.ended = True
+
+
+class RunCollector(Collector):
+    """What the files of one run come to."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._records = Follower(directory.events)
+        self._samples = Samples(directory.telemetry)
+        self._lock = Lock()
+        """Each scrape has a thread of its own."""
+        self._totals = _Totals()
+        self._devices: dict[str, _Device] = {}
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # without it, registering asks for all figures
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            for record in self._records.read():
+                self._totals.take(record)
+            for sample in self._samples.read():
+                self._devices.setdefault(sample["device"], _Device()).take(sample)
+            return iter(list(self._figures()))
+
+    def _figures(self) -> Iterator[Metric]:
+        manifest = self._directory.read_manifest()
+        told = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
+        yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", told)
+        yield from self._of_the_run()
+        yield from self._of_clients()
+        planned = {name: one.get("cpu") for name, one in manifest.get("devices", {}).items()}
+        yield from self._of_devices(planned | self._totals.asked, manifest.get("dilation", 1.0))
+
+    def _of_the_run(self) -> Iterator[Metric]:
+        totals = self._totals
+        yield GaugeMetricFamily(
+            "testbed_device_time_seconds", "Device time of the run's newest record.", totals.at
+        )
+        yield GaugeMetricFamily(
+            "testbed_running", "1 while the run goes on, 0 once it has ended.", int(not totals.ended)
+        )
+        yield GaugeMetricFamily("testbed_version", "Version of the newest global model.", totals.version)
+        yield GaugeMetricFamily(
+            "testbed_accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy
+        )
+        yield GaugeMetricFamily("testbed_loss", "Loss on the test set.", totals.loss)
+        bounds = [*map(str, STALENESS), "+Inf"]
+        counts = accumulate(totals.staleness[bucket] for bucket in range(len(bounds)))
+        yield HistogramMetricFamily(
+            "testbed_staleness_versions",
+            "Staleness of the updates applied, in versions.",
+            list(zip(bounds, counts, strict=True)),
+            totals.staleness_sum,
+        )
+
+    def _of_clients(self) -> Iterator[Metric]:
+        totals, client = self._totals, ["client"]
+        yield _counter("testbed_updates", "Updates of the client that were applied.", totals.updates)
+        yield _counter(
+            "testbed_update_bytes", "Payload bytes of the client's applied updates.", totals.bytes
+        )
+        stale = GaugeMetricFamily(
+            "testbed_last_staleness_versions",
+            "Staleness of the client's last applied update, in versions.",
+            labels=client,
+        )
+        online = GaugeMetricFamily(
+            "testbed_online", "1 while the client is online, else 0.", labels=client
+        )
+        rejected = CounterMetricFamily(
+            "testbed_rejected_updates",
+            "Updates of the client that were rejected, by reason.",
+            labels=[*client, "reason"],
+        )
+        for name, staleness in totals.staleness_of.items():
+            stale.add_metric([name], staleness)
+        for name, there in totals.online.items():
+            online.add_metric([name], int(there))
+        for labels, count in totals.rejected.items():
+            rejected.add_metric(labels, count)
+        yield from (stale, online, rejected)
+
+    def _of_devices(self, asked: dict[str, float | None], dilation: float) -> Iterator[Metric]:
+        used = {name: device.used * dilation for name, device in self._devices.items()}
+        memory = {name: device.memory for name, device in self._devices.items()}
+        yield _gauge("testbed_cpu_asked_cores", "CPU share that the device is to have, in cores.", asked)
+        yield _gauge(
+            "testbed_cpu_used_cores", "CPU that the device used since its last sample, in cores.", used
+        )
+        yield _gauge("testbed_memory_bytes", "Memory that the device uses.", memory)
+        for counter, name, words in (
+            ("cpu", "testbed_cpu_seconds", "CPU time that the device used, in seconds of a host core."),
+            ("sent", "testbed_sent_bytes", "Bytes that the device sent, headers included."),
+            ("received", "testbed_received_bytes", "Bytes that the device received, headers included."),
+        ):
+            found = {
+                device: one.totals[counter]
+                for device, one in self._devices.items()
+                if counter in one.totals
+            }
+            yield _counter(name, words, found, "device")
+
+
+def _counter(
+    name: str, words: str, counts: Mapping[str, float], label: str = "client"
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, words, labels=[label])
+    for labelled, count in counts.items():
+        family.add_metric([labelled], count)
+    return family
+
+
+def _gauge(name: str, words: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    """Of devices; what is not known is left out."""
+    family = GaugeMetricFamily(name, words, labels=["device"])
+    for device, value in values.items():
+        if value is not None and not isnan(value):
+            family.add_metric([device], value)
+    return family
