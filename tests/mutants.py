@@ -48,7 +48,9 @@ EXACT = "tests/testbed/test_exactness.py -k 'not comes_back and not for_ever'"
 FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
-RECORDS = "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+RECORDS = (
+    "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+)
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 
 TESTS: dict[str, list[str]] = {

@@ -72,8 +72,8 @@ class Layer:
     name: str
     mark: Mark
     columns: Mapping[str, Column]
-    _: KW_ONLY
     color: str = "blue"
+    _: KW_ONLY
     """Of `PALETTE`."""
     legend: bool = True
     words: str = ""

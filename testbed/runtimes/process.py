@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import assert_never
 
 import psutil
 
@@ -196,6 +197,10 @@ class ProcessRuntime:
                 if self._works(device):
                     self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
+            case Restart() | Resume():
+                pass  # it works already
+            case _:
+                assert_never(action)
         return []
 
     def _of_link(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
