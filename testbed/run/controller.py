@@ -24,7 +24,7 @@ from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
 from testbed.fidelity.figures import RATES
-from testbed.fidelity.validity import FAILED_LINK, HostSample, Sampler, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, HostSample, Sampler, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
@@ -187,8 +187,8 @@ class Controller:
         dilation = self._spec.plan.dilation
         samples = [requested.in_device_time(one, dilation) for one in self._probes.read()]
         before_the_start = Clock(0.0, begin=math.inf)
-        found = measure(requested.asked(self._spec, ()), samples, before_the_start, {})
-        if (why := link_doubt(found, FAILED_LINK, RATES)) is not None:
+        found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
+        if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
             raise RunFailedError(
                 f"{why}, as measured before the run clock started. Ask for a link that this host can "
                 "make, or try again when it is less busy."

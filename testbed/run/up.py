@@ -156,7 +156,7 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
     dilation = spec.plan.dilation
     fidelity = measure(
-        requested.asked(spec, records),
+        requested.devices(spec, records),
         (requested.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
         Clock(epoch / dilation, begin=begin),
         trainings(records),

@@ -29,7 +29,7 @@ from agents.messages import AddressedOrder
 from agents.nanoseconds import from_seconds
 from testbed.errors import BadInputError
 from testbed.fidelity import requested
-from testbed.fidelity.figures import AskedCpu, AskedLink
+from testbed.fidelity.figures import RequestedCpu, RequestedLink
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.scenario_player import Director, ordered
@@ -68,13 +68,13 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
         _acted(20.0, "b", action="crash"),
         events.ClientStatus(20.1, "b", "offline"),
     ]
-    a, b = requested.asked(spec, records)
-    assert a.cpu == (AskedCpu(0.2, 0.025, 0.0), AskedCpu(0.5, 0.01, 5.0))
-    assert a.link == (AskedLink(up=1e6, delay=0.04), AskedLink(up=2e6, delay=0.04, at=6.0))
+    a, b = requested.devices(spec, records)
+    assert a.cpu == (RequestedCpu(0.2, 0.025, 0.0), RequestedCpu(0.5, 0.01, 5.0))
+    assert a.link == (RequestedLink(up=1e6, delay=0.04), RequestedLink(up=2e6, delay=0.04, at=6.0))
     assert a.away == ((7.0, 8.0),)
     assert b.away == ((0.0, 12.0), (20.0, float("inf")))
     assert [(s.what, s.due, s.done) for s in requested.steps(records)][2] == ("pause of a", 7.0, 7.25)
-    assert requested.asked(spec, [])[0].link == (AskedLink(up=1e6, delay=0.04),)
+    assert requested.devices(spec, [])[0].link == (RequestedLink(up=1e6, delay=0.04),)
     assert topology.devices[0].link is not None
     assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
@@ -83,7 +83,7 @@ def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = requested.asked(
+    a, _ = requested.devices(
         spec,
         [
             _acted(5.0, "a", action="pause"),
@@ -100,7 +100,7 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = requested.asked(
+    a, _ = requested.devices(
         spec,
         [
             events.RunStarted(0.0, 1e9, ("a",), ("b",)),
@@ -110,8 +110,8 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
             events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
         ],
     )
-    assert a.cpu[-1] == AskedCpu(0.2, 0.025, 10.0)
-    assert a.link[-1] == AskedLink(up=1e6, delay=0.04, at=10.0)
+    assert a.cpu[-1] == RequestedCpu(0.2, 0.025, 10.0)
+    assert a.link[-1] == RequestedLink(up=1e6, delay=0.04, at=10.0)
     assert a.away == ((7.0, 10.0),)
 
 
