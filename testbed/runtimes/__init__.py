@@ -37,7 +37,7 @@ class Runtime(Protocol):
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """See `testbed.run.scenario_player.Stage`."""
+        """See `testbed.run.scenario_player.Actuator`."""
 
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""

@@ -321,7 +321,7 @@ class ProcessRuntime:
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         with (self._directory.logs / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
-                [*die_with_parent.tied(cpus), *command],
+                [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
