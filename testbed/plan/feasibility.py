@@ -20,7 +20,7 @@ _MIN_SHARE = 0.001
 
 
 def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """Problems with what `runtime`, a real one, cannot do."""
+    """Problems with what the topology asks of `runtime`, a real one, and it cannot do."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless:

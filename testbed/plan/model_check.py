@@ -1,4 +1,4 @@
-"""Whether a task's model can be exchanged, before anything is launched for it.
+"""Check of a task's model, before anything is launched: whether it can be exchanged.
 
 Building a model takes PyTorch, whose import takes a second. So a good result is kept in the user's
 cache, for these sources, parameters and version of PyTorch.

@@ -1,4 +1,4 @@
-"""Shaper: what makes a run's links.
+"""Shapers, which make a run's links.
 
 `netem` is the child of each tbf in the device's own network namespace; `tbf+delay` is that tbf and a
 delay line in the router between devices and broker. Rates are tbf's in both. Processes, which share

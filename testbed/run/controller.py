@@ -172,11 +172,10 @@ class Controller:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
             late = time.monotonic() >= deadline
-            quiet = (
-                self._unmeasured <= self._exit_codes.keys()
-            )  # absent devices measure their links now, too
+            # Absent devices measure their links now, too.
+            measured = self._unmeasured <= self._exit_codes.keys()
             if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
-                if late or (ready == living and quiet):
+                if late or (ready == living and measured):
                     return
             elif len(living) < needed or AGGREGATOR in self._exit_codes:
                 self._fail_early()
@@ -268,9 +267,7 @@ class Controller:
                 case messages.Sample() as sample:
                     write_telemetry(_line(sample))
                 case messages.Probe(device) as probe:
-                    if (
-                        device in self._unmeasured
-                    ):  # else it was retained and came again after a reconnect
+                    if device in self._unmeasured:  # else it was retained: a reconnect brought it again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
                 case messages.Failure(part, reason):

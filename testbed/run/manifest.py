@@ -95,9 +95,8 @@ def host() -> dict[str, Any]:
 def git_commit() -> str | None:
     """The commit that the product runs from; `+` where files differ from it; None outside a checkout."""
     try:
-        _git(
-            "ls-files", "--error-unmatch", __file__
-        )  # this file may lie untracked in another project's checkout
+        # This file may lie untracked in another project's checkout.
+        _git("ls-files", "--error-unmatch", __file__)
         commit = _git("rev-parse", "HEAD").strip()
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):

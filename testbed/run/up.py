@@ -113,8 +113,8 @@ def _prepare(
         directory.write_manifest(run=directory.run, created=time.time())
     directory.claim()
     task = topology.task
-    told = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
-    view.progress(f"Preparing the data: {told}")
+    data = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.resume)
