@@ -143,7 +143,7 @@ def _start(
     asked = [*(str(directory.path) for directory in named), "--runs", str(runs)]
     dashboard = [sys.executable, "-m", "testbed", "dashboard", *asked]
     return subprocess.Popen(
-        [*die_with_parent.tied(cpus), *dashboard, "--descriptor", str(descriptor)],
+        [*die_with_parent.prefix(cpus), *dashboard, "--descriptor", str(descriptor)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,

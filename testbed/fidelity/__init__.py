@@ -1,21 +1,22 @@
-"""How faithful an emulation was: what each device was asked to be against what it got.
+"""Fidelity of an emulation: what was requested of each device against what was measured.
 
-CPU. A device that waits for the network uses less than its share and lies to nobody, so its share is
-measured only over stretches (from one sample to the next) in which it wanted more than it had. That is
-known in two ways:
+CPU. A device that waits for the network rightly uses less than its share, so the share is measured only
+over intervals (from one sample to the next) in which the device demanded more CPU than it had. There are
+two signs of that:
 
-- The kernel held it back: it was throttled in nearly all of the CFS periods in which it ran at all. What
-  it got is CPU seconds ÷ seconds of those periods, so that pauses in between do not count.
-- It trained nearly throughout, as the records of its updates say. What it got is CPU seconds ÷ seconds
-  of the stretch. Without throttling counters (`process` runtime) this is all there is; with them it
-  shows the host that had less to give than was asked, where nobody is throttled.
+- The kernel throttled it in nearly all of the CFS periods in which it ran at all. The measured share is
+  CPU seconds ÷ seconds of those periods, so that pauses in between do not count.
+- It trained nearly throughout, according to the records of its updates. The measured share is CPU
+  seconds ÷ seconds of the interval. Without throttling counters (`process` runtime) this is the only
+  sign; with them it shows a host that had less CPU than was requested, where nobody is throttled.
 
-Pauses that these let pass make `got` too small: by a few per cent, at the very most by 10 %. Where
-neither holds, the device was never busy, and `got` is None.
+Pauses that these miss make `got` too small: by a few per cent, at the very most by 10 %. Where neither
+sign is seen, the device was never busy, and `got` is None.
 
 Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
 
-Where what was asked changed, each phase is measured by itself, and the worst one is the device's figure.
+Where the request changed during the run, each phase is measured by itself, and the worst one is the
+device's figure.
 Times are device time in seconds, shares those of one host core, rates bit/s.
 """
 
@@ -33,33 +34,33 @@ from agents import events
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,
-    ENOUGH,
+    ENOUGH_SECONDS,
     RATES,
-    Asked,
-    AskedCpu,
-    AskedLink,
     DeviceFidelity,
     Fidelity,
     Figure,
     Interval,
+    Requested,
+    RequestedCpu,
+    RequestedLink,
 )
 
-_THROTTLED = 0.9
-"""Of the periods in which a device ran: where work begins and where it ends, one each is not used up."""
-_TRAINED = 0.95
-"""Of a stretch: between two trainings a client waits for a moment."""
-_SETTLE = 0.5
-"""Seconds: a limit takes effect a moment after it is told."""
+_THROTTLED_SHARE = 0.9
+"""Of the periods in which a device ran: the first and the last period of some work are not used up."""
+_TRAINED_SHARE = 0.95
+"""Of an interval: between two trainings a client waits for a moment."""
+_SETTLE_SECONDS = 0.5
+"""A limit takes effect a moment after it was set."""
 
-_MOST = 1e18
-"""No number of a sample is as large."""
+_LARGEST_VALUE = 1e18
+"""Every number of a valid sample is below it."""
 
 _Covered = Callable[[float, float], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The run clock, and the part of the run to look at."""
+    """The run clock, and the part of the run that is measured."""
 
     epoch: float
     """What the monotonic clock of the samples showed at device time 0."""
@@ -69,16 +70,16 @@ class Clock:
 
 
 def measure(
-    asked: Iterable[Asked],
+    requested: Iterable[Requested],
     samples: Iterable[Mapping[str, Any]],
     clock: Clock,
     trainings: Mapping[str, Sequence[Interval]],
 ) -> Fidelity:
-    """Compare what was asked with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
+    """Compare the request with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
 
     A probe is a sample with `probe`, which has any of: `up` and `down`, bit/s on the wire; `rtt` and
-    `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. One of before
-    `clock.begin` is of the link as first asked. What is no number is passed over.
+    `jitter`, typical and standard deviation of round trips; `loss`, share of round trips. A probe before
+    `clock.begin` is of the link as first requested. What is no number is ignored.
     """
     usage: dict[str, list[_Usage]] = {}
     probes: dict[str, list[_Probe]] = {}
@@ -87,13 +88,13 @@ def measure(
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            before = when < clock.begin  # of the link as first asked, also where a run is resumed
+            before = when < clock.begin  # of the link as first requested, also where a run is resumed
             probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             usage.setdefault(name, []).append(_Usage(when, cpu, *counters))
     devices = []
-    for one in asked:
+    for one in requested:
         used = sorted(usage.get(one.device, ()))
         trained = _covered(trainings.get(one.device, ()))
         devices.append(_device(one, used, probes.get(one.device, ()), trained))
@@ -101,7 +102,7 @@ def measure(
 
 
 def trainings(records: Iterable[events.Record]) -> dict[str, list[Interval]]:
-    """When each client trained, as far as updates that were applied tell."""
+    """The intervals in which each client trained, as far as known from applied updates."""
     found: dict[str, list[Interval]] = {}
     for update in (record for record in records if isinstance(record, events.UpdateApplied)):
         found.setdefault(update.client, []).append((update.train_start, update.train_end))
@@ -122,12 +123,14 @@ class _Probe(NamedTuple):
 
 
 def _device(
-    asked: Asked, usage: Sequence[_Usage], probes: Sequence[_Probe], trained: _Covered
+    requested: Requested, usage: Sequence[_Usage], probes: Sequence[_Probe], trained: _Covered
 ) -> DeviceFidelity:
-    share, measured = _share(asked, usage, trained)
-    link = {name: _link_figure(name, asked.link, probes) for name in (*RATES, *DELAYS)}
+    share, measured = _share(requested, usage, trained)
+    link = {name: _link_figure(name, requested.link, probes) for name in (*RATES, *DELAYS)}
     figures = {CPU: share, **link}
-    return DeviceFidelity(asked.device, asked.group, figures, measured, _used(usage), len(probes))
+    return DeviceFidelity(
+        requested.device, requested.group, figures, measured, _used(usage), len(probes)
+    )
 
 
 def _used(usage: Sequence[_Usage]) -> float | None:
@@ -139,58 +142,60 @@ def _used(usage: Sequence[_Usage]) -> float | None:
 
 
 def _restarted(before: _Usage, after: _Usage) -> bool:
-    """Whether the device began anew in between, its counters at 0."""
+    """Whether the device restarted in between, with its counters at 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
-def _share(asked: Asked, usage: Sequence[_Usage], trained: _Covered) -> tuple[Figure, float]:
-    """The share, and the seconds that it rests on: of the worst phase that rests on enough, or of the
-    longest."""
-    cpu, seconds = [0.0] * len(asked.cpu), [0.0] * len(asked.cpu)
-    away = _covered((begin, end + _SETTLE) for begin, end in asked.away)
+def _share(requested: Requested, usage: Sequence[_Usage], trained: _Covered) -> tuple[Figure, float]:
+    """The measured share and the seconds that it is based on: those of the worst phase that is based on
+    enough seconds, or else of the longest phase."""
+    cpu, seconds = [0.0] * len(requested.cpu), [0.0] * len(requested.cpu)
+    away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
     for before, after in pairwise(usage):
-        phase = _phase(asked.cpu, before.at, after.at)
+        phase = _phase(requested.cpu, before.at, after.at)
         if phase is None or _restarted(before, after) or away(before.at, after.at):
             continue
-        wanted = _wanted(before, after, asked.cpu[phase].period, trained(before.at, after.at))
-        if wanted:
+        busy = _busy_seconds(before, after, requested.cpu[phase].period, trained(before.at, after.at))
+        if busy:
             cpu[phase] += after.cpu - before.cpu
-            seconds[phase] += wanted
+            seconds[phase] += busy
     found = [
         (Figure(one.share, used / over), over)
-        for one, used, over in zip(asked.cpu, cpu, seconds, strict=True)
+        for one, used, over in zip(requested.cpu, cpu, seconds, strict=True)
         if over
     ]
-    if enough := [entry for entry in found if entry[1] >= ENOUGH]:
+    if enough := [entry for entry in found if entry[1] >= ENOUGH_SECONDS]:
         return max(enough, key=lambda entry: entry[0].distance)
-    never = Figure(asked.cpu[0].share), 0.0
+    never = Figure(requested.cpu[0].share), 0.0
     return max(found, key=lambda entry: entry[1], default=never)
 
 
-def _wanted(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:
-    """Seconds of a stretch in which the device wanted more CPU than it had; 0 where nothing says so."""
+def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:
+    """Seconds of an interval in which the device demanded more CPU than it had; 0 without a sign."""
     periods = after.periods - before.periods
-    # With no period before it, the limit may have been set in mid-stretch, after a restart.
-    held_back = before.periods and after.throttled - before.throttled >= _THROTTLED * periods
-    if period is not None and periods and held_back:
+    # With no period before it, the limit may have been set in mid-interval, after a restart.
+    throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods
+    if period is not None and periods and throttled:
         # Not by the clock: a throttled device may read it a period before it reads its counters.
         return periods * period
     seconds = after.at - before.at
-    return seconds if trained >= _TRAINED * seconds else 0.0
+    return seconds if trained >= _TRAINED_SHARE * seconds else 0.0
 
 
-def _phase(asked: Sequence[AskedCpu] | Sequence[AskedLink], begin: float, end: float) -> int | None:
-    """Which of `asked` was in force, and settled, from `begin` to `end`; None if none was throughout."""
-    index = bisect_right(asked, begin, key=lambda one: one.at) - 1
-    if index < 0 or (index > 0 and begin < asked[index].at + _SETTLE):
+def _phase(
+    requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
+) -> int | None:
+    """Index of what was in force, and settled, from `begin` to `end`; None if nothing was throughout."""
+    index = bisect_right(requested, begin, key=lambda one: one.at) - 1
+    if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
-    changed = index + 1 < len(asked) and asked[index + 1].at < end
+    changed = index + 1 < len(requested) and requested[index + 1].at < end
     return None if changed else index
 
 
-def _link_figure(name: str, asked: Sequence[AskedLink], probes: Sequence[_Probe]) -> Figure:
-    """Of the worst phase; within a phase the median, as the run's own traffic may disturb a probe."""
-    phases = asked or (AskedLink(),)
+def _link_figure(name: str, requested: Sequence[RequestedLink], probes: Sequence[_Probe]) -> Figure:
+    """The worst phase's figure; within a phase the median, as the run's traffic may disturb a probe."""
+    phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
         at = max(probe.at, phases[0].at)
@@ -223,8 +228,8 @@ def _covered(intervals: Iterable[Interval]) -> _Covered:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """What devices send is theirs: whatever is no finite number, zero or more, is none."""
+    """A value that a device sent, if it is a finite number, zero or more: devices are not trusted."""
     value = values.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MOST:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)
     return None

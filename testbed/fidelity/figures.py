@@ -1,4 +1,4 @@
-"""What devices were asked to be, and the figures of what they got (`testbed.fidelity` measures them).
+"""Requested and measured figures of devices (`testbed.fidelity` measures them).
 
 Times are in seconds, `at` is device time; shares are those of one host core, rates bit/s on the wire.
 """
@@ -16,32 +16,32 @@ FORMAT = 1
 """Version of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures."""
-ENOUGH = 3.0
-"""Seconds that a CPU figure must rest on to be held against a run: of one second, a period more or less
-is some per cent."""
+ENOUGH_SECONDS = 3.0
+"""What a CPU figure must be based on to count against a run: of one second, a period more or less is
+some per cent."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of a round trip of two legs, each uniform in ± 1."""
-_RTT_SLACK = 0.002
-"""Seconds that a round trip may be off: a throttled device answers late, whatever its link."""
+_RTT_SLACK_SECONDS = 0.002
+"""How far a round trip may be off: a throttled device answers late, whatever its link."""
 
 Interval = tuple[float, float]
 """Begin and end."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskedCpu:
-    """A device's CPU from `at` on."""
+class RequestedCpu:
+    """The CPU requested for a device from `at` on."""
 
     share: float
     period: float | None = None
-    """Seconds of a CFS period, as the kernel was told; None where no cgroup limits the device."""
+    """Seconds of a CFS period, as set in the kernel; None where no cgroup limits the device."""
     at: float = 0.0
-    """When it was set; at a change, when that had been done."""
+    """When it was set; for a change, when that had been done."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskedLink:
-    """A device's link from `at` on."""
+class RequestedLink:
+    """The link requested for a device from `at` on."""
 
     up: float | None = None
     """None: not limited; as `down`."""
@@ -55,7 +55,7 @@ class AskedLink:
     at: float = 0.0
 
     def figures(self) -> dict[str, float | None]:
-        """What is asked, by name of the figure: of round trips, as these are what can be measured."""
+        """The requested values by name of the figure: of round trips, as only these can be measured."""
         return {
             "up": self.up,
             "down": self.down,
@@ -66,30 +66,30 @@ class AskedLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one device was asked to be; `cpu` (one or more) and `link` in the order of time."""
+class Requested:
+    """What was requested of one device; `cpu` (one or more) and `link` in the order of time."""
 
     device: str
     group: str
-    cpu: tuple[AskedCpu, ...]
-    link: tuple[AskedLink, ...] = ()
+    cpu: tuple[RequestedCpu, ...]
+    link: tuple[RequestedLink, ...] = ()
     away: tuple[Interval, ...] = ()
-    """When it was frozen, down or starting up: from when that was told until its limit held again."""
+    """When it was frozen, down or starting up: from the order until its limit held again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    asked: float | None = None
-    """None: not asked."""
+    requested: float | None = None
+    """None: not requested."""
     got: float | None = None
     """None: not known."""
 
     @property
     def error(self) -> float | None:
-        """In % of what was asked; above zero: got more. None where there is nothing to compare."""
-        if not self.asked or self.got is None:
+        """In % of the requested value; above zero: got more. None where there is nothing to compare."""
+        if not self.requested or self.got is None:
             return None
-        return (self.got - self.asked) / self.asked * 100
+        return (self.got - self.requested) / self.requested * 100
 
     @property
     def distance(self) -> float:
@@ -102,44 +102,44 @@ class DeviceFidelity:
     device: str
     group: str
     figures: Mapping[str, Figure]
-    """`cpu` (share), `up` and `down` (rates), `rtt` (round trip; asked: twice the delay), `jitter`
+    """`cpu` (share), `up` and `down` (rates), `rtt` (round trip; requested: twice the delay), `jitter`
     (standard deviation of round trips), `loss` (share of round trips)."""
     measured: float
-    """Seconds that `cpu` rests on: in these the device wanted more than it had."""
+    """Seconds that `cpu` is based on: in these the device demanded more than it had."""
     used: float | None
     """Share of one core over the whole run, start-up after a crash included; None without telemetry."""
     probes: int
-    """Of the link, that its figures rest on."""
+    """Number of probes that the link's figures are based on."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
-        """The figures that can be held against a run. Jitter and loss cannot: they would take thousands
-        of round trips. Nor can rates where packets are lost: fewer arrive."""
+        """The figures that can count against a run. Jitter and loss cannot: they would take thousands of
+        round trips. Nor can rates where packets are lost: fewer arrive."""
         for name in (CPU, *RATES, "rtt"):
             figure = self.figures[name]
-            if not figure.asked or figure.got is None:
+            if not figure.requested or figure.got is None:
                 continue
-            if name == CPU and self.measured < ENOUGH:
+            if name == CPU and self.measured < ENOUGH_SECONDS:
                 continue
-            if name in RATES and self.figures["loss"].asked:
+            if name in RATES and self.figures["loss"].requested:
                 continue
-            if name == "rtt" and abs(figure.got - figure.asked) <= _RTT_SLACK:
+            if name == "rtt" and abs(figure.got - figure.requested) <= _RTT_SLACK_SECONDS:
                 continue
             yield name, figure
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values; None is what was not asked, or is not known."""
-        told: dict[str, Any] = {"group": self.group}
+        """Plain values; None where nothing was requested, or the value is not known."""
+        entries: dict[str, Any] = {"group": self.group}
         for name, figure in self.figures.items():
-            values = {"asked": figure.asked, "got": figure.got, "error": figure.error}
+            values = {"asked": figure.requested, "got": figure.got, "error": figure.error}
             if name == CPU:
                 values |= {"measured": self.measured, "used": self.used}
-            told[name] = {key: _rounded(value) for key, value in values.items()}
-        return {**told, "probes": self.probes}
+            entries[name] = {key: _rounded(value) for key, value in values.items()}
+        return {**entries, "probes": self.probes}
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The figure of a device that is farthest from what was asked."""
+    """The figure of a device that is farthest from its request."""
 
     device: DeviceFidelity
     name: str
@@ -162,15 +162,16 @@ class Fidelity:
     devices: tuple[DeviceFidelity, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """`fidelity.json`: `devices` by name, each with its `group`, its figures (`asked`, `got` and
-        `error` in %; see DeviceFidelity) and `probes`; `cpu` has `measured` and `used` too."""
+        """The content of `fidelity.json`: `devices` by name, each with its `group`, its
+        figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
+        `probes`; `cpu` has `measured` and `used` too."""
         return {"format": FORMAT, "devices": {one.device: one.as_dict() for one in self.devices}}
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:
-        """Of the figures called `names`, as far as they can be held against a run."""
+        """The worst of the figures called `names`, as far as they can count against a run."""
         found = [
             Worst(one, name, figure, figure.error)
             for one in self.devices

@@ -1,4 +1,4 @@
-"""What each device of a run was asked to be, from the plan and from what the events say was changed."""
+"""What was requested of each device of a run, from the plan and from the changes in the run's events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from agents import events
 from agents.config import Link
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
-from testbed.fidelity.figures import Asked, AskedCpu, AskedLink, Interval
+from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLink
 from testbed.fidelity.validity import StepDone
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 
 
-def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
-    """In device order."""
+def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
+    """What was requested of each device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.absent
     found = {
         device.name: _Device(planned=device, cgroups=cgroups, away=device.name in absent)
@@ -25,17 +25,17 @@ def asked(spec: RunSpec, records: Iterable[events.Record]) -> list[Asked]:
     }
     for record in records:
         if isinstance(record, events.Acted):
-            found[record.device].act(record)
+            found[record.device].on_action(record)
         elif isinstance(record, events.ClientStatus):
-            found[record.client].say(record)
+            found[record.client].on_status(record)
         elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
             for device in found.values():
-                device.begin_again(record.at)
+                device.on_resume(record.at)
     return [device.result() for device in found.values()]
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
-    """What the scenario did, and when it was due."""
+    """The steps that the scenario did, and when each was due."""
     return [
         StepDone(
             f"{record.details['action']} of {record.device}", record.at - record.lateness, record.at
@@ -46,8 +46,8 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 
 
 def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """A sample of the host, as the devices would have taken it."""
-    told = {**sample, "at": sample["at"] / dilation}
+    """A sample in the host's time, converted to device time."""
+    converted = {**sample, "at": sample["at"] / dilation}
     if "probe" in sample:
         factors = {
             "up": dilation,
@@ -56,8 +56,8 @@ def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]
             "jitter": 1 / dilation,
             "loss": 1.0,
         }
-        told["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
-    return told
+        converted["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
+    return converted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,79 +65,79 @@ class _Device:
     planned: PlannedDevice
     cgroups: bool
     away: bool
-    """Not there from the start."""
-    _cpu: list[AskedCpu] = field(default_factory=list)
-    _link: list[AskedLink] = field(default_factory=list)
-    _made: DeviceState = field(default_factory=DeviceState)
-    """What actions have made of it since the run, or what has been resumed of it, began."""
-    _now: Link = field(default_factory=Link)
-    _held: dict[str, float] = field(default_factory=dict)
-    """What keeps it from computing, and since when."""
+    """Whether it is absent at the start."""
+    _cpu: list[RequestedCpu] = field(default_factory=list)
+    _link: list[RequestedLink] = field(default_factory=list)
+    _state: DeviceState = field(default_factory=DeviceState)
+    """Its state after the actions since the run began or was resumed."""
+    _current_link: Link = field(default_factory=Link)
+    _absent_since: dict[str, float] = field(default_factory=dict)
+    """The reasons why it is not computing, each with the time since when."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ask_cpu(0.0)
+        self._request_cpu(0.0)
         if not self.planned.direct:
-            self._ask_link(0.0)
+            self._request_link(0.0)
         if self.away:
-            self._hold("down", 0.0)
+            self._begin_absence("down", 0.0)
 
-    def act(self, record: events.Acted) -> None:
+    def on_action(self, record: events.Acted) -> None:
         action = record.action
         if action is None:
             return
-        self._made = self._made.after(action)
+        self._state = self._state.after(action)
         match action:
             case SetCpu():
-                self._ask_cpu(record.at)
+                self._request_cpu(record.at)
             case SetLink():
-                self._ask_link(record.at)
+                self._request_link(record.at)
             case _:
                 for hold, begins in holds(action).items():
                     if begins and hold != "cut off":  # which leaves it computing
-                        self._hold(hold, record.at - record.lateness)
-                    elif not begins and hold != "down":  # it says itself when it is ready
-                        self._let_go(hold, record.at)
+                        self._begin_absence(hold, record.at - record.lateness)
+                    elif not begins and hold != "down":  # it reports itself when it is ready
+                        self._end_absence(hold, record.at)
 
-    def begin_again(self, at: float) -> None:
-        """It is as it was planned, whatever was changed before."""
-        self._made = DeviceState()
-        self._ask_cpu(at)
+    def on_resume(self, at: float) -> None:
+        """Return to the state as planned, whatever was changed before."""
+        self._state = DeviceState()
+        self._request_cpu(at)
         if self._link:
-            self._ask_link(at)
-        self._let_go("frozen", at)
+            self._request_link(at)
+        self._end_absence("frozen", at)
 
-    def say(self, record: events.ClientStatus) -> None:
+    def on_status(self, record: events.ClientStatus) -> None:
         if record.state == "offline":
-            self._hold("down", record.at)
+            self._begin_absence("down", record.at)
         elif record.state == "ready":
-            self._let_go("down", record.at)
+            self._end_absence("down", record.at)
 
-    def result(self) -> Asked:
-        for what in list(self._held):
-            self._let_go(what, math.inf)
+    def result(self) -> Requested:
+        for what in list(self._absent_since):
+            self._end_absence(what, math.inf)
         device = self.planned
-        return Asked(
+        return Requested(
             device.name, device.group, tuple(self._cpu), tuple(self._link), tuple(sorted(self._away))
         )
 
-    def _ask_cpu(self, at: float) -> None:
-        share = self.planned.cpu or 0.0 if self._made.cpu is None else self._made.cpu
+    def _request_cpu(self, at: float) -> None:
+        share = self.planned.cpu or 0.0 if self._state.cpu is None else self._state.cpu
         planned = replace(self.planned, cpu=share)
         period = planned.period / 1e6 / planned.dilation if self.cgroups else None
-        self._cpu.append(AskedCpu(share, period, at))
+        self._cpu.append(RequestedCpu(share, period, at))
 
-    def _ask_link(self, at: float) -> None:
-        link = (self.planned.link or Link()).changed(self._made.link)
-        if self._link and link == self._now:
-            return  # as a trace begins
-        self._now = link
+    def _request_link(self, at: float) -> None:
+        link = (self.planned.link or Link()).changed(self._state.link)
+        if self._link and link == self._current_link:
+            return  # no change, as at the first step of a trace
+        self._current_link = link
         way = link.behind(self.planned.access)
-        self._link.append(AskedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
+        self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
-    def _hold(self, what: str, at: float) -> None:
-        self._held.setdefault(what, at)
+    def _begin_absence(self, what: str, at: float) -> None:
+        self._absent_since.setdefault(what, at)
 
-    def _let_go(self, what: str, at: float) -> None:
-        if what in self._held:
-            self._away.append((self._held.pop(what), at))
+    def _end_absence(self, what: str, at: float) -> None:
+        if what in self._absent_since:
+            self._away.append((self._absent_since.pop(what), at))

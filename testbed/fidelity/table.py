@@ -1,4 +1,4 @@
-"""Tables of how faithful an emulation was, for the end of a run."""
+"""Tables of an emulation's fidelity, for the end of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from testbed import console
 from testbed.fidelity.figures import CPU, DELAYS, RATES, DeviceFidelity, Fidelity, Figure
 
-_MOST_ROWS = 20  # more devices than this are shown by group, as in the other tables
+_MAX_ROWS = 20  # more devices than this are shown by group, as in the other tables
 _NONE = "–"
 _UNITS = {
     "up": ("up Mbit/s", 1e-6),
@@ -22,13 +22,13 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""What a figure is called, and multiplied with to be in that unit."""
+"""A figure's column title, and the factor to the title's unit."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """What the tables show: the devices, or, where they are many, a row for each group: of each figure
-    the worst, and the mean of `used`."""
-    if len(fidelity.devices) <= _MOST_ROWS:
+    """The rows of the tables: the devices, or, where they are many, one row for each group with the
+    worst of each figure and the mean of `used`."""
+    if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[str, list[DeviceFidelity]] = {}
     for one in fidelity.devices:
@@ -42,7 +42,7 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
     used = [one.used for one in members if one.used is not None]
     return replace(
-        worst(CPU),  # with the seconds that it rests on
+        worst(CPU),  # with the seconds that it is based on
         device=f"{members[0].group} ×{len(members)}",
         figures={name: worst(name).figures[name] for name in members[0].figures},
         used=fmean(used) if used else None,
@@ -51,24 +51,24 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def render(fidelity: Fidelity) -> RenderableType:
-    """Tables of what was asked and got, and the worst of it in words. A figure of the links that was
-    neither asked nor measured of anyone is left out."""
+    """Tables of requested and measured values, and the worst error in words. A figure of the links that
+    was neither requested nor measured of any device is left out."""
     shown = rows(fidelity)
     parts: list[RenderableType] = [Text(), _cpu_table(shown)]
     for names in (RATES, DELAYS):
-        told = [name for name in names if any(one.figures[name] != Figure() for one in fidelity.devices)]
-        if told:
-            parts += [Text(), _link_table(shown, told)]
+        columns = [n for n in names if any(one.figures[n] != Figure() for one in fidelity.devices)]
+        if columns:
+            parts += [Text(), _link_table(shown, columns)]
     return Group(*parts, Text(), Text(summary(fidelity)))
 
 
 def summary(fidelity: Fidelity) -> str:
-    """One line: the worst CPU error and, where links were asked for, the worst of theirs."""
+    """One line: the worst CPU error and, where links were requested, the worst of theirs."""
     line = "CPU: no device was busy long enough to tell"
     if worst := fidelity.worst(CPU):
         line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
-    if any(figure.asked is not None for figure in links):
+    if any(figure.requested is not None for figure in links):
         if worst := fidelity.worst(*RATES, *DELAYS):
             line += f"; links: {worst.off} ({worst.whose})"
         elif any(figure.error is not None for figure in links):
@@ -81,11 +81,11 @@ def summary(fidelity: Fidelity) -> str:
 def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
     table = console.plain("device", CPU, "got", "error", "measured", "used")
     for one in shown:
-        asked, got, error = _cells(one.figures[CPU])
+        requested, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
             got = "never busy"
         table.add_row(
-            console.short(one.device), asked, got, error, f"{one.measured:.0f} s", _number(one.used)
+            console.short(one.device), requested, got, error, f"{one.measured:.0f} s", _number(one.used)
         )
     return table
 
@@ -102,7 +102,7 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
 
 def _cells(figure: Figure, scale: float = 1.0) -> tuple[str, str, str]:
     error = _NONE if figure.error is None else f"{figure.error:+.1f}%"
-    return _number(figure.asked, scale), _number(figure.got, scale), error
+    return _number(figure.requested, scale), _number(figure.got, scale), error
 
 
 def _number(value: float | None, scale: float = 1.0) -> str:

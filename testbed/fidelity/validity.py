@@ -1,7 +1,7 @@
-"""Whether a run can be believed: an experiment that lies is worse than none.
+"""Validity of a run: whether its results can be believed.
 
-Like the emulation, the host can fail to keep up. What it was busy with, what came late and what the
-devices really got is held against thresholds; a run that passes one is not valid, and says why.
+A host can fail to keep up with the emulation. Its load, late timers and the devices' measured figures
+are compared with thresholds; a run that exceeds one is not valid, and the reason is given.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ import psutil
 
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 
-_FULL = 0.95
-"""Busy, of a second: what is left is what the kernel and the sampling itself lose."""
-_FULL_TIME = 0.2
-"""Of a run: now and then anything fills the server's core, and only some updates fall into that."""
+_FULL_LOAD = 0.95
+"""Busy share from which a core counts as full: kernel and sampling itself take the rest."""
+_FULL_SHARE_OF_RUN = 0.2
+"""Short full phases of the server's core are normal, and only some updates fall into them."""
 _FULL_SECONDS = 3.0
 """In a short run some seconds of start and end are many per cent."""
-_STEAL = 0.05
-"""Of the CPU time: many a kernel charges it to the device that was running, so that no figure of a
-device shows it."""
-_LATE = 0.25
-"""Seconds: as late as this, the process runtime has left devices suspended or running for several of its
+_STEAL_SHARE = 0.05
+"""Of the CPU time: many kernels charge it to the device that was running, so that no figure of a device
+shows it."""
+_LATE_SECONDS = 0.25
+"""As late as this, the process runtime has left devices suspended or running for several of its
 periods, and stamps of time are off by as much as a training may take."""
-_LATE_TIME = 0.05
-"""Of a run: single hiccups come from anything, a cron job will do."""
-_STALL = 2.0
-"""Seconds: the machine was paused or asleep. No device was, as far as the experiment's clock knows."""
-_CPU_ERROR = 10.0
-"""%: the emulation holds shares to 1 %, and pauses may take up to 10 off a figure (testbed.fidelity)."""
-_LINK_ERROR = 10.0
-"""%: queues and TCP's start cost a probe some per cent of the rate."""
-FAILED_LINK = 25.0
-"""%: no run starts on a link whose rate is as far off as that. A busy host does less to it: beside
-twice as many busy processes as there are cores, rates were within 1 %. Round trips it may well hold up:
+_LATE_SHARE_OF_RUN = 0.05
+"""Single late timers are normal: a cron job causes them."""
+_STALL_SECONDS = 2.0
+"""As late as this, the machine was paused or asleep, while the experiment's clock went on."""
+_CPU_ERROR_PERCENT = 10.0
+"""The emulation holds shares to 1 %, and pauses may take up to 10 off a figure (testbed.fidelity)."""
+_LINK_ERROR_PERCENT = 10.0
+"""Queues and TCP's start cost a probe some per cent of the rate."""
+FAILED_LINK_PERCENT = 25.0
+"""No run starts on a link whose rate is as far off as that. A busy host does less to it: beside
+twice as many busy processes as there are cores, rates were within 1 %. Round trips it may delay:
 once, one of 80 ms took 44 % more."""
-_STEP_LATE = 0.5
-"""Seconds: a change of many devices takes some tenths, and samples of what it did are a second apart."""
+_STEP_LATE_SECONDS = 0.5
+"""A change of many devices takes some tenths, and samples of what it did are a second apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """This host since the sample before. Loads are from 0 to 1."""
+    """The load of this host since the sample before. Loads are from 0 to 1."""
 
     at: float
     """When it ended, in seconds of the run."""
     seconds: float
     """How long it was."""
     infrastructure_busy: float
-    """Of the CPUs of broker and aggregator: evaluations and other work that gives way (nice) is none."""
+    """Load of the CPUs of broker and aggregator, without work at low priority (nice: evaluations)."""
     device_busy: float
-    """Of the CPUs of the devices. Here niceness does not matter: it counts within a container alone."""
+    """Load of the CPUs of the devices, low priority included: it only matters within a container."""
     steal: float
-    """Of all of these: what the hypervisor gave to others."""
+    """Share of all these CPUs that the hypervisor gave to others."""
     tick_lateness: float
-    """The most that the controller slept longer than it meant to, in seconds."""
+    """The most by which the controller overslept, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How well a run was emulated, as far as it came."""
+    """How well a run was emulated, up to where it ended."""
 
     fidelity: Fidelity
     validity: Validity
@@ -97,8 +97,8 @@ def verdict(
     steps: Iterable[StepDone] = (),
     failures: Sequence[str] = (),
 ) -> Validity:
-    """Whether the run can be believed, from samples taken while its clock went, and what was to be done
-    in it and could not be. No samples, figures or steps say nothing against it."""
+    """Whether the run can be believed, from samples taken while its clock went, and the actions on
+    devices that failed. Missing samples, figures or steps do not count against it."""
     reasons = [*_server(host), *_stolen(host), *_late(host)]
     if fidelity is not None:
         reasons += _shares(fidelity, host)
@@ -111,8 +111,8 @@ def verdict(
 
 
 def _server(host: Sequence[HostSample]) -> Iterator[str]:
-    full = [sample for sample in host if sample.infrastructure_busy >= _FULL]
-    if _seconds(full) >= max(_FULL_SECONDS, _FULL_TIME * _seconds(host)) and full:
+    full = [sample for sample in host if sample.infrastructure_busy >= _FULL_LOAD]
+    if _seconds(full) >= max(_FULL_SECONDS, _FULL_SHARE_OF_RUN * _seconds(host)) and full:
         busy = sum(s.infrastructure_busy * s.seconds for s in full) / _seconds(full)
         yield (
             f"the aggregator's and broker's cores were {busy:.0%} busy for {_of(full, host)}: "
@@ -122,7 +122,7 @@ def _server(host: Sequence[HostSample]) -> Iterator[str]:
 
 def _stolen(host: Sequence[HostSample]) -> Iterator[str]:
     steal = sum(s.steal * s.seconds for s in host) / (_seconds(host) or 1.0)
-    if steal > _STEAL:
+    if steal > _STEAL_SHARE:
         yield (
             f"the hypervisor took {steal:.0%} of this machine's CPU time: devices were slower than "
             "their shares say"
@@ -131,13 +131,13 @@ def _stolen(host: Sequence[HostSample]) -> Iterator[str]:
 
 def _late(host: Sequence[HostSample]) -> Iterator[str]:
     worst = max(host, key=lambda sample: sample.tick_lateness, default=None)
-    late = [sample for sample in host if sample.tick_lateness > _LATE]
-    if worst is not None and worst.tick_lateness > _STALL:
+    late = [sample for sample in host if sample.tick_lateness > _LATE_SECONDS]
+    if worst is not None and worst.tick_lateness > _STALL_SECONDS:
         yield (
             f"this host stood still for {worst.tick_lateness:.1f} s at {worst.at:.0f} s, while the "
             "run's clock went on"
         )
-    elif worst is not None and _seconds(late) > _LATE_TIME * _seconds(host):
+    elif worst is not None and _seconds(late) > _LATE_SHARE_OF_RUN * _seconds(host):
         yield (
             f"timers came up to {worst.tick_lateness:.2g} s late, in {_of(late, host)}: the host could "
             "not keep up"
@@ -145,23 +145,23 @@ def _late(host: Sequence[HostSample]) -> Iterator[str]:
 
 
 def _shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[str]:
-    off, worst = _beyond(fidelity, (CPU,), _CPU_ERROR)
+    off, worst = _beyond(fidelity, (CPU,), _CPU_ERROR_PERCENT)
     if worst is None:
         return
     reason = (
-        f"{worst.device.device} got {worst.figure.got:.3g} of a core where {worst.figure.asked:.3g} was "
-        f"asked, {worst.off}{_others(off)}"
+        f"{worst.device.device} got {worst.figure.got:.3g} of a core where "
+        f"{worst.figure.requested:.3g} was asked, {worst.off}{_others(off)}"
     )
-    full = [sample for sample in host if sample.device_busy >= _FULL]
+    full = [sample for sample in host if sample.device_busy >= _FULL_LOAD]
     if full and worst.error < 0:
         reason += f"; the devices' cores were full for {_of(full, host)}"
     yield reason
 
 
 def link_doubt(
-    fidelity: Fidelity, limit: float = _LINK_ERROR, names: tuple[str, ...] = (*RATES, "rtt")
+    fidelity: Fidelity, limit: float = _LINK_ERROR_PERCENT, names: tuple[str, ...] = (*RATES, "rtt")
 ) -> str | None:
-    """Whose link is farther off than `limit` (%) in the figures `names`, if any."""
+    """A sentence on the links that are farther off than `limit` (%) in the figures `names`, if any."""
     titles = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
     off, worst = _beyond(fidelity, names, limit)
     if worst is None:
@@ -179,7 +179,7 @@ def _beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[i
 
 
 def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
-    late = [step for step in steps if step.done - step.due > _STEP_LATE]
+    late = [step for step in steps if step.done - step.due > _STEP_LATE_SECONDS]
     if late:
         worst = max(late, key=lambda step: step.done - step.due)
         yield (
@@ -210,7 +210,7 @@ class _Times(NamedTuple):
 
 
 class Sampler:
-    """Takes a HostSample each time it is asked: one look at the kernel's counters."""
+    """Takes HostSamples from the kernel's CPU counters."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Sampler:
         self._before: list[_Times] = []
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
-        """What happened since the last call, at `at` seconds of the run; None the first time."""
+        """The load since the last call, at `at` seconds of the run; None the first time."""
         cpus = self._read()
         now = [_times([cpus[n] for n in numbers if n < len(cpus)]) for numbers in self._sets]
         last, before = self._at, self._before

@@ -1,4 +1,4 @@
-"""Where lies what is kept from run to run: datasets, wheels, how fast this host is."""
+"""The user's cache, kept from run to run: datasets, wheels, this host's speed."""
 
 from __future__ import annotations
 

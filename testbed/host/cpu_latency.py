@@ -1,4 +1,4 @@
-"""Cores that do not sleep while a run measures.
+"""CPU wake-up latency: keeps cores awake while a run measures.
 
 A throttled device works in slices of milliseconds. Where a core sleeps in between, waking it can cost
 more than the slice's work, and the kernel charges the device for it (measured: docs/cpu.md). The
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LATENCY = Path("/dev/cpu_dma_latency")
-"""Takes a native 32-bit integer: the longest wake-up, in µs, that the writer can bear."""
+"""Takes a native 32-bit integer: the longest wake-up, in µs, that the writer accepts."""
 
 
 @contextmanager
-def wakeful(latency: Path = LATENCY) -> Iterator[bool]:
-    """Keep this host's cores awake meanwhile; yields whether the host lets us."""
+def keep_awake(latency: Path = LATENCY) -> Iterator[bool]:
+    """Keep this host's cores awake meanwhile; yields whether the host allows it."""
     try:
         file = os.open(latency, os.O_WRONLY)
     except OSError:

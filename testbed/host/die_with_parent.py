@@ -1,11 +1,11 @@
 """Start a program on its CPUs, to end with its parent, however that ends.
 
-`python -I -S tether.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at the
-parent's death, takes the CPUs (a cpuset such as `0-2,5`) and becomes the program. Only Linux can do
+`python -I -S die_with_parent.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at
+the parent's death, takes the CPUs (a cpuset such as `0-2,5`) and becomes the program. Only Linux can do
 either; elsewhere the program just runs, and `testbed down` has to end what a killed controller leaves.
 
-The request belongs to the *thread* that started us: start programs from one that lives as long as the
-run. It outlives exec, except of set-user-ID programs.
+The request belongs to the *thread* that started this process: start programs from one that lives as
+long as the run. It outlives exec, except of set-user-ID programs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def cpu_numbers(cpuset: str) -> set[int]:
     return numbers
 
 
-def tied(cpuset: str = "") -> list[str]:
-    """What to put before a command so that it ends with this process.
+def prefix(cpuset: str = "") -> list[str]:
+    """Arguments to put before a command so that it ends with this process.
 
     It runs on the CPUs of `cpuset`, or on those of this process.
-    Isolated and without site-packages: it costs each start as little as can be.
+    Isolated and without site-packages: each start costs as little as possible.
     """
     cpuset = cpuset or ",".join(map(str, sorted(os.sched_getaffinity(0))))
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), cpuset, "--"]

@@ -1,4 +1,4 @@
-"""The way to the Docker engine, through the Docker SDK alone (no `docker` program is needed)."""
+"""Connection to the Docker engine, by the Docker SDK alone (no `docker` program is needed)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from testbed.errors import HostError
 ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
-
-_PATIENCE = 120
-"""Seconds that one silent request may take."""
-_PRESENT = 2
-"""Seconds within which an engine that is there answers."""
+_REQUEST_TIMEOUT_SECONDS = 120
+_PRESENCE_TIMEOUT_SECONDS = 2
+"""An engine that is there answers within this time."""
 
 
-def connect(timeout: int = _PATIENCE) -> docker.DockerClient:
+def connect(timeout: int = _REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
-    `timeout` is what one silent request may take, in seconds. Raises HostError, with the command that
-    fixes it, where no engine answers.
+    `timeout` is what one request without an answer may take, in seconds. Raises HostError, with the
+    command that fixes it, where no engine answers.
     """
     try:
         return docker.from_env(timeout=timeout)  # asks the engine for its version: it must answer
@@ -43,11 +41,11 @@ def connect(timeout: int = _PATIENCE) -> docker.DockerClient:
 def if_present() -> Iterator[docker.DockerClient | None]:
     """A client of the engine, or None where none answers within 2 s."""
     try:
-        client = connect(_PRESENT)
+        client = connect(_PRESENCE_TIMEOUT_SECONDS)
     except HostError:
         yield None
         return
-    client.api.timeout = _PATIENCE
+    client.api.timeout = _REQUEST_TIMEOUT_SECONDS
     try:
         yield client
     finally:
@@ -82,7 +80,7 @@ def fix(error: BaseException) -> str:
 
 
 def _release_socket(error: BaseException) -> None:
-    """Let go of the socket that the SDK forgets to close where it cannot connect."""
+    """Close the socket that the SDK leaves open where it cannot connect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for link in _chain(error):

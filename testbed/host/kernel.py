@@ -44,7 +44,7 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """What the TCP of containers can be told to go by, of what the kernel allows outside the host's own
+    """Congestion control for the TCP of containers, of what the kernel allows outside the host's own
     network namespace: CUBIC, the default of Linux, else Reno, which every kernel allows and which comes
     closest. None where there is nothing to choose from, as this is not Linux.
 
@@ -58,7 +58,7 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Whether the kernel has `feature` (None where it cannot be tried), and what it answered."""
+    """Whether the kernel has `feature` (None where it cannot be tried), and its answer."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # not on a plain user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:
@@ -71,7 +71,7 @@ def supports(feature: Feature) -> tuple[bool | None, str]:
 
 
 def _try(command: list[str], path: str) -> str | None:
-    """None where `command` succeeds, else the last line of what it said."""
+    """Run `command`: None where it succeeds, else the last line of its errors."""
     environment = {**os.environ, "PATH": path, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10)

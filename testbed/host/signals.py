@@ -1,4 +1,4 @@
-"""Signals: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not cut short."""
+"""Signal handling: SIGTERM and SIGHUP end a run as Ctrl-C does; cleaning up is not interrupted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def interrupting() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Inside, an impatient second Ctrl-C changes nothing."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are ignored."""
     ignore = signal.SIG_IGN
     with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
         yield
@@ -32,7 +32,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def noted() -> Iterator[Callable[[], bool]]:
-    """Inside, what would interrupt is only taken note of; the function given says whether it came."""
+    """Inside, signals that would interrupt are only recorded; yields whether one came, as a function."""
     came: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -44,7 +44,7 @@ def noted() -> Iterator[Callable[[], bool]]:
 
 
 def _wanted(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Those that are not ignored from the start: `nohup` means it."""
+    """Those of `numbers` that are not ignored from the start, as `nohup` does."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 

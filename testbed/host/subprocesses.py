@@ -1,4 +1,4 @@
-"""Programs that we start and wait for. None outlives us, and none fails without its last words."""
+"""Programs that are started and waited for; none outlives this process, and errors show their output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import IO
 
 from testbed.errors import HostError
 
-_GRACE = 4.0
-"""Seconds that a program has for its own cleaning up before it is killed."""
+_GRACE_SECONDS = 4.0
+"""What a program has for its own cleaning up before it is killed."""
 
 
 class StoppedError(Exception):
-    """The caller's `stop` was set: the program has been ended before its time."""
+    """The caller's `stop` was set, and the program has been ended early."""
 
 
 def run(
@@ -31,10 +31,10 @@ def run(
 ) -> None:
     """Run `command` to its end; its standard output goes to `output`.
 
-    It runs in a session of its own, so that a Ctrl-C of the terminal reaches us alone and we end it,
-    with all its children. One that does not remove its temporary files when it is ended is given a
-    folder for them, `temporary`. Raises HostError with its last lines where it fails, StoppedError
-    where `stop` was set (by another thread) in the meantime.
+    It runs in a session of its own, so that a Ctrl-C of the terminal reaches only this process, which
+    ends it with all its children. One that does not remove its temporary files when it is ended is
+    given a folder for them, `temporary`. Raises HostError with its last lines where it fails,
+    StoppedError where `stop` was set (by another thread) in the meantime.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:
@@ -60,19 +60,19 @@ def run(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End the session that `process` leads: politely, then for certain. Idempotent."""
+    """End the session that `process` leads: by SIGTERM, then by SIGKILL. Idempotent."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
+            process.wait(_GRACE_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def last_lines(log: IO[bytes], count: int = 15) -> str:
-    """The last `count` lines of what a program said, indented."""
+    """The last `count` lines of a program's output, indented."""
     log.seek(0)
     lines = log.read().decode(errors="replace").rstrip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-count:])

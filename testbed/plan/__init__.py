@@ -1,4 +1,4 @@
-"""What will be launched: the topology resolved for this host into concrete devices and quotas."""
+"""Plan of a run: the topology resolved for this host into concrete devices and quotas."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from testbed.traits import Traits, traits
 
 _SHARED_CAPACITY = 0.5
 """Cores for the devices where they share the only one with broker and aggregator."""
-_SLICE = 5_000
-"""µs of work at a time, at the least: each begins with cold caches, which take some of it."""
-_LEAST_RATE = 8
-"""bit/s: the kernel counts in bytes per second."""
+_MIN_SLICE_MICROSECONDS = 5_000
+"""Of work at a time: each begins with cold caches, which take some of it."""
+_MIN_RATE_BITS_PER_SECOND = 8
+"""The kernel counts in bytes per second."""
 _ROUNDING = 1e-9
-"""Of a dilation to two decimals."""
+"""Error allowed when a dilation is rounded up to two decimals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PlannedDevice:
     link: Link | None = None
     """Its own, as the run begins."""
     access: Access | None = None
-    """What it shares with others of the same access."""
+    """Its access link, shared with others."""
     think: Duration | None = None
     timing: Duration | None = None
     """From receiving a model to its update's arrival, at the least; still to be divided by `speed`."""
@@ -73,17 +73,17 @@ class PlannedDevice:
 
     @property
     def host_way(self) -> Link | None:
-        """All that the host has to make between the device and the server, for a device alone on it."""
+        """The whole path that the host has to make from device to server, for a device alone on it."""
         return None if self.direct else (self.host_link or Link()).behind(self.host_access)
 
     @property
     def direct(self) -> bool:
-        """Whether nothing slows its way to the server."""
+        """Whether its path to the server is not shaped."""
         return self.link is None and self.access is None
 
     @property
     def shared(self) -> str:
-        """Name of the part of that way that it shares with other devices; else its own."""
+        """Name of the part of that path that it shares with other devices; else its own name."""
         return self.name if self.access is None else self.access.name
 
     @property
@@ -91,7 +91,7 @@ class PlannedDevice:
         """CFS period in µs: 10 ms, longer where a slice of it would be too short to work in; the kernel
         takes no more than 1 s. In stretched time there is more time between two slices, and caches are
         colder: as much work gets done in a second of CPU if slices are longer (`make dilation`)."""
-        least = _SLICE * math.sqrt(self.dilation)
+        least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
         return min(max(10_000, round(least / self.share)), 1_000_000)
 
     @property
@@ -101,7 +101,7 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """Against the other devices where several want a core at once: as the shares are, so that a
+        """CPU weight against other devices that want a core at once: as the shares are, so that a
         period's quota is met also where another's slice is as long as the period."""
         return max(2, round(10_000 * self.share))
 
@@ -112,7 +112,7 @@ class PlannedDevice:
 
     @property
     def profile(self) -> str:
-        """What to call this device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
+        """This device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
         facts = []
         if self.cpu is not None:
             facts.append(f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB")
@@ -125,7 +125,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be launched; in virtual time nothing is, and there are no cores to deal out."""
+    """What will be launched. In virtual time nothing is, and no cores are assigned."""
 
     runtime: str
     """Its name in `testbed.traits.RUNTIMES`."""
@@ -139,11 +139,11 @@ class Plan:
     dilation: float = 1.0
     """Seconds of the host that make one of device time."""
     shaper: Shaper | None = None
-    """Of the links; None where no device has one."""
+    """The links' shaper; None where no device has a link."""
     oversubscribed: bool = False
     """Whether the devices may ask for more than `device_capacity`."""
     notes: tuple[str, ...] = ()
-    """What of the devices' profiles is emulated otherwise than they say, or not at all; in sentences."""
+    """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
 
     @property
     def traits(self) -> Traits:
@@ -170,12 +170,12 @@ class Host:
     memory: int
     """Available bytes."""
     lack_of_netem: str | None = "netem was not tried"
-    """Why the kernel's netem cannot be had; None where it can."""
+    """Why the kernel's netem cannot be used; None where it can."""
 
 
 def this_host(*, netem: bool = False) -> Host:
-    """Measured now: the CPUs that this process may use, and the memory that is free to take; where it
-    matters, whether the kernel has `netem`."""
+    """This host, measured now: the CPUs that this process may use, the free memory and, with `netem`,
+    whether the kernel has it."""
     if sys.platform == "linux":
         cores = tuple(sorted(os.sched_getaffinity(0)))
     else:
@@ -202,8 +202,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, dilation)
         problems += feasibility.too_little_memory(topology)
-    shaper, misfits = choose(topology, found, host.lack_of_netem)
-    problems += misfits
+    shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
+    problems += shaper_problems
     if not oversubscribe:
         problems += [
             *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
@@ -225,7 +225,8 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
-    """A row per device with what it is given, for `testbed plan`: what none is given has no column."""
+    """A row per device with what it is given, for `testbed plan`: values that no device has get no
+    column."""
     real, limited = not plan.traits.simulated, plan.traits.cgroups
     rows = [_row(device, real=real, limited=limited) for device in plan.devices]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
@@ -257,15 +258,15 @@ def _row(device: PlannedDevice, *, real: bool, limited: bool) -> dict[str, Any]:
 
 
 def _dilation(topology: Topology, capacity: float) -> float:
-    """As asked; `auto` is the least at which the devices fit on `capacity` cores."""
+    """The topology's dilation; `auto` is the smallest at which the devices fit on `capacity` cores."""
     if topology.dilation != "auto":
         return topology.dilation
-    asked = [group.cpu or 0.0 for group in topology.devices for _ in group.device_names]
-    return max(1.0, *(_up(cores / capacity) for cores in (math.fsum(asked), max(asked))))
+    shares = [group.cpu or 0.0 for group in topology.devices for _ in group.device_names]
+    return max(1.0, *(_up(cores / capacity) for cores in (math.fsum(shares), max(shares))))
 
 
 def _up(value: float) -> float:
-    """To two decimals, and never below `value`."""
+    """Round up to two decimals."""
     return math.ceil(value * 100 - _ROUNDING) / 100
 
 
@@ -274,7 +275,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     scaled = dict(changes)
     for name in ("up", "down"):
         if scaled.get(name) is not None:
-            scaled[name] = max(_LEAST_RATE, round(scaled[name] / dilation))
+            scaled[name] = max(_MIN_RATE_BITS_PER_SECOND, round(scaled[name] / dilation))
     for name in ("rtt", "jitter"):
         if scaled.get(name) is not None:
             scaled[name] *= dilation
@@ -288,8 +289,8 @@ def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, 
 
 
 def way(group: DeviceGroup) -> Link:
-    """All that is between a device of `group` and the server as the run begins, for a device alone on
-    it, in device time. Raises ValueError, OSError for a trace that cannot be read."""
+    """The path from a device of `group` to the server as the run begins, for a device alone on it, in
+    device time. Raises ValueError, OSError for a trace that cannot be read."""
     link = Link() if group.link is None else linktraces.at_begin(group.link)
     return link.behind(None if group.access is None else group.access.plain())
 

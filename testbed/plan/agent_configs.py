@@ -1,4 +1,4 @@
-"""What each process of a run is told: the topology and the plan as agents' configuration files."""
+"""The agents' configuration files of a run, made from its topology and plan."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RunSpec:
     samples: Mapping[str, int]
     """Training samples of each client."""
     resume: bool = False
-    """Whether the run carries on in a directory that has a past."""
+    """Whether this continues an earlier run in its directory."""
 
     @property
     def routed(self) -> bool:
@@ -75,7 +75,7 @@ class RunSpec:
         return scenario.absent(self.topology.scenario, self.topology.devices)
 
     def steps(self) -> Iterator[Step]:
-        """What is to happen to the devices."""
+        """The steps that act on the devices, in the order of their times."""
         topology = self.topology
         played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
         traced = [
@@ -89,7 +89,7 @@ class RunSpec:
 
     @property
     def eventful(self) -> bool:
-        """Whether anything is to happen to the devices."""
+        """Whether any step acts on the devices."""
         return next(self.steps(), None) is not None
 
     @property
@@ -110,7 +110,7 @@ class Places(Protocol):
     def control(self) -> tuple[str, int]:
         """Host and port of the broker for the controller's traffic."""
 
-    def entrance(self, client: str) -> tuple[str, int]:
+    def client_broker(self, client: str) -> tuple[str, int]:
         """Host and port where `client` finds the broker."""
 
     def run_directory(self, directory: RunDirectory) -> str: ...
@@ -125,7 +125,7 @@ class _InContainers:
     data: tuple[str, int] = ("server", 1883)
     control: tuple[str, int] = ("control", 1883)
 
-    def entrance(self, client: str) -> tuple[str, int]:
+    def client_broker(self, client: str) -> tuple[str, int]:
         return self.data
 
     def run_directory(self, directory: RunDirectory) -> str:
@@ -149,16 +149,16 @@ class OnHost:
     """Processes on this machine: one broker address, real paths."""
 
     data: tuple[str, int]
-    doors: Mapping[str, int] = field(default_factory=dict)
-    """Ports that lead to the broker through a device's link, of those that have one of their own."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Port to the broker through a device's link, by device; none without a relay."""
 
     @property
     def control(self) -> tuple[str, int]:
         return self.data
 
-    def entrance(self, client: str) -> tuple[str, int]:
+    def client_broker(self, client: str) -> tuple[str, int]:
         host, port = self.data
-        return host, self.doors.get(client, port)
+        return host, self.ports.get(client, port)
 
     def run_directory(self, directory: RunDirectory) -> str:
         return str(directory.path)
@@ -250,7 +250,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
-        broker=account.at(*places.entrance(device.name)),
+        broker=account.at(*places.client_broker(device.name)),
         task=spec.topology.task.named,
         local=device.local,
         think=device.think,

@@ -1,4 +1,4 @@
-"""How fast a core of this host is: what a device profile's speed is turned into a CPU share with.
+"""Calibration: the speed of a core of this host, which turns a device profile's speed into a CPU share.
 
 A profile's gflops are those of High-Performance Linpack, which spends its time in products of
 double-precision matrices; so that is what is measured here. Two things remain between the figures, and
@@ -28,14 +28,14 @@ from testbed.topology.profiles import DeviceProfile
 
 _SIZE = 1024
 """Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
-_FEWEST = 3
-"""Products, however long one takes."""
-_STEADY = 0.8
-"""Of the highest speed: where the median is below that, something got in the way most of the time."""
+_MIN_PRODUCTS = 3
+"""However long one takes."""
+_STEADY_SHARE = 0.8
+"""Of the highest speed: where the median is below it, other work disturbed most products."""
 
 
 class Host(Model):
-    """What a calibration holds for."""
+    """The host that a calibration is valid for."""
 
     cpu: str
     """Model of the processor."""
@@ -67,7 +67,7 @@ class Calibration(Model):
     @property
     def is_steady(self) -> bool:
         """Whether most products were about as fast as the fastest."""
-        return self.median >= _STEADY * self.high
+        return self.median >= _STEADY_SHARE * self.high
 
     def as_dict(self) -> dict[str, Any]:
         """In one level, for programs."""
@@ -130,7 +130,7 @@ def measure(seconds: float = 2.0) -> Calibration:
         torch.mm(left, right, out=product)  # sets the matrix library up
         speeds: list[float] = []
         end = time.monotonic() + seconds
-        while len(speeds) < _FEWEST or time.monotonic() < end:
+        while len(speeds) < _MIN_PRODUCTS or time.monotonic() < end:
             begin = time.thread_time()
             torch.mm(left, right, out=product)
             speeds.append(2 * _SIZE**3 / (time.thread_time() - begin) / 1e9)

@@ -1,7 +1,7 @@
-"""Datasets, and what each client has of them: prepared once, by the controller.
+"""Datasets and their partition among the clients, prepared once, by the controller.
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
-the hub itself. Decoding 70,000 images takes seconds, and so does importing what deals them out: arrays
+the hub itself. Decoding 70,000 images takes seconds, and so does importing the partitioners: arrays
 and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
 """
 
@@ -51,7 +51,7 @@ class Prepared:
     """Of each client, in device order: its samples in `train`."""
 
     def shard(self, client: str) -> Shard:
-        """A copy of what `client` trains on."""
+        """A copy of the samples of `client`."""
         chosen = self.indices[client]
         return Shard(self.train.x[chosen], self.train.y[chosen], self.train.scale)
 
@@ -203,10 +203,10 @@ def load(dataset: str, root: Path | None) -> Dataset:
 
 
 def prepare(topology: Topology, root: Path | None) -> Prepared:
-    """The data of the task, and what each device has of it; `root` as for `load`, and raises the same.
+    """The task's data and its partition among the devices; `root` as for `load`, and raises the same.
 
-    The same for the same topology. Raises BadInputError, naming the knob, where the data cannot be
-    dealt out.
+    The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
+    be partitioned.
     """
     task, clients = topology.task, topology.device_names
     if task.dataset is None:
@@ -245,7 +245,7 @@ def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
 
 
 def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """As `scheme.deal`, from the cache where the same has been dealt out before."""
+    """The partition by `scheme`, from the cache where the same has been made before."""
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
     of_labels = hashlib.sha256(labels.tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Why a topology cannot be planned on a host: each reason with its place in the file, and the mend."""
+"""Feasibility of a topology on a host: each problem with its place in the file, and the fix."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from testbed.traits import those, traits
 RESERVED_MEMORY = 512 * 2**20
 """Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _ROUNDING = 1e-9
-"""Of a sum of shares: ten devices at 0.1 fit on one core."""
-_LEAST_SHARE = 0.001
+"""Error allowed in a sum of shares: ten devices at 0.1 fit on one core."""
+_MIN_SHARE = 0.001
 """Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
 
 
 def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """What `runtime`, a real one, cannot do, with the place and the mend."""
+    """Problems with what the topology asks of `runtime`, a real one, and it cannot do."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless:
@@ -51,10 +51,10 @@ def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
         if entry.link is not None and entry.link.loss:
             found.append(("scenario", index, "link", "loss"))
     for where in found:
-        mend = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
+        fix = "write loss: 0%" if where[-1] == "loss" else "leave out its column loss"
         yield topology.source.problem(
             where,
-            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {mend}, or use the "
+            f"the {runtime} runtime, {traits(runtime).lossless}, loses no packets: {fix}, or use the "
             f"{others} runtime",
             at_key=True,
         )
@@ -71,19 +71,19 @@ def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
 
 def too_little(share: float, dilation: float) -> str | None:
     """What is wrong with a container's `share` of a core of device time; None where it can be had."""
-    if (got := share / dilation) >= _LEAST_SHARE - _ROUNDING:
+    if (got := share / dilation) >= _MIN_SHARE - _ROUNDING:
         return None
-    least = f"a container has at least {_LEAST_SHARE:g} of a core"
+    least = f"a container has at least {_MIN_SHARE:g} of a core"
     return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, and {least}"
 
 
 def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
     """Groups, and entries of the scenario, with less CPU than a container can have."""
-    asked: list[tuple[Where, float | None]] = [
+    shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(topology.devices)),
         *((("scenario", index, "cpu"), entry.cpu) for index, entry in enumerate(topology.scenario)),
     ]
-    for where, share in asked:
+    for where, share in shares:
         if share is not None and (why := too_little(share, dilation)) is not None:
             less = "" if dilation == 1 else ", stretch time less (a larger host, or fewer devices)"
             yield topology.source.problem(
@@ -95,13 +95,13 @@ def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
 
 def too_much(shares: Iterable[float], capacity: float) -> str | None:
     """What is wrong with CPU `shares` where there are `capacity` cores; None where they fit."""
-    if (asked := math.fsum(shares)) <= capacity + _ROUNDING:
+    if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
-    return f"the devices would ask for {asked:g} cores, and there are {capacity:g} for them"
+    return f"the devices would ask for {total:g} cores, and there are {capacity:g} for them"
 
 
 def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:
-    """Of `cores`, broker and aggregator leave `capacity` to the devices."""
+    """Where the devices need more than `capacity`, which broker and aggregator leave them of `cores`."""
     have = (
         f"this host has {_cores(cores)}, of which broker and aggregator keep "
         f"{'one' if cores > 1 else 'half'}"
@@ -144,12 +144,12 @@ def too_much_later(topology: Topology, capacity: float) -> Iterator[Problem]:
 
 
 def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
-    """Where the host has `free` bytes to take."""
-    asked = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
-    if asked + RESERVED_MEMORY > free:
+    """Where the devices need more memory than the host's `free` bytes."""
+    total = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
+    if total + RESERVED_MEMORY > free:
         yield topology.source.problem(
             ("devices",),
-            f"ask for {gib(asked)} of memory ({_parts(topology, 'memory')}), expected at most "
+            f"ask for {gib(total)} of memory ({_parts(topology, 'memory')}), expected at most "
             f"{gib(max(0, free - RESERVED_MEMORY))}: this host has {gib(free)} free; "
             f"broker and aggregator need {gib(RESERVED_MEMORY)}. Lower memory or count, use a "
             "larger host, or risk that devices are killed with --oversubscribe",
@@ -158,7 +158,8 @@ def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
 
 
 def too_little_memory(topology: Topology) -> Iterator[Problem]:
-    """Groups whose profile has less memory than a client needs; a topology cannot say so little."""
+    """Groups whose profile has less memory than a client needs; a topology's own figure is checked on
+    loading."""
     for index, group in enumerate(topology.devices):
         if group.memory_limit < LEAST_MEMORY:
             yield topology.source.problem(
@@ -171,7 +172,7 @@ def too_little_memory(topology: Topology) -> Iterator[Problem]:
 
 
 def _parts(topology: Topology, what: str) -> str:
-    """Who asks for how much: `4 x 0.25 pi4, 2 x 0.1 nano`."""
+    """Each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`."""
     return ", ".join(
         f"{len(group.device_names)} x "
         f"{format_size(group.memory_limit) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"

@@ -1,4 +1,4 @@
-"""What a device profile means beside its speed: a limit of memory, and what of it is not emulated."""
+"""Device profiles beside their speed: the limit of memory, and notes on what is not emulated."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _AMPLE = 384 * _MIB
 
 
 def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topology:
-    """With the memory of their profiles for the devices whose memory the topology does not give.
+    """The topology with the profiles' memory for the devices whose memory it does not give.
 
     Of a host with `free` bytes they get no more than is left for them, in equal parts where that is less
     than they have, but no less for it than a device without profile; None: as much as they have.
     """
     found = [(group, _of_profile(group, known)) for group in topology.devices]
-    asked = [size for group, size in found if size is not None for _ in group.device_names]
-    most = max(asked, default=0)
+    sizes = [size for group, size in found if size is not None for _ in group.device_names]
+    most = max(sizes, default=0)
     if free is not None:
         given = sum(group.memory_limit * len(group.device_names) for group, size in found if not size)
-        most = max(DEFAULT_MEMORY, _level(asked, free - RESERVED_MEMORY - given))
+        most = max(DEFAULT_MEMORY, _level(sizes, free - RESERVED_MEMORY - given))
     return topology.with_devices(
         tuple(
             group if size is None else group.model_copy(update={"memory": min(size, most)})
@@ -38,8 +38,8 @@ def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topolo
 
 
 def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterator[str]:
-    """What of the profiles in `topology` is emulated otherwise than they say, or not at all, in the plan
-    of it `with_memory`; and which limits of memory are tight."""
+    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, in the
+    plan of it `with_memory`; and on tight limits of memory."""
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
     if plan.traits.cgroups:
@@ -48,8 +48,8 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."
-    elif told := [line for group, device in groups for line in _cores(group, device, known)]:
-        yield from told
+    elif core_notes := [line for group, device in groups for line in _cores(group, device, known)]:
+        yield from core_notes
         yield (
             "Cores are not emulated one by one: beside work that all of them share, what only one could "
             "do is faster here than on the device, by up to as many times as it has cores."
@@ -59,20 +59,20 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
 
 
 def _of_profile(group: DeviceGroup, known: Profiles) -> int | None:
-    """Bytes that the profile has, where it knows and the topology does not say it."""
+    """Bytes that the profile has, where that is known and the topology gives none."""
     profile = known.devices.get(group.profile or "")
     return None if profile is None or group.memory is not None else profile.memory
 
 
-def _level(asked: Sequence[int], budget: int) -> int:
-    """The highest limit, in whole MiB, with which all that is `asked`, cut to it, fits into `budget`."""
+def _level(sizes: Sequence[int], budget: int) -> int:
+    """The highest limit, in whole MiB, with which all `sizes`, cut to it, fit into `budget`."""
     left = budget
-    for number, size in enumerate(sorted(asked)):
-        part = left // (len(asked) - number)
+    for number, size in enumerate(sorted(sizes)):
+        part = left // (len(sizes) - number)
         if size > part:
             return part // _MIB * _MIB
         left -= size
-    return max(asked, default=0)
+    return max(sizes, default=0)
 
 
 def _memory(group: DeviceGroup, device: PlannedDevice, known: Profiles, host: Host) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Whether a task's model can be exchanged, before anything is launched for it.
+"""Check of a task's model, before anything is launched: whether it can be exchanged.
 
-To see a model takes PyTorch, whose import takes a second. So what was found good is kept in the user's
+Building a model takes PyTorch, whose import takes a second. So a good result is kept in the user's
 cache, for these sources, parameters and version of PyTorch.
 """
 
@@ -47,6 +47,6 @@ def _mark(task: Task) -> Path | None:
         texts = [path.read_bytes() for path in sources]
     except (OSError, TypeError):  # made in a notebook
         return None
-    told = [repr(task), type(task).__qualname__, metadata.version("torch")]
-    digest = hashlib.sha256(b"\0".join([*map(str.encode, told), *texts])).hexdigest()[:16]
+    facts = [repr(task), type(task).__qualname__, metadata.version("torch")]
+    digest = hashlib.sha256(b"\0".join([*map(str.encode, facts), *texts])).hexdigest()[:16]
     return cache.folder() / "models" / digest

@@ -1,4 +1,4 @@
-"""What a topology leaves to profiles: link classes by name, CPU shares and power by type of device."""
+"""Resolution of what a topology leaves to profiles: link classes, CPU shares and power of devices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from testbed.topology.yamlfile import Problem, Where
 
 
 def resolved(topology: Topology) -> Topology:
-    """With link classes and the profiles' power spelled out. Raises BadInputError for a name that no
-    profile has."""
+    """The topology with link classes and the profiles' power filled in. Raises BadInputError for a name
+    that no profile has."""
     if not any(_names(group) for group in topology.devices):
         return topology
     known = profiles.load(Path(topology.source.name).parent)
@@ -34,7 +34,8 @@ def needs_calibration(topology: Topology) -> bool:
 
 
 def on_host(topology: Topology, host: Calibration) -> Topology:
-    """With the CPU shares that the profiles mean on `host`. Raises BadInputError."""
+    """The topology with the CPU shares that the profiles' speeds make on `host`. Raises
+    BadInputError."""
     known = profiles.load(Path(topology.source.name).parent)
     problems, groups = [], []
     for index, group in enumerate(topology.devices):
@@ -79,9 +80,9 @@ def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGro
     try:
         linktraces.read(group.link.trace, folder)
     except (ValueError, OSError) as error:
-        told = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         where: Where = ("devices", index, "link", "trace")
-        raise topology.source.error([topology.source.problem(where, told)]) from error
+        raise topology.source.error([topology.source.problem(where, reason)]) from error
     paths = {key: getattr(group.link.trace, key) for key in ("up", "down", "csv")}
     found = {key: str(folder / path) for key, path in paths.items() if path is not None}
     link = group.link.model_copy(update={"trace": group.link.trace.model_copy(update=found)})

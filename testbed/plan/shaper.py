@@ -1,4 +1,4 @@
-"""What makes a run's links.
+"""Shapers, which make a run's links.
 
 `netem` is the child of each tbf in the device's own network namespace; `tbf+delay` is that tbf and a
 delay line in the router between devices and broker. Rates are tbf's in both. Processes, which share
@@ -27,9 +27,9 @@ class Shaper:
 
 
 def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
-    """Who makes the links of `topology`, None where there are none to make; and what is wrong with that.
+    """The shaper of the links of `topology`, None where there are none; and the problems with it.
 
-    `lack` says why the kernel's netem cannot be had; None where it can.
+    `lack` says why the kernel's netem cannot be used; None where it can.
     """
     linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)
@@ -37,19 +37,19 @@ def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shape
         return None, []
     if runtime.shaper is not None:
         return Shaper(runtime.shaper, runtime.shaper_why), []
-    asked = topology.runtime.shaper
-    if asked == "netem" and lack is not None:
-        told = f"found netem, but {lack}: take auto or tbf+delay, or see `testbed doctor` for the fix"
-        return None, [topology.source.problem(("runtime", "shaper"), told)]
-    if asked != "auto":
-        return Shaper(asked, "asked for"), []
+    requested = topology.runtime.shaper
+    if requested == "netem" and lack is not None:
+        text = f"found netem, but {lack}: take auto or tbf+delay, or see `testbed doctor` for the fix"
+        return None, [topology.source.problem(("runtime", "shaper"), text)]
+    if requested != "auto":
+        return Shaper(requested, "asked for"), []
     if lack is not None:
         return Shaper("tbf+delay", f"auto: {lack}"), []
     return Shaper("netem", "auto: this kernel has it"), []
 
 
 def lack_of_netem() -> str | None:
-    """Why this kernel's netem cannot be had, found by trying; None where it can."""
+    """Why this kernel's netem cannot be used, found by trying; None where it can."""
     works, answer = kernel.supports(kernel.NETEM)
     if works is None:
         return f"whether this kernel has netem cannot be tried ({answer})"

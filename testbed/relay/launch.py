@@ -1,6 +1,6 @@
-"""Starting a run's relay: its listening sockets, its configuration, and what its links really give.
+"""Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The sockets are opened here and handed over, so that no port has to be guessed or waited for.
+The sockets are opened here and passed on, so that no port has to be guessed or waited for.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
 
 _BROKER, _, _ECHO = range(3)
-"""The targets, and a device's doors, in their order."""
-_PATIENCE = 30.0
-"""Seconds until the relay must serve, and more than any round trip."""
+"""Indices of the targets, and of a device's listening sockets."""
+_START_TIMEOUT_SECONDS = 30.0
+"""Until the relay must serve; more than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entrances:
-    """Where the devices come in, and what the links behind gave before anyone did."""
+class StartedRelay:
+    """The ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Of each device; they lead to the broker."""
+    """Each device's port, which leads to the broker."""
     probes: Sequence[Probe]
     traffic: Traffic
-    """What passes from now on, and what measuring took."""
+    """Counters of all traffic, that of the measurement included."""
 
 
 def needed(spec: RunSpec) -> bool:
-    """Whether devices have links, or get them, or lose their network."""
+    """Whether devices have links, get them later, or lose their network."""
     return (
         spec.routed
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
@@ -51,11 +51,11 @@ def needed(spec: RunSpec) -> bool:
     )
 
 
-def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]) -> Entrances:
+def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]) -> StartedRelay:
     """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
 
-    `broker` is the relay's login. Raises OSError where no relay answers, HostError where nobody knows
-    what a link is.
+    `broker` is the relay's login. Raises OSError where no relay answers, HostError where a
+    link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host
@@ -67,30 +67,30 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
             run=spec.directory.run,
             broker=broker,
             targets=(broker.port, *answering),
-            doors={name: tuple(door.fileno() for door in pair) for name, pair in opened.items()},
+            listeners={name: tuple(sock.fileno() for sock in own) for name, own in opened.items()},
             links={d.name: d.host_link for d in devices if d.host_link is not None},
             access={d.name: d.host_access for d in devices if d.host_access is not None},
             traffic=str(spec.directory.work / "traffic"),
             seed=spec.topology.seed,
         )
-        traffic = Traffic(Path(cfg.traffic), cfg.doors)
+        traffic = Traffic(Path(cfg.traffic), cfg.listeners)
         config.dump(cfg, spec.directory.config(ROUTER))
-        spawn([fd for fds in cfg.doors.values() for fd in fds])
-        ports = {name: tuple(map(_port, pair)) for name, pair in opened.items()}
-        for pair in opened.values():  # the relay's alone: where it ends, so does listening
-            for door in pair:
-                door.close()
+        spawn([fd for fds in cfg.listeners.values() for fd in fds])
+        ports = {name: tuple(map(_port, own)) for name, own in opened.items()}
+        for own in opened.values():  # only the relay keeps them open: they close where it ends
+            for sock in own:
+                sock.close()
         # It serves as soon as a byte comes back.
-        probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _PATIENCE)
+        probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _START_TIMEOUT_SECONDS)
         found = _measured(host, ports, [d for d in devices if not d.direct])
     at = time.monotonic()
     probes = [Probe(device, at, figures) for device, figures in found.items()]
-    return Entrances({name: doors[_BROKER] for name, doors in ports.items()}, probes, traffic)
+    return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
 
 
 @contextmanager
 def _opened(host: str, devices: Sequence[str]) -> Iterator[dict[str, tuple[socket.socket, ...]]]:
-    """Of each device the listening sockets that lead through its link, in the order of the targets."""
+    """Each device's listening sockets that lead through its link, in the order of the targets."""
     with ExitStack() as stack:
         yield {
             name: tuple(stack.enter_context(socket.create_server((host, 0))) for _ in range(3))
@@ -106,7 +106,7 @@ def _port(sock: socket.socket) -> int:
 def _measured(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """What the way of each of `devices` gives: all at once, but those that share a part of it in turn.
+    """Measure the path of each of `devices`: all at once, but those that share a part of it in turn.
     Raises HostError."""
     turns: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:

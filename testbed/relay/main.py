@@ -1,6 +1,6 @@
 """The relay's process: `python -m testbed.relay.main CONFIG`. Runs until it is ended.
 
-It is the router of a run of processes: under that name it logs in, and is told what changes.
+It is the router of a run of processes: it logs in under that name, and gets the orders to change links.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class RelayConfig:
     broker: Broker
     targets: tuple[int, ...]
     """Ports of the broker's host that the devices reach through their links."""
-    doors: Mapping[str, tuple[int, ...]]
-    """Of each device, for each target the file descriptor of a listening socket, which we inherit."""
+    listeners: Mapping[str, tuple[int, ...]]
+    """For each device, the inherited file descriptor of a listening socket for each target."""
     links: Mapping[str, Link]
-    """Of each device that has one of its own."""
+    """Links of the devices that have one of their own."""
     access: Mapping[str, Access]
-    """What devices share; only those that do."""
+    """Shared access links, by device; only of devices that have one."""
     traffic: str
-    """Path of the file that counts what passes (testbed.relay.traffic), of the devices of `doors`."""
+    """Path of the traffic counters' file (testbed.relay.traffic), of the devices of `listeners`."""
     seed: int
 
 
 def ways(link: Link) -> tuple[Way, Way]:
-    """Up and down."""
+    """The directions of `link`: up and down."""
     return (
         Way(link.up, link.rtt / 2, link.jitter),
         Way(link.down, link.rtt / 2, link.jitter),
@@ -53,7 +53,7 @@ def ways(link: Link) -> tuple[Way, Way]:
 
 @dataclass(slots=True)
 class OwnLink:
-    """The part of its way to the broker that a device has for itself."""
+    """A device's own link, without what it shares with others."""
 
     link: Link
     up: Lane
@@ -71,7 +71,7 @@ class OwnLink:
         )
         return cls(link, up, down)
 
-    def obey(self, action: LinkAction, now: float) -> Iterable[Lane]:
+    def apply(self, action: LinkAction, now: float) -> Iterable[Lane]:
         lanes = self.up, self.down
         match action:
             case SetLink(changes):
@@ -90,8 +90,8 @@ class OwnLink:
         return lanes
 
 
-def cells(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
-    """What each device has to pass, up and down, that others of the same access pass too."""
+def shared_lanes(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
+    """The lanes of shared access links, up and down, that each device's traffic passes."""
     made: dict[tuple[str, str], Lane] = {}
 
     def lanes(shared: Access, way: str, rate: int | None) -> list[Lane]:
@@ -108,20 +108,22 @@ def cells(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane
 def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
-    shared = cells(cfg.access)
-    traffic = Traffic(Path(cfg.traffic), cfg.doors)
-    own = {name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.doors}
+    shared = shared_lanes(cfg.access)
+    traffic = Traffic(Path(cfg.traffic), cfg.listeners)
+    own = {
+        name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.listeners
+    }
     for name, link in own.items():
-        # The cell first, both ways: what it has no room for is not even read.
+        # The shared access first, both ways: what it has no room for is not even read.
         up, down = shared.get(name, ([], []))
         routes = [*up, link.up], [*down, link.down]
-        for door, port in zip(cfg.doors[name], cfg.targets, strict=True):
-            relay.listen(socket.socket(fileno=door), (cfg.broker.host, port), *routes)
+        for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):
+            relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), *routes)
 
     names = Topics(cfg.run)
 
-    def obey(event: Event) -> None:
-        """In paho's thread. What cannot be read is told."""
+    def apply(event: Event) -> None:
+        """Carry out an order, in paho's thread; one that is not valid is reported."""
         if not isinstance(event, Received):
             return
         try:
@@ -135,7 +137,7 @@ def main() -> None:
             refusals.add(event.topic, error)
             return
         link = own[order.device]
-        relay.tell(lambda now: link.obey(action, now))
+        relay.submit(lambda now: link.apply(action, now))
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")
@@ -143,7 +145,7 @@ def main() -> None:
         connection.publish(names.failure(ROUTER), messages.encode(failure))
 
     refusals = messages.Refusals(fail)
-    connection = Connection(cfg.broker, [names.control(ROUTER)], obey)
+    connection = Connection(cfg.broker, [names.control(ROUTER)], apply)
     try:
         connection.open()
     except ConnectionFailedError as error:

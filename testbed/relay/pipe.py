@@ -1,8 +1,8 @@
 """One direction of a shaped link: bytes go in, and come out when they are due. Pure: time is an
 argument.
 
-As in the kernel, a token bucket on what the wire would carry comes first, behind a queue; what has
-passed it is under way for the link's delay. Nothing overtakes, and nothing is lost.
+As in the kernel, a token bucket on the bytes on the wire comes first, behind a queue; what has passed it
+is under way for the link's delay. The order is kept, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ SEGMENT = 1448
 _HEADERS = 66
 """Bytes that Ethernet, IP and TCP add to each."""
 _PACKET = SEGMENT + _HEADERS
-_QUEUE = 0.2
-"""Seconds of the rate that may wait, as in the kernel's queue (agents.device.link)."""
-_FEWEST = 12 * _PACKET
-_LARGEST = 64 * 1024
-"""Bytes of one piece, however fast the link."""
-_WINDOW = 64 * 2**20
-"""Bytes that may be in the pipe, under way included, where no rate sets a bound."""
+_QUEUE_SECONDS = 0.2
+"""Length of the queue at the link's rate, as in the kernel's queue (agents.device.link)."""
+_MIN_QUEUE_BYTES = 12 * _PACKET
+_MAX_PIECE_BYTES = 64 * 1024
+"""Of one piece, however fast the link."""
+_MAX_BYTES = 64 * 2**20
+"""What may be in the pipe, under way included, where no rate sets a bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What one direction of a link is like."""
+    """Properties of one direction of a link."""
 
     rate: int | None = None
     """bit/s on the wire, headers included."""
@@ -68,13 +68,13 @@ class Pipe(Generic[T]):
     def __init__(
         self, way: Way, uniform: Callable[[], float], count: Callable[[int], None] | None = None
     ) -> None:
-        """`count` is told the bytes on the wire of all that passes the bucket."""
+        """`count` is called with the bytes on the wire of each item that passes the bucket."""
         self._way = way
         self._uniform = uniform
         self._count = count
         self._waiting: deque[_Waiting[T]] = deque()
         self._queued = 0
-        """Bytes on the wire of what waits."""
+        """Bytes on the wire in the queue."""
         self._held = 0
         """Bytes of payload of all that is in the pipe."""
         self._under_way: deque[_UnderWay[T]] = deque()
@@ -89,8 +89,8 @@ class Pipe(Generic[T]):
     def piece(self) -> int:
         """Bytes of payload to hand over at a time: what the bucket lets pass at once."""
         if self._way.rate is None:
-            return _LARGEST
-        return min(burst(self._way.rate) // _PACKET * SEGMENT, _LARGEST)
+            return _MAX_PIECE_BYTES
+        return min(burst(self._way.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
 
     @property
     def full(self) -> bool:
@@ -98,8 +98,10 @@ class Pipe(Generic[T]):
         if not self._open:
             return True
         rate = self._way.rate
-        queue_full = rate is not None and self._queued >= max(_FEWEST, rate / 8 * _QUEUE)
-        return queue_full or self._held >= _WINDOW
+        queue_full = rate is not None and self._queued >= max(
+            _MIN_QUEUE_BYTES, rate / 8 * _QUEUE_SECONDS
+        )
+        return queue_full or self._held >= _MAX_BYTES
 
     def put(self, item: T, size: int, now: float) -> None:
         """`size` bytes of payload arrive; 0 for what takes no time, as the end of a stream."""
@@ -108,7 +110,7 @@ class Pipe(Generic[T]):
         self._held += size
 
     def take(self, now: float) -> list[T]:
-        """What has come out by `now`, in order."""
+        """Remove and return the items that have come out by `now`, in order."""
         self._advance(now)
         found = []
         while self._open and self._under_way and self._under_way[0].due <= now:
@@ -138,17 +140,18 @@ class Pipe(Generic[T]):
         self._way = way
 
     def cut(self, now: float) -> None:
-        """Nothing passes any more, and what is in the pipe stays there."""
+        """Let nothing pass any more; what is in the pipe stays there."""
         self._advance(now)
         self._open = False
 
     def mend(self, now: float) -> None:
-        """All goes on; what fell due meanwhile comes out at once, as a retransmission would."""
+        """Let traffic pass again; what fell due meanwhile comes out at once, as a retransmission
+        would."""
         if not self._open:
             self._open, self._opened = True, now
 
     def _passes(self, first: _Waiting[T]) -> float:
-        """When the first that waits passes the bucket."""
+        """When the first item of the queue passes the bucket."""
         earliest = max(first.arrived, self._opened)
         if self._way.rate is None:
             return earliest

@@ -1,4 +1,4 @@
-"""What a relay's link gives, measured through it before any client is there."""
+"""Measurement of a relay's link, before any client uses it."""
 
 from __future__ import annotations
 
@@ -16,37 +16,40 @@ from testbed.relay import transfer
 from testbed.relay.pipe import SEGMENT, on_wire
 
 _TRANSFERS = 2
-"""Of which the faster one counts: a busy host makes them slower, and nothing makes them faster."""
+"""The faster one counts: a busy host makes them slower, and nothing makes them faster."""
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""What is measured is payload."""
-_PATIENCE = 30.0
-"""Seconds, beside the link's delay, until a byte must be back."""
+"""Bytes on the wire per byte of payload, which is what is measured."""
+_ECHO_TIMEOUT_SECONDS = 30.0
+"""Until a byte must be back, beside the link's delay."""
 
 
-def measure(asked: Link, host: str, transfers: int, echoes: int) -> LinkFigures:
-    """Through `asked`, by the ports that lead to both kinds of `answering`: `rtt` in seconds, `jitter`
-    (standard deviation of round trips); `up` and `down` in bit/s on the wire where rates are asked.
-    Raises OSError.
+def measure(requested: Link, host: str, transfers: int, echoes: int) -> LinkFigures:
+    """Measure a link, requested as `requested`, through its ports to both servers of `answering`: `rtt`
+    in seconds, `jitter` (standard deviation of round trips); `up` and `down` in bit/s on the wire where
+    rates are requested. Raises OSError.
     """
-    count, every = pace(asked, on_wire(1))
-    found = told(asked, round_trips(host, echoes, count, every, _PATIENCE + asked.rtt))
-    for name, rate in (("up", asked.up), ("down", asked.down)):
+    count, every = pace(requested, on_wire(1))
+    found = told(
+        requested,
+        round_trips(host, echoes, count, every, _ECHO_TIMEOUT_SECONDS + requested.rtt),
+    )
+    for name, rate in (("up", requested.up), ("down", requested.down)):
         if rate is not None:
             move = transfer.upload if name == "up" else transfer.download
             found[name] = _ON_WIRE * max(move(host, transfers, rate) for _ in range(_TRANSFERS))
     return LinkFigures(**found)
 
 
-def round_trips(host: str, port: int, count: int, every: float, patience: float) -> list[float]:
+def round_trips(host: str, port: int, count: int, every: float, timeout: float) -> list[float]:
     """Seconds of each of `count` single bytes to the echo and back, one sent `every` seconds. Raises
-    OSError, after `patience` seconds without one."""
-    with socket.create_connection((host, port), patience) as sock:
+    OSError, after `timeout` seconds without one."""
+    with socket.create_connection((host, port), timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sent: list[float] = []
         begin = time.monotonic()
 
         def send() -> None:
-            with suppress(OSError):  # who waits for the answers is told too
+            with suppress(OSError):  # the receiver below meets the error too
                 for number in range(count):
                     time.sleep(max(0.0, begin + number * every - time.monotonic()))
                     sent.append(time.monotonic())
@@ -64,7 +67,7 @@ def round_trips(host: str, port: int, count: int, every: float, patience: float)
 
 @contextmanager
 def answering(host: str) -> Iterator[tuple[int, int]]:
-    """The ports of the other end: of transfers, and of the echo."""
+    """Run the servers at the other end, in threads; yields the ports of transfers and of the echo."""
     servers = (transfer.listen(host), _Echo((host, 0), _EchoHandler))
     threading.Thread(target=servers[1].serve_forever, daemon=True).start()
     try:

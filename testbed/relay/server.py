@@ -18,10 +18,10 @@ from itertools import pairwise
 
 from testbed.relay.pipe import Pipe
 
-_BEHIND = 256 * 1024
-"""Bytes that may wait for a receiver that does not read, beyond what its kernel holds."""
-_BUFFER = 128 * 1024
-"""Bytes of the kernel's receive buffers: what it reads ahead of the relay."""
+_MAX_BACKLOG_BYTES = 256 * 1024
+"""What may wait for a receiver that does not read, beyond what its kernel holds."""
+_BUFFER_BYTES = 128 * 1024
+"""Size of the kernel's receive buffers: what it reads ahead of the relay."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _Handler = Callable[[int, float], None]
@@ -45,7 +45,7 @@ class Flow:
     @property
     def wants(self) -> bool:
         """Whether there is room for more of the source."""
-        if self.ended or len(self.backlog) > _BEHIND:
+        if self.ended or len(self.backlog) > _MAX_BACKLOG_BYTES:
             return False
         return not any(lane.full for lane in self.route)
 
@@ -69,7 +69,7 @@ class Flow:
         self.write()
 
     def write(self) -> None:
-        """As much as the sink takes; what is for one that has gone is dropped."""
+        """Write as much as the sink takes; what is for one that has closed is dropped."""
         try:
             while self.backlog and not self.delivered:
                 del self.backlog[: self.sink.send(self.backlog)]
@@ -102,17 +102,17 @@ class _Connection:
 
 
 class Relay:
-    """`serve` runs in one thread; `tell` may be called from any."""
+    """Moves bytes between sockets; `serve` runs in one thread, `submit` may be called from any."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._busy: set[Lane] = set()
         self._connections: dict[Lane, dict[_Connection, None]] = {}
-        """Of each lane, that first which was served the longest ago."""
-        self._orders: queue.SimpleQueue[Callable[[float], Iterable[Lane]]] = queue.SimpleQueue()
+        """Connections of each lane, the one served longest ago first."""
+        self._changes: queue.SimpleQueue[Callable[[float], Iterable[Lane]]] = queue.SimpleQueue()
         self._woken, self._wake = socket.socketpair()
         self._woken.settimeout(0)
-        self._selector.register(self._woken, _READ, self._obey)
+        self._selector.register(self._woken, _READ, self._apply_changes)
 
     def listen(
         self,
@@ -121,19 +121,19 @@ class Relay:
         up: Sequence[Lane],
         down: Sequence[Lane],
     ) -> None:
-        """Have whoever connects to `listener` talk to `target`, each way through lane after lane."""
+        """Connect whoever connects to `listener` with `target`, each way through lane after lane."""
         listener.settimeout(0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         self._selector.register(listener, _READ, partial(self._accept, listener, target, up, down))
 
-    def tell(self, order: Callable[[float], Iterable[Lane]]) -> None:
-        """Have `order` done between two packets; it is given the time, and returns the lanes that it
+    def submit(self, change: Callable[[float], Iterable[Lane]]) -> None:
+        """Have `change` called between two packets, with the time; it returns the lanes that it
         changed."""
-        self._orders.put(order)
+        self._changes.put(change)
         self._wake.send(b"!")
 
     def serve(self) -> None:
-        """For ever."""
+        """Serve until the process ends."""
         while True:
             self._sleep()
             now = time.monotonic()
@@ -143,8 +143,8 @@ class Relay:
             self._deliver()
 
     def _sleep(self) -> None:
-        """Until a socket is ready or something falls due: by `select`, which counts in microseconds, on
-        the selector's own file, as epoll counts in milliseconds."""
+        """Sleep until a socket is ready or something falls due: by `select`, which counts in
+        microseconds, on the selector's own file, as epoll counts in milliseconds."""
         dues = [due for lane in self._busy if (due := lane.next_due()) is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         select.select([self._selector.fileno()], [], [], timeout)
@@ -161,10 +161,10 @@ class Relay:
                 self._busy.discard(lane)
             self._refresh(lane)
 
-    def _obey(self, _events: int, now: float) -> None:
+    def _apply_changes(self, _events: int, now: float) -> None:
         self._woken.recv(64)
-        while not self._orders.empty():
-            self._busy.update(self._orders.get()(now))
+        while not self._changes.empty():
+            self._busy.update(self._changes.get()(now))
 
     def _accept(
         self,
@@ -197,14 +197,14 @@ class Relay:
             if events & _READ and flow.source is sock and flow.wants:
                 flow.read(now)
                 self._busy.add(flow.route[0])
-                self._to_the_end(connection, flow)
+                self._move_last(connection, flow)
                 self._refresh(flow.route[0])
             if events & _WRITE and flow.sink is sock:
                 flow.write()
                 self._refresh(flow.route[0])
 
-    def _to_the_end(self, connection: _Connection, flow: Flow) -> None:
-        """Of those that a lane of `flow` serves: what room it has next is another's."""
+    def _move_last(self, connection: _Connection, flow: Flow) -> None:
+        """Move `connection` behind the others of `flow`'s lanes, so that they get the next room."""
         for lane in flow.route:
             self._connections[lane][connection] = self._connections[lane].pop(connection)
 
@@ -239,7 +239,7 @@ def _connected(target: tuple[str, int]) -> socket.socket:
     """Raises OSError."""
     sock = socket.socket()
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         sock.settimeout(1.0)
         sock.connect(target)
     except OSError:

@@ -1,6 +1,6 @@
-"""What has passed each device's link, counted by the relay and read by the controller.
+"""Counters of each device's traffic, written by the relay and read by the controller.
 
-Both map the same file: to count costs the relay an addition, and to read asks it nothing.
+Both map the same file: counting costs the relay an addition, and reading costs it nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import mmap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-_BYTES = 8
-"""Of a counter."""
+_COUNTER_BYTES = 8
 WAYS = ("sent", "received")
 
 
@@ -20,13 +19,13 @@ class Traffic:
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """`path` is made if it is not there; all who map it name the same `devices`, in one order."""
         self._places = {name: len(WAYS) * number for number, name in enumerate(devices)}
-        size = _BYTES * len(WAYS) * len(self._places)
+        size = _COUNTER_BYTES * len(WAYS) * len(self._places)
         with path.open("ab+") as file:
             file.truncate(size)
             self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
 
     def counter(self, device: str, way: str) -> Callable[[int], None]:
-        """What adds bytes that `device` has `sent` or `received`."""
+        """A function that adds to the bytes that `device` has `sent` or `received`."""
         counts, place = self._counts, self._places[device] + WAYS.index(way)
 
         def count(size: int) -> None:

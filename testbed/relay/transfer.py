@@ -1,4 +1,4 @@
-"""How fast TCP is through a link: some bytes, timed where they arrive.
+"""TCP throughput of a link, measured by timing some bytes where they arrive.
 
 One connection per direction. The device's side sends a line, `up SIZE` or `down SIZE`; then the bytes go
 that way, and for `up` the receiver's measure comes back as a line of JSON. What is measured is payload
@@ -15,17 +15,16 @@ import time
 from contextlib import suppress
 
 _CHUNK = 1 << 16
-_PATIENCE = 30.0
-"""Seconds without a byte."""
-_SECONDS = 1.0
-"""Of transfer at the asked rate."""
-_LEAST, _MOST = 12_000, 4_000_000
-"""Bytes: enough packets to tell a rate, and no more than a start-up bears."""
+_SILENCE_TIMEOUT_SECONDS = 30.0
+_TRANSFER_SECONDS = 1.0
+"""Duration of a transfer at the requested rate."""
+_MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
+"""Enough packets to measure a rate, and no more than start-up has time for."""
 
 
 def size(rate: int) -> int:
     """Bytes to measure a link of `rate` bit/s with."""
-    return min(max(_LEAST, int(rate / 8 * _SECONDS)), _MOST)
+    return min(max(_MIN_BYTES, int(rate / 8 * _TRANSFER_SECONDS)), _MAX_BYTES)
 
 
 def upload(host: str, port: int, rate: int) -> float:
@@ -64,20 +63,20 @@ def listen(address: str, port: int = 0) -> Server:
 
 class _Handler(socketserver.StreamRequestHandler):
     rbufsize = 0  # what follows the line is to be timed, not read ahead
-    timeout = _PATIENCE
+    timeout = _SILENCE_TIMEOUT_SECONDS
 
     def handle(self) -> None:
         with suppress(OSError, ValueError):  # the device has given up
             direction, count = self.rfile.readline(64).split()
             if direction == b"down":
-                self.request.sendall(bytes(min(int(count), _MOST)))
+                self.request.sendall(bytes(min(int(count), _MAX_BYTES)))
             else:
-                told = _drain(self.request, min(int(count), _MOST))
-                self.wfile.write(json.dumps(told).encode() + b"\n")
+                measured = _drain(self.request, min(int(count), _MAX_BYTES))
+                self.wfile.write(json.dumps(measured).encode() + b"\n")
 
 
 def _connected(host: str, port: int, request: str) -> socket.socket:
-    sock = socket.create_connection((host, port), _PATIENCE)
+    sock = socket.create_connection((host, port), _SILENCE_TIMEOUT_SECONDS)
     sock.sendall(request.encode() + b"\n")
     return sock
 

@@ -1,7 +1,6 @@
-"""One run from start to end: start what the runtime has, hold the barrier, follow, take all down.
+"""Controller of one run: starts the runtime, waits at the start barrier, follows the run, takes it down.
 
-The controller is the emulator's hand. It takes no part in FL: once the run clock goes, the aggregator
-and the clients need nothing from it.
+It takes no part in FL: once the run clock goes, the aggregator and the clients need nothing from it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
 from testbed.fidelity.figures import RATES
-from testbed.fidelity.validity import FAILED_LINK, HostSample, Sampler, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, HostSample, Sampler, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
-from testbed.run.scenario_player import Director, ordered
-from testbed.rundir.commands import Mailbox
+from testbed.run.scenario_player import ScenarioPlayer, parsed
+from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
 from testbed.runtimes import Runtime
 from testbed.view import View
 
-_TICK = 0.1
-_SUPERVISE_EVERY = 1.0
-_GOODBYE = 4.0
-"""Seconds that the aggregator has to close its books when a run is interrupted."""
+_TICK_SECONDS = 0.1
+_SUPERVISION_INTERVAL_SECONDS = 1.0
+_STOP_TIMEOUT_SECONDS = 4.0
+"""What the aggregator has to finish its records when a run is interrupted."""
 
 
 @dataclass(slots=True)
 class Timings:
-    """What start-up and tear-down cost, in seconds of wall time."""
+    """Durations of start-up and tear-down, in seconds of wall time."""
 
     launch: float = 0.0
     """Until every process or container was started."""
@@ -64,35 +63,35 @@ class Controller:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
-        """Those that the run clock waits for."""
+        """Devices that the run clock waits for."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
-        """Of a core, as they are now."""
+        """Current shares of a core, by device."""
         self._unmeasured = set(spec.probed)
-        """Whose link is not yet known to be as asked."""
+        """Devices whose link has not been measured yet."""
         self._status: dict[str, str] = {}
-        self._gone: dict[str, int] = {}
+        self._exit_codes: dict[str, int] = {}
         self._follower = Follower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
-        self._director = Director(
-            spec.steps(), runtime, self._orders.append, self._failed, self._dilation
+        self._player = ScenarioPlayer(
+            spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )
-        self._mailbox = Mailbox(spec.directory.orders)
+        self._commands = CommandFolder(spec.directory.orders)
         self._refusals = messages.Refusals(self._note)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
-        """Once a second while the run clock goes."""
+        """One sample a second while the run clock goes."""
         self.failures: list[str] = []
-        """What was to be done to devices, and could not be."""
+        """Sentences on actions on devices that failed."""
         self.epoch: float | None = None
-        """What the monotonic clock shows at device time 0; None before the run clock has started."""
+        """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
         self._sampler = Sampler(cpu_numbers(plan.infrastructure_cpus), cpu_numbers(plan.device_cpus))
 
     def run(self) -> events.RunEnded:
-        """Run to the end, and leave nothing behind: also after an error or Ctrl-C.
+        """Run to the end and remove everything, also after an error or Ctrl-C.
 
         Raises RunFailedError or HostError.
         """
@@ -106,14 +105,14 @@ class Controller:
                 self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
-        self._new_records()  # what a resumed run has behind it is no news
+        self._new_records()  # the view does not get the records of an earlier part of the run
         count = len(self._devices)
         fleet = f"{count} device{'' if count == 1 else 's'} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
-        self._look_after()
+        self._check_processes()
         connection = self._connect(broker)
         try:
             self._hold_barrier()
@@ -123,16 +122,16 @@ class Controller:
                 f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
                 "the run clock starts"
             )
-            self._tell(connection, (AGGREGATOR, messages.Start()))
+            self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
                 note = Note(messages.clipped(f"{doubt}: this run will not be valid"))
-                self._tell(connection, (AGGREGATOR, note))
+                self._send(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) == "ready":
                 self._view.progress("Stopping: the aggregator finishes its records")
-                self._tell(connection, (AGGREGATOR, messages.Stop()))
-                self._await_aggregator(_GOODBYE)
+                self._send(connection, (AGGREGATOR, messages.Stop()))
+                self._await_aggregator(_STOP_TIMEOUT_SECONDS)
             raise
         finally:
             connection.close()
@@ -147,48 +146,50 @@ class Controller:
             raise HostError(f"{error}{self._last_words(BROKER)}") from error
         return connection
 
-    def _tell(self, connection: Connection, order: AddressedOrder) -> None:
+    def _send(self, connection: Connection, order: AddressedOrder) -> None:
         part, message = order
         try:
             payload = messages.encode(message)
         except MessageError as error:
-            self._failed(f"an order to {part} could not be sent: {error}")
+            self._record_failure(f"an order to {part} could not be sent: {error}")
         else:
             connection.publish(self._topics.control(part), payload)
 
     def _hold_barrier(self) -> None:
-        """Wait until all that live are ready, or a quorum when the time is over.
+        """Wait until all living devices are ready, or a quorum when the time is over.
 
-        Each is limited as soon as it is ready. Raises RunFailedError, at once where too many have died.
+        Each gets its CPU limit as soon as it is ready. Raises RunFailedError, at once where too
+        many have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
         deadline = time.monotonic() + start.timeout
         reported = 0
         for _ in self._ticks():
-            living = self._awaited - self._gone.keys()
+            living = self._awaited - self._exit_codes.keys()
             ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
             if len(ready) > reported:
                 reported = len(ready)
                 self._view.progress(f"Ready: {reported} of {len(self._awaited)} devices")
             late = time.monotonic() >= deadline
-            quiet = self._unmeasured <= self._gone.keys()  # who is absent measures now, too
+            # Absent devices measure their links now, too.
+            measured = self._unmeasured <= self._exit_codes.keys()
             if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
-                if late or (ready == living and quiet):
+                if late or (ready == living and measured):
                     return
-            elif len(living) < needed or AGGREGATOR in self._gone:
+            elif len(living) < needed or AGGREGATOR in self._exit_codes:
                 self._fail_early()
             elif late:
                 self._fail_late(ready)
 
     def _check_links(self) -> str | None:
-        """What speaks against the links as they were measured. Raises RunFailedError where a rate
-        is nothing like what was asked."""
+        """A sentence on links that were measured farther off than is valid. Raises RunFailedError where
+        a rate is too far off to start at all."""
         dilation = self._spec.plan.dilation
         samples = [requested.in_device_time(one, dilation) for one in self._probes.read()]
         before_the_start = Clock(0.0, begin=math.inf)
-        found = measure(requested.asked(self._spec, ()), samples, before_the_start, {})
-        if (why := link_doubt(found, FAILED_LINK, RATES)) is not None:
+        found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
+        if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
             raise RunFailedError(
                 f"{why}, as measured before the run clock started. Ask for a link that this host can "
                 "make, or try again when it is less busy."
@@ -196,10 +197,10 @@ class Controller:
         return link_doubt(found)
 
     def _fail_early(self) -> None:
-        names = sorted(self._gone)
+        names = sorted(self._exit_codes)
         raise RunFailedError(
             f"{', '.join(names)} ended before the run clock could start."
-            f"{_hint(set(self._gone.values()))}{self._last_words(names[0])}"
+            f"{_hint(set(self._exit_codes.values()))}{self._last_words(names[0])}"
         )
 
     def _fail_late(self, ready: set[str]) -> None:
@@ -214,13 +215,13 @@ class Controller:
     def _follow(self, connection: Connection) -> events.RunEnded:
         for _ in self._ticks():
             self._read_records()
-            self._mailbox.serve(self._obey)
-            self._director.play()
+            self._commands.serve(self._execute)
+            self._player.play()
             for order in self._orders:
-                self._tell(connection, order)
+                self._send(connection, order)
             self._orders.clear()
             self._view.refresh(time.monotonic() / self._dilation)
-            if AGGREGATOR in self._gone:
+            if AGGREGATOR in self._exit_codes:
                 break
         self._read_records()
         if self._ended is None:
@@ -232,25 +233,25 @@ class Controller:
         return self._ended
 
     def _ticks(self) -> Iterator[None]:
-        """Yield some times a second; in between, serve the inbox and look after the processes."""
+        """Yield some times a second; in between, handle the inbox and check the processes."""
         supervise = lateness = 0.0
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 while not self._inbox.empty():
                     self._received(self._inbox.get(), telemetry.write)
                 if time.monotonic() >= supervise:
-                    supervise = time.monotonic() + _SUPERVISE_EVERY
+                    supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.telemetry():
                         telemetry.write(_line(sample))
                     telemetry.flush()
-                    self._look_after()
+                    self._check_processes()
                     self._sample_host(lateness)
                     lateness = 0.0
                 yield
                 asleep = time.monotonic()
-                wanted = max(0.0, min(_TICK, self._director.next_due - asleep))
-                time.sleep(wanted)
-                lateness = max(lateness, time.monotonic() - asleep - wanted)
+                duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
+                time.sleep(duration)
+                lateness = max(lateness, time.monotonic() - asleep - duration)
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None:
@@ -266,11 +267,11 @@ class Controller:
                 case messages.Sample() as sample:
                     write_telemetry(_line(sample))
                 case messages.Probe(device) as probe:
-                    if device in self._unmeasured:  # else retained, and told again after a reconnect
+                    if device in self._unmeasured:  # else it was retained: a reconnect brought it again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
                 case messages.Failure(part, reason):
-                    self._failed(f"{part} could not do as it was told: {reason}")
+                    self._record_failure(f"{part} could not do as it was told: {reason}")
                 case messages.Status(part, state):
                     self._status[part] = state
                     if state == "ready" and part in self._devices:
@@ -279,23 +280,23 @@ class Controller:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
             self._refusals.add(event.topic, error)
-            if event.topic.startswith(self._topics.failure("")):  # whatever it was, it was not done
+            if event.topic.startswith(self._topics.failure("")):  # an action failed, whichever it was
                 self.failures.append(f"something that {event.topic} cannot say: {error}")
 
-    def _failed(self, what: str) -> None:
-        """The run goes on, and is not what was asked."""
+    def _record_failure(self, what: str) -> None:
+        """Note a failed action: the run goes on, but is not valid."""
         self.failures.append(what)
         self._note(what)
 
     def _note(self, what: str) -> None:
         self._orders.append((AGGREGATOR, Note(messages.clipped(what))))
 
-    def _look_after(self) -> None:
-        """A device that ends is part of the experiment's story; broker or aggregator end it."""
+    def _check_processes(self) -> None:
+        """Check for ended processes: devices may end; where broker or aggregator do, the run ends."""
         for name, code in self._runtime.ended().items():
-            if name in self._gone:
+            if name in self._exit_codes:
                 continue
-            self._gone[name] = code
+            self._exit_codes[name] = code
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 raise RunFailedError(
                     f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
@@ -311,13 +312,13 @@ class Controller:
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
-                self._director.start(self.epoch, record.at)
+                self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record
 
-    def _obey(self, order: dict[str, Any]) -> None:
-        """What a user wants in mid-run. Raises BadInputError."""
-        device, action = ordered(order)
+    def _execute(self, command: dict[str, Any]) -> None:
+        """Carry out a user's command in mid-run. Raises BadInputError."""
+        device, action = parsed(command)
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, SetCpu):
@@ -325,7 +326,7 @@ class Controller:
             why = self._spec.plan.too_little(action.share) or self._spec.plan.too_much(shares)
             if why is not None:
                 raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
-        self._director.order(device, action)
+        self._player.execute(device, action)
 
     def _new_records(self) -> list[events.Record]:
         try:
@@ -336,7 +337,7 @@ class Controller:
     def _await_aggregator(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
-            time.sleep(_TICK)
+            time.sleep(_TICK_SECONDS)
 
     def _last_words(self, name: str) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
@@ -344,11 +345,11 @@ class Controller:
         return self._spec.directory.last_words(name)
 
 
-def _line(told: messages.Telemetry) -> str:
-    """Of `telemetry.jsonl`."""
-    return messages.encode(told).decode() + "\n"
+def _line(sample: messages.Telemetry) -> str:
+    """A line of `telemetry.jsonl`."""
+    return messages.encode(sample).decode() + "\n"
 
 
 def _hint(codes: set[int]) -> str:
-    """What an exit code means that the kernel's want of memory has, as a shell or Popen tells it."""
+    """A hint where a process was killed, as the kernel does when memory runs out: 137 or -9."""
     return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

@@ -1,7 +1,7 @@
-"""Every run that lives on this machine, found by its labels: `ps` and `down`, from any directory.
+"""Live runs of this machine, found by their labels: `ps` and `down`, from any directory.
 
-What a run starts carries its name, by which each runtime finds its own (`testbed.runtimes.Emulator`).
-So what a crash left behind is found without the topology, the run directory or the controller.
+All that a run starts carries its name, by which each runtime finds it (`testbed.runtimes.Emulator`). So
+what a crash left behind is found without the topology, the run directory or the controller.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from testbed.runtimes import LiveRun, emulator, process
 from testbed.traits import RUNTIMES, emulated
 
 COMPLETE = ("after", "updates", "target_accuracy")
-_GOODBYE = 8.0
-"""Seconds that a controller has to end its run."""
+"""Outcomes of runs that ended as planned."""
+_STOP_TIMEOUT_SECONDS = 8.0
+"""What a controller has to end its run."""
 
 
 def find() -> list[LiveRun]:
-    """All runs that have something running or left over here, by name."""
+    """All runs that have something running or left over on this machine, by name."""
     runs: dict[str, LiveRun] = {}
     for live in (live for name in emulated() for live in emulator(name).live_runs()):
         if live.run not in runs or runs[live.run].runtime is None:
@@ -96,11 +97,11 @@ def _ask_controller(directory: RunDirectory) -> None:
         return
     with suppress(psutil.Error):
         controller.terminate()
-        process.still_alive([controller], _GOODBYE)
+        process.still_alive([controller], _STOP_TIMEOUT_SECONDS)
 
 
 def _existing(live: LiveRun) -> RunDirectory | None:
-    """Its directory, if that is there and is its own: what a label says is not believed blindly."""
+    """Its directory, if there is one and it is the run's own: a label may be wrong."""
     if live.directory is None or live.directory.name != live.run:
         return None
     return directory_of(str(live.directory), Path())

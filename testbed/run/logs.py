@@ -1,4 +1,4 @@
-"""What the processes of a run said: from the run directory, or from the engine while they live."""
+"""Logs of a run's processes: from the run directory, or from the engine while they live."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, host, images, seeds, the plan. Written once, read for ever."""
+"""Manifest of a run, for reproducing it: versions, host, images, seeds, the plan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:
-    """Who has which CPUs of this host; None where no device is one."""
+    """Assignment of this host's CPUs; None where devices are simulated."""
     if plan.traits.simulated:
         return None
     return {
@@ -65,7 +65,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """What made the links, and why that."""
+    """The links' shaper, and why it was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
     linked = plan.traits.simulated and not all(device.direct for device in plan.devices)
@@ -73,7 +73,7 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 
 
 def _clock(plan: Plan) -> dict[str, float]:
-    """What the wall clock shows where the host's monotonic clock, which telemetry goes by, shows 0."""
+    """Wall-clock time at 0 of the host's monotonic clock, which telemetry uses."""
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 
 
@@ -95,7 +95,8 @@ def host() -> dict[str, Any]:
 def git_commit() -> str | None:
     """The commit that the product runs from; `+` where files differ from it; None outside a checkout."""
     try:
-        _git("ls-files", "--error-unmatch", __file__)  # we may lie untracked in someone else's checkout
+        # This file may lie untracked in another project's checkout.
+        _git("ls-files", "--error-unmatch", __file__)
         commit = _git("rev-parse", "HEAD").strip()
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):

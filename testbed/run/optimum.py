@@ -1,4 +1,4 @@
-"""Where a run of the quadratic task ended, against where it should have: its optimum is known exactly.
+"""Final model of a run of the quadratic task, compared with its optimum, which is known exactly.
 
 f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run heads for another point, its
 *surrogate optimum*. Where all devices do the same local training, that is known of two kinds of rule:
@@ -39,20 +39,20 @@ class Ending:
 
     @property
     def distance(self) -> float:
-        """Of the final model from the optimum."""
+        """Distance of the final model from the optimum."""
         return float(np.linalg.norm(self.final - self.optimum))
 
     def lines(self) -> list[str]:
-        """For people."""
-        told = [
+        """A report in plain text."""
+        lines = [
             f"final model       {_shown(self.final)}  {self.distance:.3g} from the optimum",
             f"optimum           {_shown(self.optimum)}",
         ]
         if self.surrogate is not None:
             off = float(np.linalg.norm(self.surrogate - self.optimum))
             heading = f"{_shown(self.surrogate)}  {off:.3g} from it, where the run heads by theory"
-            told.append(f"surrogate optimum {heading}")
-        return told
+            lines.append(f"surrogate optimum {heading}")
+        return lines
 
 
 def ending(run: Run) -> Ending | None:
@@ -71,7 +71,7 @@ def ending(run: Run) -> Ending | None:
 
 
 def _counted(run: Run, importance: Vector) -> Vector | None:
-    """What each device's center counts for by theory, in the order of the plan; None without one."""
+    """Weight of each device's center by theory, in the plan's order; None where no theory holds."""
     kinds = set(run.updates["kind"])
     if not kinds or not _trained_alike(run):
         return None
@@ -84,14 +84,14 @@ def _counted(run: Run, importance: Vector) -> Vector | None:
 
 
 def _trained_alike(run: Run) -> bool:
-    """Whether each update went the same part of its way to the client's own optimum."""
+    """Whether each update is the result of the same local training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and not locals_[0].get("clip")
     return alike and run.updates["steps"].nunique() == 1
 
 
 def _all_present(run: Run) -> bool:
-    """Whether no client is away at the end: AREA's mean then lacks it, or keeps its last model."""
+    """Whether all clients are present at the end: AREA's mean is wrong about an absent one."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}

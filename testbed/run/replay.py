@@ -1,7 +1,7 @@
-"""`testbed replay`: the recorded inputs of a run's aggregator go to a fresh one, which must do the same.
+"""`testbed replay`: gives a run's recorded inputs to a fresh aggregator, which must do the same.
 
-All models that the run kept are compared bit by bit, and all records that the aggregator's core wrote to
-`events.jsonl`, which tell where the first difference is between two models.
+All models that the run kept are compared bit by bit, and so are all records that the aggregator's core
+wrote to `events.jsonl`: they show where between two models the first difference is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testbed.rundir.directory import RunDirectory
 
 @dataclass(slots=True)
 class Replayed:
-    """What was found to be the same."""
+    """Counts of what was found to be the same."""
 
     rule: str = ""
     updates: int = 0
@@ -41,15 +41,15 @@ class Replayed:
 
 
 class _DifferenceError(Exception):
-    """Of the replay from the run; the text says which."""
+    """The replay differs from the run; the text says where."""
 
 
 def replay(directory: RunDirectory) -> Replayed:
     """Replay the run in `directory`.
 
     Raises BadInputError where there is no recording of an ended run, or it cannot be read;
-    RunFailedError, naming the first difference, where the replay is not as the run was, or where no
-    final model is there to tell.
+    RunFailedError, naming the first difference, where the replay differs from the run, or where the
+    final model is missing.
     """
     if not directory.inputs.is_file():
         raise BadInputError(
@@ -73,7 +73,7 @@ class _Replay:
     directory: RunDirectory
     same: Replayed = field(default_factory=Replayed)
     _logged: Iterator[tuple[int, events.Record]] = field(init=False)
-    _last: Vector | None = None
+    _final: Vector | None = None
     """The final model, once the run has ended; a resumed one does so more than once."""
 
     def __post_init__(self) -> None:
@@ -90,12 +90,12 @@ class _Replay:
                         f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
                     )
                 case _ if core is not None:
-                    self._obey(core.handle(entry), server)
+                    self._carry_out(core.handle(entry), server)
                 case _:
                     raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
-        if self._last is None:
+        if self._final is None:
             raise _DifferenceError("the recording ends before the run did, without a final model")
-        self._compare("final", self._last)
+        self._compare("final", self._final)
         for number, record in self._logged:
             raise _DifferenceError(f"events.jsonl:{number} is not in the recording: {record}")
         return self.same
@@ -103,17 +103,17 @@ class _Replay:
     def _begin(self, beginning: Beginning) -> tuple[AggregatorCore, Server]:
         """The run begins, or goes on from a model that it then kept anew by the version's name."""
         name = act.Save(beginning.version).name
-        if self._last is not None:
-            self._compare(name, self._last)
-            self._last = None
+        if self._final is not None:
+            self._compare(name, self._final)
+            self._final = None
         self.same.rule = beginning.rule.name
         return beginning.core(self._kept(name).copy())
 
-    def _obey(self, actions: act.Actions, server: Server) -> None:
+    def _carry_out(self, actions: act.Actions, server: Server) -> None:
         for action in actions:
             match action:
                 case act.Save(final=True):
-                    self._last = server.w.copy()
+                    self._final = server.w.copy()
                 case act.Save() as save:
                     self._compare(save.name, server.w)
                 case act.Log(record) if not isinstance(record, events.Note):
@@ -121,16 +121,16 @@ class _Replay:
         self.same.version = server.version
 
     def _expect(self, record: events.Record) -> None:
-        """The run has logged the same, but for the digits that a line leaves out."""
-        told = events.from_line(events.to_line(record))
+        """Check that the run has logged the same record, to the digits that a line keeps."""
+        replayed = events.from_line(events.to_line(record))
         number, found = next(self._logged, (0, None))
         if found is None:
-            raise _DifferenceError(f"events.jsonl ends before {told}")
-        if isinstance(found, events.RunStarted) and not isinstance(told, events.RunStarted):
+            raise _DifferenceError(f"events.jsonl ends before {replayed}")
+        if isinstance(found, events.RunStarted) and not isinstance(replayed, events.RunStarted):
             self._logged = itertools.chain([(number, found)], self._logged)
             return  # a crash came between writing down the input and the record
-        if repr(told) != repr(found):  # equal even where both have NaN
-            raise _DifferenceError(f"events.jsonl:{number} has {found}, the replay {told}")
+        if repr(replayed) != repr(found):  # equal even where both have NaN
+            raise _DifferenceError(f"events.jsonl:{number} has {found}, the replay {replayed}")
         self.same.records += 1
         self.same.updates += isinstance(record, events.UpdateApplied)
 

@@ -1,6 +1,6 @@
-"""Has the scenario played on a run's devices, and what a user orders in mid-run; tells what it did.
+"""Scenario player: carries out the scenario's steps on a run's devices, and users' commands in mid-run.
 
-Every action lands in the run's events with its lateness: what was to happen when, and when it did.
+Every action goes into the run's events with its lateness, the time between due and done.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from testbed.errors import BadInputError
 from testbed.topology.timeline import Step
 
 
-class Stage(Protocol):
-    """What a runtime can do to its devices."""
+class Actuator(Protocol):
+    """The part of a runtime that acts on its devices."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Do it, as far as it is ours to do; the rest is what others are to be told.
+        """Do the runtime's part of `action`; return the orders for the processes that do the rest.
 
         An action that changes nothing (a pause of what is paused) is no error. Raises BadInputError for
-        what this run cannot do (a user may want anything), HostError.
+        what this run cannot do (a user may ask for anything), HostError.
         """
 
 
-def ordered(order: Mapping[str, Any]) -> tuple[str, Action]:
-    """The device and the action of what a user's command has sent: the action's JSON form and `device`.
-    Raises BadInputError."""
-    action = from_json(order)
+def parsed(command: Mapping[str, Any]) -> tuple[str, Action]:
+    """The device and the action of a user's command: the action's JSON form and `device`. Raises
+    BadInputError."""
+    action = from_json(command)
     if action is None:
-        told = order.get("action")
-        raise BadInputError(f"the controller knows no action {told!r}: is it of another version?")
-    return str(order.get("device")), action
+        name = command.get("action")
+        raise BadInputError(f"the controller knows no action {name!r}: is it of another version?")
+    return str(command.get("device")), action
 
 
-def what_holds(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """The fewest actions on each device that make of it, as it is at the start of a run, what `steps`
-    have made of it."""
+def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
+    """The fewest actions that bring each device from its state at the start of a run to its state after
+    `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()
     for step in steps:
@@ -56,35 +56,38 @@ def what_holds(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether it makes no difference to a device that is as at the start and was there then."""
+    """Whether it has no effect on a device that was present at the start and is as it was then."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
-class Director:
-    """`steps` in the order of their times; `tell` hands an order over, `failed` hears what could not be
-    done; `dilation` is how many seconds of the host make one of device time."""
+class ScenarioPlayer:
+    """Plays `steps`, which are in the order of their times, on the devices of `actuator`.
+
+    `send` takes the orders for other processes, `failed` a sentence on each step that failed; `dilation`
+    is how many seconds of the host make one of device time.
+    """
 
     def __init__(
         self,
         steps: Iterator[Step],
-        stage: Stage,
-        tell: Callable[[AddressedOrder], None],
+        actuator: Actuator,
+        send: Callable[[AddressedOrder], None],
         failed: Callable[[str], None],
         dilation: float = 1.0,
     ) -> None:
         self._dilation = dilation
         self._steps = steps
-        self._stage = stage
-        self._tell = tell
+        self._actuator = actuator
+        self._send = send
         self._failed = failed
         self._next = next(steps, None)
         self._epoch: float | None = None
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
-        """The run clock showed 0 when the monotonic clock showed `epoch`. Where a run is resumed it goes
-        on from `begin`, in seconds: of what was before, only what still holds is done again."""
+        """Begin: the run clock showed 0 when the monotonic clock showed `epoch`. A resumed run goes on
+        from `begin`, in seconds; of the steps before, only the remaining effects are done again."""
         self._epoch = epoch
-        for device, action in what_holds(self._until(from_seconds(begin))):
+        for device, action in remaining_effects(self._until(from_seconds(begin))):
             self._play(device, action, begin)
 
     def _until(self, begin: Nanoseconds) -> Iterator[Step]:
@@ -94,34 +97,34 @@ class Director:
 
     @property
     def next_due(self) -> float:
-        """On the monotonic clock; infinity where nothing is planned."""
+        """When the next step is due, on the monotonic clock; infinity where nothing is planned."""
         if self._next is None or self._epoch is None:
             return float("inf")
         return self._epoch + to_seconds(self._next.at) * self._dilation
 
     def play(self) -> None:
-        """Do what is due."""
+        """Do the steps that are due."""
         while (step := self._next) is not None and time.monotonic() >= self.next_due:
             self._next = next(self._steps, None)
             self._play(step.device, step.action, to_seconds(step.at))
 
-    def order(self, device: str, action: Action) -> None:
-        """Do at once what a user wants. Raises BadInputError, HostError."""
+    def execute(self, device: str, action: Action) -> None:
+        """Do at once the action of a user's command. Raises BadInputError, HostError."""
         self._do(device, action, None)
 
     def _play(self, device: str, action: Action, planned: float) -> None:
-        """A step that the devices no longer allow is no reason to end the run."""
+        """Do a step; one that the devices no longer allow does not end the run."""
         try:
             self._do(device, action, planned)
         except BadInputError as error:
             self._failed(str(error))
 
     def _do(self, device: str, action: Action, planned: float | None) -> None:
-        for order in self._stage.act(device, action):
-            self._tell(order)
+        for order in self._actuator.act(device, action):
+            self._send(order)
         if self._epoch is None:
             return
         at = (time.monotonic() - self._epoch) / self._dilation
         lateness = 0.0 if planned is None else at - planned
         source: Source = "hand" if planned is None else "scenario"
-        self._tell((AGGREGATOR, Log(at, device, source, lateness, to_json(action))))
+        self._send((AGGREGATOR, Log(at, device, source, lateness, to_json(action))))

@@ -1,4 +1,4 @@
-"""`testbed fidelity`: how faithful the emulation is on this host, over a grid of shares and links."""
+"""`testbed fidelity`: the emulation's fidelity on this host, over a grid of shares and links."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
 def run(runtime: str | None, runs: Path, view: View) -> None:
-    """One run over CPU shares and one over links, which is more than a simulation has to check; their
-    directories go to `runs`. Links lose no packets where they cannot. Raises TestbedError."""
+    """Make one run over CPU shares and, where the runtime is real, one over links, in folders in `runs`.
+    Lossy links are left out where the runtime cannot lose packets. Raises TestbedError."""
     options = Options(runtime)
     runtime_traits = traits(up.chosen_runtime(options))
     for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):

@@ -12,7 +12,7 @@ from agents import events
 from testbed.errors import BadInputError
 from testbed.fidelity import Clock, measure, requested, trainings
 from testbed.fidelity.validity import Judgement, verdict
-from testbed.host.cpu_latency import wakeful
+from testbed.host.cpu_latency import keep_awake
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, hardware, model_check, plan, this_host
 from testbed.plan.agent_configs import RunSpec
@@ -31,18 +31,18 @@ from testbed.view import View
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line may say about a run."""
+    """Options of the command line for a run."""
 
     runtime: str | None = None
     """Overrides the topology's runtime."""
     oversubscribe: bool = False
     data_root: Path | None = None
     resume: bool = False
-    """Carry on in a run directory that has a past."""
+    """Continue an earlier run in its directory."""
     dashboard: int | None = None
     """The port of the page to show it on, 0 for a free one; None: no page."""
     metrics: int | None = None
-    """The same of the figures for Prometheus."""
+    """The same for the Prometheus metrics."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -66,9 +66,9 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     return topology, replace(made, notes=tuple(hardware.notes(topology, made, known, host)))
 
 
-def chosen_runtime(options: Options, asked: str = "auto") -> str:
-    """What `auto` means on this host, and what the command line overrides."""
-    runtime = options.runtime or asked
+def chosen_runtime(options: Options, requested: str = "auto") -> str:
+    """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
+    runtime = options.runtime or requested
     if runtime == "auto":
         return next(name for name in emulated() if emulator(name).available())
     return runtime
@@ -113,8 +113,8 @@ def _prepare(
         directory.write_manifest(run=directory.run, created=time.time())
     directory.claim()
     task = topology.task
-    told = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
-    view.progress(f"Preparing the data: {told}")
+    data = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.resume)
@@ -134,14 +134,14 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
     datasets.write(prepared, spec.directory)
-    with emulator(spec.plan.runtime).launcher(spec, view) as runtime, wakeful() as awake:
+    with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
             view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")
         controller = Controller(spec, runtime, view)
         try:
             return controller.run()
-        finally:  # once more interrupted, a run remains without a verdict
+        finally:  # interrupted once more, a run has no verdict
             entries["timings"] = controller.timings.as_dict()
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
@@ -151,12 +151,12 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
 
 
 def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
-    """What the devices got of what was asked, kept in the run directory, and what speaks against it."""
+    """The run's fidelity, saved in the run directory, and its validity."""
     records = list(events.read(spec.directory.events))
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
     dilation = spec.plan.dilation
     fidelity = measure(
-        requested.asked(spec, records),
+        requested.devices(spec, records),
         (requested.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
         Clock(epoch / dilation, begin=begin),
         trainings(records),

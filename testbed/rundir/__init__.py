@@ -1,1 +1,1 @@
-"""What a run leaves on the disk: its folder, reading it as it grows, commands in it."""
+"""The run directory: its files, reading them as they grow, commands in it."""

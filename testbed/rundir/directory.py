@@ -1,4 +1,4 @@
-"""The run directory: what outlives a run (docs/run-directory.md)."""
+"""The run directory, which outlives the run (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import psutil
 from agents import files
 from testbed.errors import BadInputError
 
-_SAME_START = 2.0
-"""Seconds: a process's time of birth is read off the wall clock, which may be set in between."""
+_START_TOLERANCE_SECONDS = 2.0
+"""A process's start time is read from the wall clock, which may be set in between."""
 
 
 def new_run_id(name: str) -> str:
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @property
     def inputs(self) -> Path:
-        """What the aggregator was told, where `record: updates` (`agents.aggregator.recording`)."""
+        """The aggregator's recorded inputs, where `record: updates` (`agents.aggregator.recording`)."""
         return self.path / "inputs.bin"
 
     @property
@@ -102,12 +102,12 @@ class RunDirectory:
         return self.work / f"{client}.shard.safetensors"
 
     def memory(self, client: str) -> Path:
-        """What a client remembers over its restarts (AREA), in a folder of its own."""
+        """A client's memory across restarts (AREA), in a folder of its own."""
         return self.work / f"{client}.memory" / "memory.safetensors"
 
     @property
     def orders(self) -> Path:
-        """What users want done in mid-run (`testbed.rundir.commands`)."""
+        """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
         return self.work / "orders"
 
     @property
@@ -133,19 +133,19 @@ class RunDirectory:
         return manifest
 
     def claim(self) -> None:
-        """Say in the manifest that the run lives, and that this process is its controller."""
+        """Note in the manifest that the run is live, and that this process is its controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         self.write_manifest(controller=me, outcome=None, error=None)
 
     def controller(self) -> psutil.Process | None:
         """The process that will write the outcome; None if there is an outcome, or it has died."""
         manifest = self.read_manifest()
-        told = manifest.get("controller")
-        if not told or manifest.get("outcome"):
+        claim = manifest.get("controller")
+        if not claim or manifest.get("outcome"):
             return None
         try:
-            process = psutil.Process(told["pid"])
-            same = abs(process.create_time() - told["started"]) < _SAME_START
+            process = psutil.Process(claim["pid"])
+            same = abs(process.create_time() - claim["started"]) < _START_TOLERANCE_SECONDS
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.Error:
             return None
@@ -159,7 +159,7 @@ class RunDirectory:
         return "\n".join(["", f"The end of {path}:", *(f"    {line}" for line in tail)])
 
     def remove_work(self) -> None:
-        """Take the secrets and shards away; what remains is for reading."""
+        """Remove secrets and shards; all that remains is results."""
         shutil.rmtree(self.work, ignore_errors=True)
 
 
@@ -171,6 +171,7 @@ def listing(runs: Path) -> list[dict[str, Any]]:
 
 
 def row(directory: RunDirectory) -> dict[str, Any]:
+    """Name, outcome and other facts of one run."""
     try:
         manifest = directory.read_manifest()
         outcome = manifest.get("outcome") or ("running" if directory.controller() else "crashed")

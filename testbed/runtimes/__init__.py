@@ -1,4 +1,4 @@
-"""How a planned run becomes something that runs: one module per runtime, one protocol for all."""
+"""Runtimes: one module for each, and the protocols that they implement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Runtime(Protocol):
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """See `testbed.run.scenario_player.Stage`."""
+        """See `testbed.run.scenario_player.Actuator`."""
 
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
@@ -59,24 +59,24 @@ class LiveRun:
     parts: int
     """Containers or processes that run, the controller aside."""
     directory: Path | None
-    """None where the run's things do not say."""
+    """None where no label of the run names it."""
 
     @classmethod
     def labelled(cls, run: str, runtime: str | None, parts: int, directory: str | None) -> LiveRun:
-        """`directory` is what a label says, which anyone may have written."""
+        """A live run from its labels; `directory` is a label's text, which anyone may have written."""
         path = Path(directory or "")
         return cls(run, runtime, parts, path if path.is_absolute() else None)
 
 
 class Emulator(Protocol):
-    """What the module of a runtime with a real clock has, as functions."""
+    """The functions of the module of a runtime with a real clock."""
 
     def available(self) -> bool:
-        """Whether it can be had on this host."""
+        """Whether the runtime can be used on this host."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
-        """The runtime of one run, from before its start to after its stop; what has to be made once
-        for all runs is made here, and what the manifest is to say of it is written. Raises HostError."""
+        """The runtime of one run, from before its start to after its stop; what all runs
+        share is made here, and its entries in the manifest are written. Raises HostError."""
 
     def live_runs(self) -> list[LiveRun]:
         """Every run of which something runs or is left; none where it is not available."""
@@ -86,11 +86,12 @@ class Emulator(Protocol):
         available. Raises HostError where something may be left."""
 
     def logs(self, run: str, tail: int) -> dict[str, str]:
-        """By part, the last `tail` lines of what the run directory does not have while `run` lives."""
+        """The last `tail` lines of each part's log, as far as the run directory lacks it while `run`
+        lives."""
 
 
 class Simulator(Protocol):
-    """What the module of a runtime with a simulated clock has."""
+    """The function of the module of a runtime with a simulated clock."""
 
     def run(self, spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         """Execute the whole run in this process."""

@@ -1,4 +1,4 @@
-"""What an action on a device comes to in containers: which CPU limits, and who is told what."""
+"""Effects of an action on a device in containers: its CPU limits, and orders to other processes."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from testbed.runtimes.launch import UNLIMITED, planned_limits
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """As actions have left it."""
+    """A device's state after the actions so far."""
 
     planned: PlannedDevice
     away: bool
-    """Whether its client is not there, or was told to end, and may start."""
+    """Whether its client is absent or was ordered to end, and may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What an action makes of a device, which limits its container gets, and what others are told."""
+    """Result of an action: the device's new state, orders to others, and its container's limits."""
 
     device: Device
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
-    """None: they stay."""
+    """None: unchanged."""
 
 
 def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None = None) -> Response:
-    """What `action` comes to; `exit_code` is that of the device's container, None while it runs. Pure.
+    """The response to `action`; `exit_code` is that of the device's container, None while it runs. Pure.
 
     Raises BadInputError for what cannot be done.
     """
@@ -74,9 +74,9 @@ def respond(spec: RunSpec, device: Device, action: Action, exit_code: int | None
             assert_never(action)
 
 
-def _of_link(spec: RunSpec, device: str, asked: Mapping[str, float | None]) -> list[AddressedOrder]:
-    """Who has to change what of a device's link. Raises BadInputError."""
-    changes = dilated(asked, spec.plan.dilation)
+def _of_link(spec: RunSpec, device: str, requested: Mapping[str, float | None]) -> list[AddressedOrder]:
+    """Orders that change a device's link. Raises BadInputError."""
+    changes = dilated(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
     if impaired and not spec.routed:

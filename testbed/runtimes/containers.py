@@ -1,4 +1,4 @@
-"""Networks and containers as data: what the engine is to make (by `testbed.runtimes.executor`)."""
+"""Specifications of networks and containers, which `testbed.runtimes.executor` has the engine make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Network:
     name: str
     labels: Mapping[str, str]
     internal: bool = True
-    """Whether it leads nowhere else."""
+    """Whether it has no way out."""
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -36,7 +36,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLimits:
-    """Of a container; what is None stays as it is."""
+    """CPU limits of a container; None leaves a limit unchanged."""
 
     quota: int | None = None
     """µs per period; -1: without limit."""
@@ -50,7 +50,7 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container with least privilege: all that it may do beyond that is said."""
+    """A container with least privilege: whatever it may do beyond that has a field."""
 
     part: str
     """Of the run: `broker`, `aggregator`, `router` or a device. Its host name."""

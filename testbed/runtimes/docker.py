@@ -1,4 +1,4 @@
-"""The `docker` runtime: what `testbed.runtimes.launch` describes, made and changed by the engine."""
+"""The `docker` runtime: the engine makes and changes what `testbed.runtimes.launch` describes."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def logs(run: str, tail: int) -> dict[str, str]:
 class DockerRuntime:
     """Implements `testbed.runtimes.Runtime`.
 
-    Things are made in threads, which Ctrl-C does not interrupt: the engine would go on with a request
-    that was broken off, and `stop` would look for its container too early.
+    Containers and networks are made in threads, which Ctrl-C does not interrupt: the engine would go on
+    with a request that was broken off, and `stop` would look for its container too early.
     """
 
     def __init__(self, client: docker.DockerClient, images: Images, spec: RunSpec) -> None:
@@ -128,8 +128,8 @@ class DockerRuntime:
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """CPU limits are the engine's, delay and loss the router's where netem does not make them, all
-        else the device's init's."""
+        """Do an action: the engine sets CPU limits, the router delay and loss where netem does not, and
+        the device's init does all else."""
         code = None
         if isinstance(action, Restart | Join):
             with as_host_error(f"look at {device}"):
@@ -176,12 +176,12 @@ class DockerRuntime:
             executor.create_network(self._engine, network)
         port = executor.published_port(self._engine, self._start(self._launch.broker), MQTT_PORT)
         if port is None:
-            said = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, "")
-            raise HostError(f"the broker ended as soon as it was started:\n{said}")
+            log = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, "")
+            raise HostError(f"the broker ended as soon as it was started:\n{log}")
         return port
 
     def _start_router(self, router: Container, account: brokers.Account) -> None:
-        """Last of all: it has to know the devices' addresses."""
+        """Start the router last: it has to know the devices' addresses."""
         found = executor.addresses(self._engine, name_of(self._directory.run, "data"))
         addresses = {
             name: found[self._containers[name]]
@@ -193,10 +193,10 @@ class DockerRuntime:
         self._start(router)
 
     def _prepare_files(self, accounts: Mapping[str, brokers.Account]) -> None:
-        """Make what is mounted, and let those read and write it who have to.
+        """Make the mounted files, with the permissions that the containers need.
 
         Any user may read configurations and shards: a container gets its own alone, whoever it runs as,
-        and on the host `work/` is closed to others. Our umask may say otherwise.
+        and on the host `work/` is closed to others. The umask may forbid it.
         """
         directory = self._directory
         for path in directory.work.iterdir():
@@ -213,7 +213,8 @@ class DockerRuntime:
                 _let_write(directory.memory(device).parent)
 
     def _give_away(self, paths: Iterable[Path]) -> None:
-        """Make the containers' user the owner where we are root; elsewhere it is us already."""
+        """Make the containers' user the owner where this process is root; elsewhere it is the owner
+        already."""
         if os.getuid() == 0:
             for path in paths:
                 os.chown(path, self._owner, self._owner)

@@ -2,8 +2,8 @@
 
 A closed loop on the CPU time that a process has really used: a budget grows by share × elapsed time
 and shrinks by what was used; without budget the process is suspended. What was overdrawn is carried
-over, so in the long run nobody gets more than its share; what was not used is not saved up (as in the
-kernel's CFS quota), beyond the little that makes up for ticks that come late.
+over, so in the long run no process gets more than its share; what was not used is not saved up (as in
+the kernel's CFS quota), beyond the little that makes up for ticks that come late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DutyCycle:
     """One thread that limits any number of processes, each with all of its process group.
 
     The group is where the children are, if the process leads one (`start_new_session=True`).
-    Should the controller be killed, nobody is left to resume what is suspended: start the processes
+    Should the controller be killed, nothing is left to resume what is suspended: start the processes
     through `testbed.host.die_with_parent`, which ends them with the controller.
     """
 
@@ -88,7 +88,7 @@ class DutyCycle:
                         _adopt_children(self._limited.values())
                         scanned = now
                 last = now
-        finally:  # whatever ends this thread, nobody stays suspended
+        finally:  # whatever ends this thread, no process stays suspended
             with self._lock:
                 self._closing.set()
                 for limited in self._limited.values():

@@ -1,4 +1,4 @@
-"""Has the Docker engine make, change and remove what is described (`testbed.runtimes.containers`)."""
+"""Executor of specifications (`testbed.runtimes.containers`): has the Docker engine carry them out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLim
 
 PARALLEL = 2
 """Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
-after the other, and now and then make it miscount what is on a network, which it then keeps until it is
+after the other, and occasionally make it miscount what is on a network, which it then keeps until it is
 restarted (moby issue 42119)."""
-_KILLED = 137
-"""Exit code of what somebody has removed."""
-_LETTING_GO = 3.0
-"""Seconds after which a network is given up on that the engine believes to be in use."""
-_REMOVAL = 20.0
-"""Seconds that the engine has to remove a run's containers."""
+_REMOVED_EXIT_CODE = 137
+"""Reported for a container that has been removed."""
+_NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
+"""After this a network stays that the engine believes to be in use."""
+_REMOVAL_TIMEOUT_SECONDS = 20.0
 
 
 @contextmanager
@@ -50,7 +49,7 @@ def create_network(engine: docker.DockerClient, network: Network) -> None:
 
 
 def start(engine: docker.DockerClient, container: Container) -> str:
-    """Create and start it; its id."""
+    """Create and start `container`; return its id."""
     api = engine.api
     host_config = api.create_host_config(
         read_only=container.read_only,
@@ -99,14 +98,14 @@ def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
 
 
 def _limits(cpu: CpuLimits) -> dict[str, Any]:
-    """As the SDK calls them."""
-    told = {
+    """The limits by the SDK's names."""
+    limits = {
         "cpu_period": cpu.period,
         "cpu_quota": cpu.quota,
         "cpu_shares": cpu.weight,
         "cpuset_cpus": cpu.cpus,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def exit_code(engine: docker.DockerClient, container: str) -> int | None:
@@ -114,12 +113,12 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
     try:
         state = engine.api.inspect_container(container)["State"]
     except NotFound:
-        return _KILLED
+        return _REMOVED_EXIT_CODE
     return None if state["Running"] else int(state["ExitCode"])
 
 
 def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:
-    """Where its `port` can be reached on 127.0.0.1; None where it has ended."""
+    """The port of 127.0.0.1 that leads to the container's `port`; None where it has ended."""
     bindings = engine.api.inspect_container(container)["NetworkSettings"]["Ports"]
     return int(bindings[f"{port}/tcp"][0]["HostPort"]) if bindings else None
 
@@ -149,8 +148,8 @@ def _label(run: str | None) -> str:
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
     """Remove every container, network and volume of `run`, by label.
 
-    Their logs go to `directory`, where there is one. What is gone already is no error, nor is another
-    who removes the same. Raises HostError.
+    Their logs go to `directory`, where there is one. What is already gone, or removed by another at the
+    same time, is no error. Raises HostError.
     """
 
     def end(container: dict[str, Any]) -> None:
@@ -161,7 +160,7 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
                 raise
             time.sleep(0.2)
 
-    deadline = time.monotonic() + _REMOVAL
+    deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
         if directory is not None and directory.logs.is_dir():
             list(pool.map(partial(_save_log, engine, directory), containers(engine, run)))
@@ -172,8 +171,8 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
-    """An engine that is still letting go of a container says for a moment that it is on the network."""
-    deadline = time.monotonic() + _LETTING_GO
+    """Remove a network, trying again while the engine still believes that a container is on it."""
+    deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
     while True:
         try:
             return engine.api.remove_network(network)
@@ -184,7 +183,7 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
 
 
 def _save_log(engine: docker.DockerClient, directory: RunDirectory, container: dict[str, Any]) -> None:
-    """Append what the container has said to its log: a resumed run has one already."""
+    """Append the container's output to its log: a resumed run has one already."""
 
     def save() -> None:
         text = engine.api.logs(container["Id"])
@@ -195,7 +194,7 @@ def _save_log(engine: docker.DockerClient, directory: RunDirectory, container: d
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
-    """The last `tail` lines that each container of `run` has said so far, by its part."""
+    """The last `tail` lines of each container of `run`, by its part."""
     texts: dict[str, str] = {}
 
     def read(container: dict[str, Any]) -> None:
@@ -209,7 +208,7 @@ def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
 
 
 def _if_there(action: Callable[[], object]) -> None:
-    """Do `action`; that its object has gone meanwhile (or is going) is what we want anyway."""
+    """Do `action`; that its object is gone, or being removed, is no error."""
     try:
         action()
     except NotFound:

@@ -1,5 +1,5 @@
-"""What the `docker` runtime launches, as data: one container per device, one each for broker and
-aggregator, and networks.
+"""Specifications of all that the `docker` runtime launches: one container per device, one each for
+broker and aggregator, and networks.
 
     data network     (internal)  broker, aggregator, clients: FL's own traffic, over the devices' links
     control network  (no NAT)    broker, device inits, and the controller through 127.0.0.1
@@ -45,51 +45,51 @@ BROKER_FILES = "/testbed"
 
 _DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
-_LEAST_WEIGHT, _MOST_WEIGHT = 2, 262_144
-"""The kernel's bounds of a container's weight against others."""
+_MIN_WEIGHT, _MAX_WEIGHT = 2, 262_144
+"""The kernel's bounds of a container's CPU weight."""
 
-UNLIMITED = CpuLimits(quota=-1, weight=_LEAST_WEIGHT)
-"""Of a client that starts in mid-run: start-up is no part of the experiment, but must not take what
-others are promised."""
+UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
+"""Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
+CPU that others are entitled to."""
 
 
 def launch(spec: RunSpec, images: Images, *, owner: int, congestion_control: str | None) -> Launch:
-    """What to launch for a run, whose files belong to the user `owner`.
+    """The specifications of a run whose files belong to the user `owner`.
 
     `congestion_control` is that of all TCP in containers; None: the host's.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
-    author = _Author(spec, images, owner, sysctls)
+    builder = _SpecificationBuilder(spec, images, owner, sysctls)
     return Launch(
-        networks=author.networks(),
-        broker=author.broker(),
-        aggregator=author.aggregator(),
-        devices=tuple(map(author.device, spec.plan.devices)),
-        router=author.router() if spec.routed else None,
+        networks=builder.networks(),
+        broker=builder.broker(),
+        aggregator=builder.aggregator(),
+        devices=tuple(map(builder.device, spec.plan.devices)),
+        router=builder.router() if spec.routed else None,
     )
 
 
 def name_of(run: str, what: str) -> str:
-    """Of a part's container, or of a network: `data`, `control` or `server`."""
+    """Name of a part's container, or of a network: `data`, `control` or `server`."""
     return f"testbed-{run}-{what}"
 
 
 def appended(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to: there before it starts, as nothing else can be mounted."""
+    """Files that the aggregator appends to; they exist before it starts, as mounting needs that."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.record == "updates" else []
     return [directory.events, *recorded]
 
 
 def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
-    """Of a device at work."""
+    """CPU limits of a device whose client is ready."""
     return CpuLimits(
         quota=device.quota, period=device.period, weight=device.weight, cpus=spec.plan.device_cpus
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Author:
+class _SpecificationBuilder:
     spec: RunSpec
     images: Images
     owner: int
@@ -180,8 +180,8 @@ class _Author:
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """On a host with one core the devices have it too."""
-        return CpuLimits(weight=_MOST_WEIGHT, cpus=self.spec.plan.infrastructure_cpus)
+        """Limits of broker, aggregator and router; on a host with one core the devices share it."""
+        return CpuLimits(weight=_MAX_WEIGHT, cpus=self.spec.plan.infrastructure_cpus)
 
     def _named(self, what: str) -> str:
         return name_of(self.spec.directory.run, what)
@@ -197,7 +197,7 @@ class _Author:
         return Attachment(self._named(network), aliases)
 
     def _container(self, part: str, image: str, user: int) -> Container:
-        """What all have in common."""
+        """A container with what all have in common."""
         return Container(
             part=part,
             name=self._named(part),

@@ -52,11 +52,10 @@ from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
 from testbed.view import View
 
 HOST = "127.0.0.1"
-BROKER_TIMEOUT = 10.0
-"""Seconds until the broker must accept connections."""
-GRACE = 2.0
-"""Seconds between SIGTERM and SIGKILL."""
-
+BROKER_TIMEOUT_SECONDS = 10.0
+"""Until the broker must accept connections."""
+GRACE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL."""
 
 # The environment variables that mark a process as part of a run.
 RUN, PART, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
@@ -68,7 +67,7 @@ def find_mosquitto() -> str | None:
 
 
 def available() -> bool:
-    """Always: it needs nothing but this machine."""
+    """True: it needs nothing but this machine."""
     return True
 
 
@@ -79,7 +78,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs of any runtime that have a process here: of those of another it is the controller's."""
+    """Runs of any runtime that have a process here; in other runtimes than this it is the controller."""
     runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
     for info in find():
         runs[info.run].append(info)
@@ -104,7 +103,7 @@ def logs(run: str, tail: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What each part is started with. The agents get the path of their configuration in addition."""
+    """Command of each part. The agents get the path of their configuration in addition."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None: the embedded broker."""
@@ -124,15 +123,15 @@ class ProcessRuntime:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
-        """Devices that were told to end, and may come back."""
-        self._again: set[str] = set()
+        """Devices that were ended by an action, and may come back."""
+        self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
         self._relayed = relay.needed(spec)
         self._probes: Sequence[Probe] = ()
-        """Those that are still to be told."""
+        """Probes that have not been reported yet."""
         self._traffic: Traffic | None = None
-        """Of the relay, where there is one."""
+        """The relay's counters, where there is one."""
 
     @property
     def broker_kind(self) -> str:
@@ -149,8 +148,8 @@ class ProcessRuntime:
         port = free_port()
         self._spawn(BROKER, self._broker_command(accounts, port))
         self._wait_for_broker(port)
-        entrances = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
-        agent_configs.write(self._spec, accounts, OnHost((HOST, port), entrances))
+        ports = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
+        agent_configs.write(self._spec, accounts, OnHost((HOST, port), ports))
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
         absent = self._spec.absent
         for name in self._devices:
@@ -161,14 +160,14 @@ class ProcessRuntime:
     def limit(self, device: str) -> None:
         """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
 
-        Not before: suspended before the tether is tied, it would outlive a killed controller.
+        Not before: suspended before its request to die with the parent, it would outlive the controller.
         """
         if self._duty_cycle is None:
             self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Links are the relay's, all else is done by signals. Raises BadInputError."""
+        """Do an action: the relay changes links, signals do all else. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._of_link(action)))]
         match action:
@@ -182,14 +181,14 @@ class ProcessRuntime:
                 self._paused.discard(device)
                 self._end(device, signal.SIGTERM)
             case Restart() if not self._works(device):
-                self._again.add(device)
-                self._start_again()
-            case Join():  # nothing of what held it before does so now
-                plugged = [*self.act(device, Reconnect())] if self._relayed else []
-                return [*plugged, *self.act(device, Resume()), *self.act(device, Restart())]
+                self._restarting.add(device)
+                self._start_restarting()
+            case Join():  # which also ends a pause or disconnection
+                reconnect = [*self.act(device, Reconnect())] if self._relayed else []
+                return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
             case Pause():
                 self._paused.add(device)
-                if self._works(device):  # one that is to end would never do so
+                if self._works(device):  # a process that is ending must not be suspended
                     self._release(device)
                     self._children[device].send_signal(signal.SIGSTOP)
             case Resume() if device in self._paused:
@@ -204,7 +203,7 @@ class ProcessRuntime:
         return []
 
     def _of_link(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
-        """What the relay is to do."""
+        """The relay's order for `action`. Raises BadInputError."""
         if not self._relayed:
             raise BadInputError(
                 "links cannot change in this run, which has no relay: no device has a link. Give one a "
@@ -225,22 +224,23 @@ class ProcessRuntime:
         return device in self._children and self._children[device].poll() is None
 
     def _works(self, device: str) -> bool:
-        """Whether it has a process that nobody has told to end."""
+        """Whether it has a process that is not ending."""
         return self._alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
-        """End a device that may come back. A suspended one heeds nothing but SIGKILL."""
-        self._again.discard(device)
+        """End a device that may come back. A suspended process reacts only to SIGKILL, so it is
+        continued."""
+        self._restarting.discard(device)
         if self._alive(device):
             self._away.add(device)
             self._release(device)
             self._children[device].send_signal(how)
             self._children[device].send_signal(signal.SIGCONT)
 
-    def _start_again(self) -> None:
-        """Those that are to, and whose old process has gone."""
-        for device in [device for device in self._again if not self._alive(device)]:
-            self._again.discard(device)
+    def _start_restarting(self) -> None:
+        """Start the devices that are to restart and whose old process has ended."""
+        for device in [device for device in self._restarting if not self._alive(device)]:
+            self._restarting.discard(device)
             self._away.discard(device)
             self._spawn_client(device)
             if device in self._paused:  # while it was down
@@ -251,15 +251,15 @@ class ProcessRuntime:
             self._duty_cycle.release(device)
 
     def ended(self) -> dict[str, int]:
-        """Exit code of each part that has ended by itself: negative for the number of a signal. What
-        waited for an old process to end starts now."""
-        self._start_again()
+        """Exit code of each part that has ended by itself: negative for the number of a signal.
+        Devices that waited for their old process to end start now."""
+        self._start_restarting()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
     def telemetry(self) -> list[Telemetry]:
-        """A sample of each living device, named as the device init's: seconds and bytes. Those that it
-        sent and received go on where it is started anew; without a relay nobody counts them."""
+        """A sample of each living device, named as the device init's: seconds and bytes. Bytes
+        sent and received continue over a restart; without a relay they are not counted."""
         samples: list[Telemetry] = list(self._probes)
         self._probes = ()
         for name in self._devices:
@@ -276,8 +276,8 @@ class ProcessRuntime:
         return samples
 
     def stop(self) -> None:
-        """End every process of the run: agents first, so that none mourns the broker. Idempotent."""
-        self._again.clear()
+        """End every process of the run: agents first, so that none reports a lost broker. Idempotent."""
+        self._restarting.clear()
         if self._duty_cycle is not None:
             self._duty_cycle.close()
         children = dict(self._children)
@@ -286,22 +286,22 @@ class ProcessRuntime:
         last = [children.pop(part) for part in (ROUTER, BROKER) if part in children]
         end(children.values())
         end(last)
-        # What is not on our list: children's children, and one that an interrupt kept from it.
+        # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
 
     def _start_relay(self, login: Broker) -> Mapping[str, int]:
-        """Start it, and measure the links; return where each device finds the broker."""
+        """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
-            entrances = relay.launch(
+            started = relay.launch(
                 self._spec, login, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:
-            said = self._directory.last_words(ROUTER)
-            raise HostError(f"the relay does not answer ({error}).{said}") from error
-        self._probes = entrances.probes
-        self._traffic = entrances.traffic
-        return entrances.ports
+            log = self._directory.last_words(ROUTER)
+            raise HostError(f"the relay does not answer ({error}).{log}") from error
+        self._probes = started.probes
+        self._traffic = started.traffic
+        return started.ports
 
     def _spawn_client(self, name: str) -> None:
         command = [*self._programs.client, self._config(name)]
@@ -326,7 +326,7 @@ class ProcessRuntime:
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         with (self._directory.logs / f"{name}.log").open("ab") as log:
             self._children[name] = subprocess.Popen(
-                [*die_with_parent.tied(cpus), *command],
+                [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -340,7 +340,7 @@ class ProcessRuntime:
             )
 
     def _wait_for_broker(self, port: int) -> None:
-        deadline = time.monotonic() + BROKER_TIMEOUT
+        deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
         while time.monotonic() < deadline and self._children[BROKER].poll() is None:
             with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
                 return
@@ -354,7 +354,8 @@ class ProcessRuntime:
 
 
 def environment(directory: RunDirectory, part: str) -> dict[str, str]:
-    """What marks a process as `part` of a run, and lets its log grow line by line."""
+    """Environment variables that mark a process as `part` of a run, and have its log written line by
+    line."""
     return {
         RUN: directory.run,
         PART: part,
@@ -364,11 +365,12 @@ def environment(directory: RunDirectory, part: str) -> dict[str, str]:
 
 
 def end(children: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End and reap `children`, none of which may be suspended: SIGTERM, and SIGKILL after GRACE."""
+    """End and reap `children`, none of which may be suspended: SIGTERM, and SIGKILL after
+    GRACE_SECONDS."""
     children = list(children)
     for child in children:
         child.terminate()
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + GRACE_SECONDS
     for child in children:
         try:
             child.wait(max(0.0, deadline - time.monotonic()))
@@ -395,7 +397,7 @@ def find() -> list[ProcessInfo]:
     for process in psutil.process_iter():
         try:
             marks = process.environ() if process.uids().real == os.getuid() else {}
-        except psutil.Error:  # ended meanwhile, or not ours to look at
+        except psutil.Error:  # ended meanwhile, or another user's
             continue
         if RUN in marks:
             found.append(
@@ -422,10 +424,10 @@ def remove(run: str | None = None) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
             process.resume()
-    for process in still_alive(processes, GRACE):
+    for process in still_alive(processes, GRACE_SECONDS):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    still_alive(processes, GRACE)
+    still_alive(processes, GRACE_SECONDS)
     return len(processes)
 
 
@@ -441,7 +443,7 @@ def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psu
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs or is suspended: a zombie has ended, whoever has yet to take note of it."""
+    """Whether it runs or is suspended: a zombie has ended, even if it has not been reaped."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

@@ -83,7 +83,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [*die_with_parent.tied(), sys.executable, "-m", "testbed.sweep.worker"],
+            [*die_with_parent.prefix(), sys.executable, "-m", "testbed.sweep.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -29,10 +29,10 @@ from agents.messages import AddressedOrder
 from agents.nanoseconds import from_seconds
 from testbed.errors import BadInputError
 from testbed.fidelity import requested
-from testbed.fidelity.figures import AskedCpu, AskedLink
+from testbed.fidelity.figures import RequestedCpu, RequestedLink
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.run.scenario_player import Director, ordered
+from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
@@ -68,13 +68,13 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
         _acted(20.0, "b", action="crash"),
         events.ClientStatus(20.1, "b", "offline"),
     ]
-    a, b = requested.asked(spec, records)
-    assert a.cpu == (AskedCpu(0.2, 0.025, 0.0), AskedCpu(0.5, 0.01, 5.0))
-    assert a.link == (AskedLink(up=1e6, delay=0.04), AskedLink(up=2e6, delay=0.04, at=6.0))
+    a, b = requested.devices(spec, records)
+    assert a.cpu == (RequestedCpu(0.2, 0.025, 0.0), RequestedCpu(0.5, 0.01, 5.0))
+    assert a.link == (RequestedLink(up=1e6, delay=0.04), RequestedLink(up=2e6, delay=0.04, at=6.0))
     assert a.away == ((7.0, 8.0),)
     assert b.away == ((0.0, 12.0), (20.0, float("inf")))
     assert [(s.what, s.due, s.done) for s in requested.steps(records)][2] == ("pause of a", 7.0, 7.25)
-    assert requested.asked(spec, [])[0].link == (AskedLink(up=1e6, delay=0.04),)
+    assert requested.devices(spec, [])[0].link == (RequestedLink(up=1e6, delay=0.04),)
     assert topology.devices[0].link is not None
     assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
@@ -83,7 +83,7 @@ def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = requested.asked(
+    a, _ = requested.devices(
         spec,
         [
             _acted(5.0, "a", action="pause"),
@@ -100,7 +100,7 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     topology = parse(TOPOLOGY)
     planned = plan(topology, "docker", Host((0, 1), 2**34))
     spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
-    a, _ = requested.asked(
+    a, _ = requested.devices(
         spec,
         [
             events.RunStarted(0.0, 1e9, ("a",), ("b",)),
@@ -110,8 +110,8 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
             events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
         ],
     )
-    assert a.cpu[-1] == AskedCpu(0.2, 0.025, 10.0)
-    assert a.link[-1] == AskedLink(up=1e6, delay=0.04, at=10.0)
+    assert a.cpu[-1] == RequestedCpu(0.2, 0.025, 10.0)
+    assert a.link[-1] == RequestedLink(up=1e6, delay=0.04, at=10.0)
     assert a.away == ((7.0, 10.0),)
 
 
@@ -120,7 +120,7 @@ def _step(at: float, device: str, action: Action) -> Step:
 
 
 @dataclass
-class Stage:
+class FakeRuntime:
     done: list[tuple[str, Action]] = field(default_factory=list)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
@@ -133,20 +133,20 @@ def _never(failure: str) -> None:
 
 
 def test_the_director_plays_what_is_due_and_has_it_logged() -> None:
-    stage, told = Stage(), list[AddressedOrder]()
+    runtime, told = FakeRuntime(), list[AddressedOrder]()
     steps = [_step(0.0, "a", Crash()), _step(1e6, "b", Crash())]
-    director = Director(iter(steps), stage, told.append, _never)
-    director.play()
-    assert stage.done == []  # the run clock has not started
-    director.start(time.monotonic())
-    director.play()
-    assert stage.done == [("a", Crash())]
+    player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
+    player.play()
+    assert runtime.done == []  # the run clock has not started
+    player.start(time.monotonic())
+    player.play()
+    assert runtime.done == [("a", Crash())]
     assert told[0] == ("a", messages.DeviceOrder("a", Crash()))
     part, logged = told[1]
     assert isinstance(logged, messages.Log)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
     assert 0 <= logged.lateness == logged.at < 1
-    director.order("b", SetCpu(0.5))
+    player.execute("b", SetCpu(0.5))
     by_hand = told[-1][1]
     assert isinstance(by_hand, messages.Log)
     assert (by_hand.source, by_hand.lateness) == ("hand", 0.0)
@@ -171,45 +171,45 @@ def test_a_resumed_run_has_devices_as_they_were() -> None:
         _step(9.6, "traced", SetLink({"rtt": 0.5})),
         _step(20.0, "b", Resume()),
     ]
-    stage, told = Stage(), list[AddressedOrder]()
-    director = Director(iter(steps), stage, told.append, _never)
-    director.start(time.monotonic() - 10.0, begin=10.0)
-    director.play()
-    assert stage.done == [
+    runtime, told = FakeRuntime(), list[AddressedOrder]()
+    player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
+    player.start(time.monotonic() - 10.0, begin=10.0)
+    player.play()
+    assert runtime.done == [
         ("a", SetCpu(0.1)),
         ("b", Pause()),
         ("late", Restart()),
         ("back", Join()),
         ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
-    assert director.next_due > time.monotonic() + 9
+    assert player.next_due > time.monotonic() + 9
 
 
 def test_a_step_that_cannot_be_done_is_told_and_the_run_goes_on() -> None:
-    class Refusing(Stage):
+    class Refusing(FakeRuntime):
         def act(self, device: str, action: Action) -> list[AddressedOrder]:
             raise BadInputError(f"{device} has ended")
 
     told, failed = list[AddressedOrder](), list[str]()
-    director = Director(iter([_step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
-    director.start(time.monotonic())
-    director.play()
+    player = ScenarioPlayer(iter([_step(0.0, "a", Restart())]), Refusing(), told.append, failed.append)
+    player.start(time.monotonic())
+    player.play()
     assert (told, failed) == ([], ["a has ended"])
     with pytest.raises(BadInputError, match="b has ended"):
-        director.order("b", Restart())  # a user is told at once
+        player.execute("b", Restart())  # a user is told at once
 
 
 def test_orders_are_read_as_they_are_told() -> None:
-    assert ordered({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
-    assert ordered({"device": "a", "action": "set", "link": {"up": 1}}) == ("a", SetLink({"up": 1}))
-    assert ordered({"device": "a", "action": "crash"}) == ("a", Crash())
+    assert parsed({"device": "a", "action": "set", "cpu": 0.5}) == ("a", SetCpu(0.5))
+    assert parsed({"device": "a", "action": "set", "link": {"up": 1}}) == ("a", SetLink({"up": 1}))
+    assert parsed({"device": "a", "action": "crash"}) == ("a", Crash())
     with pytest.raises(BadInputError, match="knows no action 'dance'"):
-        ordered({"device": "a", "action": "dance"})
+        parsed({"device": "a", "action": "dance"})
 
 
 def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "asked")
-    box, served = commands.Mailbox(directory.orders), threading.Event()
+    box, served = commands.CommandFolder(directory.orders), threading.Event()
     obeyed: list[dict[str, Any]] = []
 
     def obey(order: dict[str, Any]) -> None:

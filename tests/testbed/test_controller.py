@@ -160,7 +160,7 @@ def test_what_cannot_be_told_to_a_device_is_a_failure(tmp_path: Path) -> None:
     run = spec(tmp_path)
     controller = Controller(run, Idle(), Lines())
     connection = Connection(Broker("localhost", 0, "c", ""), [], lambda _: None)
-    controller._tell(connection, ("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12}))))
+    controller._send(connection, ("d-1", DeviceOrder("d-1", SetLink({"rtt": 1e12}))))
     (failure,) = controller.failures
     assert failure.startswith("an order to d-1 could not be sent: action: expected a number")
 
@@ -170,7 +170,7 @@ def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path
     run = replace(run, plan=replace(run.plan, runtime="docker"))
     controller = Controller(run, Idle(), Lines())
     with pytest.raises(BadInputError, match=r"cannot have 0\.0005 cpu: a container has at least 0\.001"):
-        controller._obey({"device": "d-1", "action": "set", "cpu": 0.0005})
+        controller._execute({"device": "d-1", "action": "set", "cpu": 0.0005})
 
 
 def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tmp_path: Path) -> None:

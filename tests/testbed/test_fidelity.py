@@ -13,12 +13,12 @@ import pytest
 from agents import events
 from testbed.fidelity import Clock, measure, trainings
 from testbed.fidelity.figures import (
-    Asked,
-    AskedCpu,
-    AskedLink,
     DeviceFidelity,
     Figure,
     Interval,
+    Requested,
+    RequestedCpu,
+    RequestedLink,
 )
 from testbed.rundir.tail import Samples
 
@@ -59,13 +59,13 @@ def probe(at: float, **values: object) -> Sample:
 
 def pi(
     samples: Iterable[Mapping[str, Any]],
-    *cpu: AskedCpu,
-    link: tuple[AskedLink, ...] = (),
+    *cpu: RequestedCpu,
+    link: tuple[RequestedLink, ...] = (),
     trained: Sequence[Interval] = (),
     away: tuple[Interval, ...] = (),
     clock: Clock | None = None,
 ) -> DeviceFidelity:
-    asked = Asked("pi", "pis", cpu or (AskedCpu(0.25, 0.01),), link, away)
+    asked = Requested("pi", "pis", cpu or (RequestedCpu(0.25, 0.01),), link, away)
     return measure([asked], samples, clock or Clock(EPOCH), {"pi": trained}).devices[0]
 
 
@@ -76,7 +76,7 @@ IDLE = (0.02, 10, 0)
 
 def test_a_share_is_measured_where_the_kernel_held_the_device_back() -> None:
     got = pi(usage([BUSY, IDLE, BUSY, IDLE, IDLE, BUSY]))
-    assert got.figures["cpu"].asked == 0.25
+    assert got.figures["cpu"].requested == 0.25
     assert got.figures["cpu"].got == pytest.approx(0.25)
     assert got.figures["cpu"].error == pytest.approx(0.0)
     assert got.measured == pytest.approx(3.0)
@@ -142,16 +142,16 @@ def test_start_up_in_a_container_that_stays_is_not_measured() -> None:
 def test_each_asked_share_is_measured_by_itself_and_the_worst_is_shown() -> None:
     """From 4 s on 0.125 was asked, and half a second later 0.15 is what there is."""
     low = (0.15, 50, 50)  # periods of 20 ms
-    change = AskedCpu(0.125, 0.02, at=4.0)
+    change = RequestedCpu(0.125, 0.02, at=4.0)
     samples = usage([BUSY] * 4 + [(0.19, 50, 50)] + [low] * 5)
-    got = pi(samples, AskedCpu(0.25, 0.01), change)
-    assert got.figures["cpu"].asked == 0.125
+    got = pi(samples, RequestedCpu(0.25, 0.01), change)
+    assert got.figures["cpu"].requested == 0.125
     assert got.figures["cpu"].got == pytest.approx(0.15)
     assert got.figures["cpu"].error == pytest.approx(20.0)
     assert got.measured == pytest.approx(5.0)  # not the second in which it settled
     # What rests on less than three seconds is not the device's figure.
-    got = pi(samples[:8], AskedCpu(0.25, 0.01), change)
-    assert got.figures["cpu"].asked == 0.25
+    got = pi(samples[:8], RequestedCpu(0.25, 0.01), change)
+    assert got.figures["cpu"].requested == 0.25
     assert got.measured == pytest.approx(4.0)
 
 
@@ -225,7 +225,7 @@ def test_trainings_are_those_of_the_updates() -> None:
     assert trainings(records) == {"pi": [(2.0, 5.0), (8.0, 11.0)], "nano": [(3.0, 6.0)]}
 
 
-LINK = AskedLink(up=5e6, down=20e6, delay=0.03, jitter=0.003, loss=0.1)
+LINK = RequestedLink(up=5e6, down=20e6, delay=0.03, jitter=0.003, loss=0.1)
 
 
 def test_links_are_what_probes_measured() -> None:
@@ -242,9 +242,9 @@ def test_links_are_what_probes_measured() -> None:
     assert got.figures["up"].got == pytest.approx(4.75e6)
     assert got.figures["up"].error == pytest.approx(-5.0)
     assert got.figures["down"].error == pytest.approx(0.0)
-    assert got.figures["rtt"].asked == pytest.approx(0.06)
+    assert got.figures["rtt"].requested == pytest.approx(0.06)
     assert got.figures["rtt"].error == pytest.approx(10.0)
-    assert got.figures["jitter"].asked == pytest.approx(0.003 * math.sqrt(2 / 3))
+    assert got.figures["jitter"].requested == pytest.approx(0.003 * math.sqrt(2 / 3))
     assert got.figures["loss"].error == pytest.approx(0.0)
     assert [name for name, _ in got.judged()] == ["rtt"]  # of packets that are lost the rate tells less
     same = pi([probe(1.0, up=4e6, down=2e7, rtt=0.066)], link=(replace(LINK, loss=0.0),))
@@ -253,7 +253,7 @@ def test_links_are_what_probes_measured() -> None:
 
 def test_what_was_not_asked_has_no_error() -> None:
     probes = [probe(1.0, up=900e6, rtt=0.0002)]
-    got = pi(probes, link=(AskedLink(down=1e6),))
+    got = pi(probes, link=(RequestedLink(down=1e6),))
     assert got.figures["rtt"].error is None
     assert list(got.judged()) == []
     assert pi(probes).figures["up"].got == 900e6
@@ -261,7 +261,7 @@ def test_what_was_not_asked_has_no_error() -> None:
 
 
 def test_a_probe_of_before_the_run_is_of_the_link_as_first_asked() -> None:
-    links = (LINK, AskedLink(up=1e6, at=10.0))
+    links = (LINK, RequestedLink(up=1e6, at=10.0))
     for first in (0.0, 2.0):
         got = pi([probe(-3.0, rtt=0.06)], link=(replace(LINK, at=first), *links[1:]))
         assert got.figures["rtt"].error == pytest.approx(0.0)
@@ -277,10 +277,10 @@ def test_a_resumed_run_is_probed_with_the_link_as_first_asked() -> None:
 
 
 def test_a_change_of_a_link_that_did_not_happen_shows() -> None:
-    links = (LINK, AskedLink(up=1e6, delay=0.0295, at=10.0))
+    links = (LINK, RequestedLink(up=1e6, delay=0.0295, at=10.0))
     probes = [probe(at, up=5e6, rtt=0.0605) for at in (1.0, 3.0, 5.0, 10.2, 12.0)]
     got = pi(probes, link=links)
-    assert got.figures["up"].asked == 1e6
+    assert got.figures["up"].requested == 1e6
     assert got.figures["up"].error == pytest.approx(400.0)
     assert "rtt" not in dict(got.judged())  # 2 ms are what a device takes to answer
 
@@ -300,7 +300,7 @@ def test_a_recorded_run(tmp_path: Path) -> None:
     """0.2 of a core in periods of 12.5 ms: 0.992993 s of CPU in 397 of them."""
     path = tmp_path / "telemetry.jsonl"
     path.write_text(RECORDED)
-    asked = Asked("far", "far", (AskedCpu(0.2, 0.0125),))
+    asked = Requested("far", "far", (RequestedCpu(0.2, 0.0125),))
     got = measure([asked], Samples(path).read(), Clock(14347.0), {}).devices[0]
     assert got.measured == pytest.approx(4.9625)
     assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)

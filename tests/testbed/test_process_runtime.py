@@ -38,7 +38,7 @@ from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
-from testbed.runtimes.process import GRACE, ProcessRuntime, Programs
+from testbed.runtimes.process import GRACE_SECONDS, ProcessRuntime, Programs
 from testbed.topology import parse
 
 pytestmark = pytest.mark.alone
@@ -226,7 +226,7 @@ def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_p
         runtime.limit(name)
     begin = time.monotonic()
     runtime.stop()
-    assert time.monotonic() - begin < GRACE + 3
+    assert time.monotonic() - begin < GRACE_SECONDS + 3
     assert of(run) == []
     assert {runtime.ended()[name] for name in names} == {-signal.SIGKILL}
 

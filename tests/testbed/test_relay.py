@@ -16,7 +16,7 @@ import pytest
 from agents.config import Access, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from testbed.relay import transfer
-from testbed.relay.main import OwnLink, cells
+from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import Traffic
@@ -132,14 +132,14 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
 ) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
-    relay.tell(lambda now: access.obey(Disconnect(), now))
+    relay.submit(lambda now: access.apply(Disconnect(), now))
     time.sleep(0.05)
     device.sendall(b"up")
     broker.sendall(b"down")
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
-    relay.tell(lambda now: access.obey(Reconnect(), now))
+    relay.submit(lambda now: access.apply(Reconnect(), now))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
 
@@ -160,7 +160,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
 def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
-    relay.tell(lambda now: access.obey(SetLink({"rtt": 0.02}), now))
+    relay.submit(lambda now: access.apply(SetLink({"rtt": 0.02}), now))
     assert access.link.up == 1_000_000
     time.sleep(0.05)
     begin = time.monotonic()
@@ -172,7 +172,9 @@ def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) ->
 
 
 def test_of_an_access_only_what_is_limited_is_shared() -> None:
-    found = cells({"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)})
+    found = shared_lanes(
+        {"a": Access("wifi", CELL), "b": Access("wifi", CELL), "c": Access("lte", CELL, CELL)}
+    )
     assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
     assert found["a"][0][0] is found["b"][0][0]
     assert found["b"][0][0] is not found["c"][0][0]
@@ -182,7 +184,7 @@ def test_of_an_access_only_what_is_limited_is_shared() -> None:
 def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
     upwards: bool, through: Through, of: Of
 ) -> None:
-    shared = cells(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
+    shared = shared_lanes(dict.fromkeys("abc", Access("wifi", CELL, CELL)))
     pairs = [through(of(Link(rtt=0.02)), *shared[name])() for name in "abc"]
     begin = time.monotonic()
     ended = []
@@ -208,7 +210,7 @@ def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
 
 
 def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> None:
-    shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
+    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     slow, fast = (
         through(of(Link(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
     )
@@ -224,10 +226,10 @@ def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> No
 def test_a_device_without_network_takes_nothing_of_its_cell(
     relay: Relay, through: Through, of: Of
 ) -> None:
-    shared = cells(dict.fromkeys("ab", Access("wifi", CELL)))
+    shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
-    relay.tell(lambda now: own.obey(Disconnect(), now))
+    relay.submit(lambda now: own.apply(Disconnect(), now))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()
     time.sleep(0.05)
@@ -235,7 +237,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     sent(there[0], bytes(100_000))
     assert len(received(there[1])) == 100_000
     assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
-    relay.tell(lambda now: own.obey(Reconnect(), now))
+    relay.submit(lambda now: own.apply(Reconnect(), now))
     assert len(received(away[1])) == 500_000
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host.cpu_latency import LATENCY, wakeful
+from testbed.host.cpu_latency import LATENCY, keep_awake
 
 pytestmark = pytest.mark.alone
 
@@ -22,12 +22,12 @@ def _bearable() -> int:
 @pytest.mark.skipif(not os.access(LATENCY, os.W_OK), reason="needs to write /dev/cpu_dma_latency")
 def test_cores_stay_awake_meanwhile() -> None:
     before = _bearable()
-    with wakeful() as awake:
+    with keep_awake() as awake:
         assert awake
         assert _bearable() == 0
     assert _bearable() == before
 
 
 def test_a_host_that_refuses_is_told_apart(tmp_path: Path) -> None:
-    with wakeful(tmp_path / "no such device") as awake:
+    with keep_awake(tmp_path / "no such device") as awake:
         assert not awake
