@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from agents.config import Link
-from agents.device.probe import pace, told
+from agents.device.probe import pace, round_trip_figures
 from agents.messages import LinkFigures
 from testbed.relay import transfer
 from testbed.relay.pipe import SEGMENT, on_wire
@@ -29,7 +29,7 @@ def measure(asked: Link, host: str, transfers: int, echoes: int) -> LinkFigures:
     Raises OSError.
     """
     count, every = pace(asked, on_wire(1))
-    found = told(asked, round_trips(host, echoes, count, every, _PATIENCE + asked.rtt))
+    found = round_trip_figures(asked, round_trips(host, echoes, count, every, _PATIENCE + asked.rtt))
     for name, rate in (("up", asked.up), ("down", asked.down)):
         if rate is not None:
             move = transfer.upload if name == "up" else transfer.download

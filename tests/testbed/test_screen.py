@@ -17,7 +17,7 @@ from testbed.watching.overview import Device, Overview
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
 from testbed.watching.tally import Tally
-from tests.testbed.told import STARTED, fleet, update
+from tests.testbed.record_factories import STARTED, fleet, update
 
 SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
 
