@@ -1,4 +1,4 @@
-"""What a process of the run is told at its start: frozen dataclasses, handed over as one JSON file.
+"""Configuration of the processes of a run: frozen dataclasses, handed over as one JSON file.
 
 The controller writes them; each agent's `main.py` reads its own. Durations are in seconds of device
 time, rates in bit/s, sizes in bytes.
@@ -142,7 +142,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Access link of a device as it is asked for; None means unlimited."""
+    """Access link requested for a device; None means unlimited."""
 
     up: int | None = None
     down: int | None = None
@@ -188,7 +188,7 @@ class DeviceConfig:
     user: int
     """Numeric user and group of the client process."""
     present: bool = True
-    """Whether the client starts with the run; else when it is told to."""
+    """Whether the client starts with the run, or only when a command starts it."""
     telemetry_every: float = 1.0
     """Seconds of the host between two samples, which are taken at the device's own CPU share."""
     patience: float = 30.0

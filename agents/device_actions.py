@@ -67,7 +67,7 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """It says goodbye, and is gone."""
+    """Leave in order: the client says goodbye and ends."""
 
 
 @dataclass(frozen=True, slots=True)

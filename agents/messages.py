@@ -1,4 +1,4 @@
-"""Control messages: what controller, inits, router, aggregator and clients tell each other beside models
+"""Control messages: what controller, inits, router, aggregator and clients send each other beside models
 and updates (docs/wire.md).
 
 `decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
@@ -24,22 +24,19 @@ from agents import topics
 from agents.device_actions import SetLink, Switching, from_json, to_json
 from agents.topics import Topics, is_name
 
-MOST_BYTES = 64 * 1024
-"""Of a payload."""
-MOST_TEXT = 4096
-"""Characters of a text."""
-_MOST_ENTRIES, _MOST_DEPTH = 32, 3
+MAX_PAYLOAD_BYTES = 64 * 1024
+MAX_TEXT_CHARACTERS = 4096
+_MAX_ENTRIES, _MAX_DEPTH = 32, 3
 """Of the maps of an action's details."""
-_MOST_NUMBER = 1e18
+_MAX_NUMBER = 1e18
 """Of an action's details."""
-_MOST_SECONDS = 1e10
-_MOST_RATE = 10**15
-"""bit/s."""
-_MOST_COUNT = 2**63 - 1
+_MAX_SECONDS = 1e10
+_MAX_BITS_PER_SECOND = 10**15
+_MAX_COUNT = 2**63 - 1
 
 
 class MessageError(Exception):
-    """It is no message of ours, or not one for its topic; the text says what is wrong."""
+    """A payload that is not a valid message for its topic; the text describes the error."""
 
 
 T = TypeVar("T")
@@ -59,8 +56,8 @@ def _shown(value: object) -> str:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise MessageError(f"expected a text, found {_shown(value)}")
-    if len(value) > MOST_TEXT:
-        raise MessageError(f"a text of {len(value)} characters, at most {MOST_TEXT} are read")
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise MessageError(f"a text of {len(value)} characters, at most {MAX_TEXT_CHARACTERS} are read")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise MessageError("a text with half of a surrogate pair, which no file can hold")
     return value
@@ -72,20 +69,28 @@ def _name(value: Any) -> str:
     return value
 
 
-def _number(least: float, most: float) -> Callable[[Any], float]:
+def _number(least: float, max_logged: float) -> Callable[[Any], float]:
     def read(value: Any) -> float:
         # Compared before it is converted: an integer of 400 digits is no float.
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise MessageError(f"expected a number from {least:g} to {most:g}, found {_shown(value)}")
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not least <= value <= max_logged
+        ):
+            raise MessageError(
+                f"expected a number from {least:g} to {max_logged:g}, found {_shown(value)}"
+            )
         return float(value)
 
     return read
 
 
-def _integer(least: int, most: int) -> Callable[[Any], int]:
+def _integer(least: int, max_logged: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise MessageError(f"expected an integer from {least} to {most}, found {_shown(value)}")
+        if type(value) is not int or not least <= value <= max_logged:
+            raise MessageError(
+                f"expected an integer from {least} to {max_logged}, found {_shown(value)}"
+            )
         return value
 
     return read
@@ -102,8 +107,8 @@ def _one_of(literal: Any) -> Callable[[Any], str]:
     return read
 
 
-_at_least_0 = _number(0.0, _MOST_SECONDS)
-_rate = _integer(1, _MOST_RATE)
+_at_least_0 = _number(0.0, _MAX_SECONDS)
+_rate = _integer(1, _MAX_BITS_PER_SECOND)
 _CHANGES: dict[str, _Reader] = {
     "up": lambda value: None if value is None else _rate(value),
     "down": lambda value: None if value is None else _rate(value),
@@ -129,7 +134,7 @@ def _action(value: Any) -> RemoteAction:
 def _details(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MessageError(f"expected a map, found {_shown(value)}")
-    return {_text(key): _detail(inner, _MOST_DEPTH - 1) for key, inner in _few(value).items()}
+    return {_text(key): _detail(inner, _MAX_DEPTH - 1) for key, inner in _few(value).items()}
 
 
 def _detail(value: Any, depth: int) -> Any:
@@ -139,7 +144,7 @@ def _detail(value: Any, depth: int) -> Any:
         case str():
             return _text(value)
         case int() | float():
-            if not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+            if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
                 raise MessageError(f"{_shown(value)} is no number that an action has")
             return value
         case dict() if depth:
@@ -148,25 +153,25 @@ def _detail(value: Any, depth: int) -> Any:
 
 
 def _few(value: dict[Any, Any]) -> dict[Any, Any]:
-    if len(value) > _MOST_ENTRIES:
-        raise MessageError(f"a map with {len(value)} entries, at most {_MOST_ENTRIES} are read")
+    if len(value) > _MAX_ENTRIES:
+        raise MessageError(f"a map with {len(value)} entries, at most {_MAX_ENTRIES} are read")
     return value
 
 
 RemoteAction = SetLink | Switching
 """What is not the controller's own to do: CPU limits are."""
 State = Literal["joining", "ready", "offline"]
-Wish = Literal["stop", "pull", "interrupt"]
+ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
 
 Text = Annotated[str, _text]
 Name = Annotated[str, _name]
 Seconds = Annotated[float, _at_least_0]
-DeviceTime = Annotated[float, _number(-_MOST_SECONDS, _MOST_SECONDS)]
+DeviceTime = Annotated[float, _number(-_MAX_SECONDS, _MAX_SECONDS)]
 """May be below 0 by a little, where the host's clock is set."""
 Share = Annotated[float, _number(0.0, 1.0)]
-Rate = Annotated[float, _number(0.0, _MOST_RATE)]
-Count = Annotated[int, _integer(0, _MOST_COUNT)]
+Rate = Annotated[float, _number(0.0, _MAX_BITS_PER_SECOND)]
+Count = Annotated[int, _integer(0, _MAX_COUNT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +283,7 @@ class Request:
     short (`interrupt`), or to end (`stop`)."""
 
     client: Name
-    what: Annotated[Wish, _one_of(Wish)]
+    what: Annotated[ClientCommand, _one_of(ClientCommand)]
 
 
 AggregatorOrder = Start | Stop | Log | Note
@@ -295,7 +300,7 @@ _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
 
 def clipped(text: str) -> str:
     """`text` as a message can carry it."""
-    return text[:MOST_TEXT].encode(errors="replace").decode()
+    return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()
 
 
 def encode(message: Message) -> bytes:
@@ -309,8 +314,8 @@ def encode(message: Message) -> bytes:
             payload = json.dumps(fields).encode()
         case _:
             payload = json.dumps({"do": message.do, **fields}).encode()
-    if len(payload) > MOST_BYTES:
-        raise MessageError(f"a message of {len(payload)} bytes, at most {MOST_BYTES} are read")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
     return payload
 
 
@@ -320,8 +325,8 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
         kind, name = names.kind_and_name(topic)
     except ValueError as error:
         raise MessageError(str(error)) from error
-    if len(payload) > MOST_BYTES:
-        raise MessageError(f"a message of {len(payload)} bytes, at most {MOST_BYTES} are read")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
@@ -436,16 +441,16 @@ _FIELDS = {cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigur
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts messages that were refused, and tells of the first few: a peer must not fill our log."""
+    """Counter of refused messages that logs only the first few, so that a peer cannot fill the log."""
 
-    tell: Callable[[str], object]
-    most: int = 20
+    log: Callable[[str], object]
+    max_logged: int = 20
     count: int = field(default=0, init=False)
 
     def add(self, topic: str, error: MessageError) -> None:
-        """`error` is what was wrong with a message on `topic`."""
+        """Count a message on `topic` that was refused because of `error`."""
         self.count += 1
-        if self.count <= self.most:
-            self.tell(f"refused a message on {topic:.200}: {error}")
-        elif self.count == self.most + 1:
-            self.tell(f"refused more than {self.most} messages; of the others nothing is told")
+        if self.count <= self.max_logged:
+            self.log(f"refused a message on {topic:.200}: {error}")
+        elif self.count == self.max_logged + 1:
+            self.log(f"refused more than {self.max_logged} messages; of the others nothing is told")

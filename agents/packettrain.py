@@ -1,12 +1,12 @@
-"""How fast a device's link really is: a train of packets through it, each way, timed where they arrive.
+"""Measurement of a link's rate: a train of packets each way, timed at the receiver.
 
-UDP, so that neither a long round trip nor loss slows it, as they do a short TCP transfer. A train is
-a second of full packets, a little faster than the link is asked to be. Its rate is what arrives
-between its first and its last packet, by the kernel's clock on arrival; also what the receiver was too
-slow to fetch, which the kernel counts.
+Trains use UDP, so that neither a long round trip nor loss slows them, as they do a short TCP transfer. A
+train is one second of full packets, sent slightly faster than the rate requested of the link. Its rate
+is computed from the packets that arrive between the first and the last, by the kernel's timestamps;
+packets that the receiver was too slow to fetch, which the kernel counts, are included.
 
-All goes over one port of the server. A device's socket sends a request, `up RATE` or `down RATE`, and
-repeats it until it is answered: by a word that its train may start, or by the first of the server's.
+The server uses one port. A device sends the request `up RATE` or `down RATE` and repeats it until the
+server answers: with permission to start the train, or with the first packet of its own.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ FRAME = 1514
 """Bytes of each packet on the wire, Ethernet header included."""
 _PAYLOAD = bytes(FRAME - 14 - 20 - 8)
 _GO = b"go"
-_SECONDS = 1.0
-_LEAST, _MOST = 12, 2_700
-"""Packets."""
-_FASTER = 1.1
-"""Than asked, so that the link is what limits it."""
-_AHEAD = 0.15
-"""Seconds of the train that may wait for the link, so that a sender on a busy host keeps it full."""
-_SILENCE = 1.0
-"""Seconds without a packet after which a train is over that has lost some; or some packets' time."""
-_BEGIN = 10.0
-"""Seconds until a train must have begun."""
-_TRIES = 10
+_TRAIN_SECONDS = 1.0
+_MIN_PACKETS, _MAX_PACKETS = 12, 2_700
+_SEND_RATE_FACTOR = 1.1
+"""Of the rate requested of the link, so that the link is the bottleneck."""
+_SEND_AHEAD_SECONDS = 0.15
+"""Part of the train that may queue for the link, so that a sender on a busy host keeps it full."""
+_SILENCE_TIMEOUT_SECONDS = 1.0
+"""Time without a packet after which a train that lost packets is over; longer on slow links."""
+_FIRST_PACKET_TIMEOUT_SECONDS = 10.0
+_MAX_REQUESTS = 10
 _SO_RXQ_OVFL = 40
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
-_BUFFER = 4 << 20
+_SOCKET_BUFFER_BYTES = 4 << 20
 
 
 def length(rate: int) -> int:
-    """Packets of a train for a link of `rate` bit/s."""
-    return min(max(_LEAST, round(rate * _SECONDS / (8 * FRAME))), _MOST)
+    """Number of packets in a train for a link of `rate` bit/s."""
+    return min(max(_MIN_PACKETS, round(rate * _TRAIN_SECONDS / (8 * FRAME))), _MAX_PACKETS)
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """What is known of a train at its receiver; times in ns."""
+    """A train as its receiver has seen it so far; times in ns."""
 
     first: int = 0
     last: int = 0
     count: int = 0
     missed: int = 0
-    """Packets that the receiver did not fetch in time, up to the last that it did."""
+    """Packets dropped because the receiver did not fetch them in time, up to the last one that it
+    fetched."""
     _missed_before: int = 0
 
     def add(self, at: int, missed: int) -> None:
@@ -66,44 +65,44 @@ class Arrivals:
 
     @property
     def rate(self) -> float:
-        """bit/s on the wire; 0 for less than two packets."""
+        """Rate in bit/s on the wire; 0 for fewer than two packets."""
         if self.last <= self.first:
             return 0.0
         return 8e9 * FRAME * (self.count - 1 + self.missed) / (self.last - self.first)
 
 
-def upload(host: str, rate: int, patience: float) -> float:
-    """bit/s on the wire from here to the server, on a link of `rate` bit/s.
+def upload(host: str, rate: int, timeout: float) -> float:
+    """Measured rate in bit/s on the wire from here to the server, on a link of `rate` bit/s.
 
-    `patience`: how many seconds an answer may take, beside the train. Raises OSError where none comes.
+    `timeout`: seconds within which each answer must come, in addition to the train. Raises OSError.
     """
     with closing(_socket()) as sock:
         sock.connect((host, PORT))
-        _ask(sock, f"up {rate}".encode(), patience)
+        _request(sock, f"up {rate}".encode(), timeout)
         _send_train(sock, rate)
-        sock.settimeout(patience + 2 * _silence(rate) + 2 * _SECONDS)
+        sock.settimeout(timeout + 2 * _silence(rate) + 2 * _TRAIN_SECONDS)
         while True:
             answer = sock.recv(2048)
             if answer.startswith(b"{"):
                 return Arrivals(**json.loads(answer)).rate
 
 
-def download(host: str, rate: int, patience: float) -> float:
-    """As `upload`, from the server to here."""
+def download(host: str, rate: int, timeout: float) -> float:
+    """Measured rate from the server to here; see `upload`."""
     with closing(_socket()) as sock:
         sock.connect((host, PORT))
-        first = _ask(sock, f"down {rate}".encode(), patience)
+        first = _request(sock, f"down {rate}".encode(), timeout)
         return _receive_train(sock, rate, first).rate
 
 
 def listen(address: str, port: int = PORT) -> None:
-    """Answer devices at `address`, in threads of this process, as long as it lives. Raises OSError."""
+    """Serve devices at `address` in threads of this process until it ends. Raises OSError."""
     listening = _bound(address, port)
     threading.Thread(target=_serve, args=(listening,), name="packettrain", daemon=True).start()
 
 
 def _serve(listening: socket.socket) -> None:
-    """Each device that asks gets a socket of its own: the kernel counts what each was too slow for."""
+    """Answer each device on a socket of its own, as the kernel counts dropped packets by socket."""
     busy: set[tuple[str, int]] = set()
 
     def answer(peer: tuple[str, int], request: bytes) -> None:
@@ -114,7 +113,7 @@ def _serve(listening: socket.socket) -> None:
 
     while True:
         request, peer = listening.recvfrom(2048)
-        if peer not in busy:  # else repeated: the answer is under way
+        if peer not in busy:  # else a repeated request that is being answered
             busy.add(peer)
             threading.Thread(target=answer, args=(peer, request), daemon=True).start()
 
@@ -126,40 +125,41 @@ def _answer(sock: socket.socket, request: bytes) -> None:
     elif way == "up":
         sock.send(_GO)
         found = _receive_train(sock, int(rate), Arrivals())
-        told = {name: getattr(found, name) for name in ("first", "last", "count", "missed")}
-        for _ in range(3):  # one of them will not be lost
-            sock.send(json.dumps(told).encode())
+        result = {name: getattr(found, name) for name in ("first", "last", "count", "missed")}
+        for _ in range(3):  # at least one of them arrives, most likely
+            sock.send(json.dumps(result).encode())
             time.sleep(0.1)
 
 
-def _ask(sock: socket.socket, request: bytes, patience: float) -> Arrivals:
-    """Send `request` until something comes, which is the first of a train or says that one may start."""
-    sock.settimeout(patience)
-    for _ in range(_TRIES):
+def _request(sock: socket.socket, request: bytes, timeout: float) -> Arrivals:
+    """Send `request` until a packet arrives: the first of a train, or the permission to start one."""
+    sock.settimeout(timeout)
+    for _ in range(_MAX_REQUESTS):
         sock.send(request)
         with suppress(TimeoutError):
             found = Arrivals()
             _, at, missed = _arrival(sock)
             found.add(at, missed)
             return found
-    raise TimeoutError(f"no answer in {_TRIES * patience:.0f} s")
+    raise TimeoutError(f"no answer in {_MAX_REQUESTS * timeout:.0f} s")
 
 
 def _send_train(sock: socket.socket, rate: int) -> None:
-    every = 8 * FRAME / (rate * _FASTER)
+    interval = 8 * FRAME / (rate * _SEND_RATE_FACTOR)
     begin = time.monotonic()
     for number in range(length(rate)):
-        if (ahead := begin + number * every - time.monotonic()) > _AHEAD:
-            time.sleep(ahead - _AHEAD / 2)
+        if (ahead := begin + number * interval - time.monotonic()) > _SEND_AHEAD_SECONDS:
+            time.sleep(ahead - _SEND_AHEAD_SECONDS / 2)
         with suppress(BlockingIOError, ConnectionRefusedError):
             sock.send(_PAYLOAD)
 
 
 def _receive_train(sock: socket.socket, rate: int, found: Arrivals) -> Arrivals:
-    """Until it is over; `found` has what has come already. Who asks again has not heard the answer."""
+    """Receive a train until it is over, adding to `found`. A repeated request is answered again, as the
+    first answer was lost."""
     with suppress(TimeoutError):
         while found.count + found.missed < length(rate):
-            sock.settimeout(_silence(rate) if found.count else _BEGIN)
+            sock.settimeout(_silence(rate) if found.count else _FIRST_PACKET_TIMEOUT_SECONDS)
             size, at, missed = _arrival(sock)
             if size == len(_PAYLOAD):
                 found.add(at, missed)
@@ -169,18 +169,18 @@ def _receive_train(sock: socket.socket, rate: int, found: Arrivals) -> Arrivals:
 
 
 def _silence(rate: int) -> float:
-    return max(_SILENCE, 20 * 8 * FRAME / rate)
+    return max(_SILENCE_TIMEOUT_SECONDS, 20 * 8 * FRAME / rate)
 
 
 def _arrival(sock: socket.socket) -> tuple[int, int, int]:
-    """Bytes of the next packet, when it came, in ns, and how many the kernel had to drop at this socket
-    till then."""
-    data, told, _, _ = sock.recvmsg(2048, 128)
+    """Size of the next packet in bytes, its arrival time in ns, and the number of packets that the
+    kernel has dropped at this socket until then."""
+    data, ancillary, _, _ = sock.recvmsg(2048, 128)
     missed = 0
-    for level, what, value in told:
-        if (level, what) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
+    for level, kind, value in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
             missed = int.from_bytes(value[:4], "little")
-    return len(data), stamps.arrived(told), missed
+    return len(data), stamps.arrived(ancillary), missed
 
 
 def _socket() -> socket.socket:
@@ -189,7 +189,7 @@ def _socket() -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
     for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
         with suppress(PermissionError):
-            sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
     return sock
 
 

@@ -27,7 +27,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
 class WireError(Exception):
-    """The peer sent something that is not a message of this protocol; the text says what is wrong."""
+    """The peer sent bytes that are not a message of this protocol; the text describes the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ModelMessage:
     run: str
     version: int
     dispatch: int
-    """Counts the aggregator's dispatches; the update says which one it answers."""
+    """Number of the aggregator's dispatch; the update names the dispatch that it answers."""
     schema: str
     vector: Vector
     lr: float | None = None

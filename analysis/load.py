@@ -201,7 +201,7 @@ class Follower:
                     yield kind, table
 
     def _hold(self, kind: str, table: pa.Table) -> None:
-        """Few tables, as putting them together costs by their number, and none longer than asked."""
+        """Few tables, as putting them together costs by their number, and none longer than requested."""
         self.rows[kind] += table.num_rows
         tables = self._tables[kind]
         tables.append(table)
@@ -218,21 +218,23 @@ class Follower:
         return manifest
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """`at` told by the run clock. A resumed run has one for each of its parts."""
+        """Samples with `at` by the run clock. A resumed run has one for each of its parts."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
         starts = [record for record in self._clock if isinstance(record, events.RunStarted)]
         monotonic = samples["at"].to_numpy()
-        told = samples.assign(at=np.nan, monotonic=monotonic)
+        timed = samples.assign(at=np.nan, monotonic=monotonic)
         if starts:
             unix = monotonic + zero
             began = np.array([start.wall_clock for start in starts])
             part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
-            told["at"] = np.array([start.at for start in starts])[part] + (unix - began[part]) / dilation
-        if "rtt" in told:  # the link was measured by the host's clock
-            told[["up", "down"]] *= dilation
-            told[["rtt", "jitter"]] /= dilation
-        return told
+            timed["at"] = (
+                np.array([start.at for start in starts])[part] + (unix - began[part]) / dilation
+            )
+        if "rtt" in timed:  # the link was measured by the host's clock
+            timed[["up", "down"]] *= dilation
+            timed[["rtt", "jitter"]] /= dilation
+        return timed
 
 
 def load(path: str | Path) -> Run:
@@ -266,7 +268,7 @@ def _frame(tables: list[pa.Table]) -> pd.DataFrame:
 
 def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
     planned = manifest.get("devices", {})
-    rows = [[name, *(told.get(key) for key in _DEVICE)] for name, told in planned.items()]
+    rows = [[name, *(device.get(key) for key in _DEVICE)] for name, device in planned.items()]
     table = pd.DataFrame(rows, columns=["device", *_DEVICE])
     numbers = {key: pd.to_numeric(table[key]) for key in _DEVICE[2:]}
     named = {
@@ -332,5 +334,5 @@ def _legible(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise ValueError(f"{path}: {told}") from error
+        reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ValueError(f"{path}: {reason}") from error

@@ -114,8 +114,8 @@ def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
     probed = table["probe"].is_valid()
     samples, probes = table.filter(pc.invert(probed)), table.filter(probed)
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
-    told = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
-    return _encoded(samples.select(SAMPLES.names)), _encoded(told)
+    probe_table = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
+    return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table)
 
 
 def empty(schema: pa.Schema) -> pa.Table:

@@ -29,8 +29,9 @@ from analysis.names import alike, distinct
 _CHARTS = ("accuracy", "loss", "time-to-accuracy", "devices", "staleness-histogram", "staleness",
            "contributions", "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Charts of much data, or of a lane or a bar for each run; of `_MOST` runs at the most."""
-_MOST = 8
+"""Charts of much data, or of a lane or a bar for each run; of `_MAX_RUNS_WITH_LANES` runs at the
+most."""
+_MAX_RUNS_WITH_LANES = 8
 _ROWS = 60
 """Of a table; where there are more devices, their groups are shown."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
@@ -68,19 +69,19 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
         comparison=_Table("", headings, rows) if several else None,
         target=None if target is None else comparison.percent(target),
         seeds=any(len(same) > 1 for same in alike(runs).values()),
-        runs=[_told(name, run) for name, run in distinct(runs).items()],
+        runs=[_run_section(name, run) for name, run in distinct(runs).items()],
         inks={theme: asdict(ink) for theme, ink in INKS.items()},
     )
 
 
 def _charts(runs: Sequence[Run]) -> list[Chart]:
     """Those that have something to show."""
-    first = [same[0] for same in alike(runs).values()][:_MOST]
+    first = [same[0] for same in alike(runs).values()][:_MAX_RUNS_WITH_LANES]
     made = (CHARTS[name](first if name in _LANES else runs) for name in _CHARTS)
     return [chart for chart in made if not chart.empty]
 
 
-def _told(name: str, run: Run) -> dict[str, Any]:
+def _run_section(name: str, run: Run) -> dict[str, Any]:
     validity = run.manifest.get("validity")
     return {
         "name": run.name if name == run.name else f"{name}: {run.name}",
@@ -130,7 +131,7 @@ def _participation(run: Run) -> _Table:
     if run.updates.empty:
         return _Table("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)
-    told = {
+    figures = {
         "χ² of q̃ against p": bias.chi_square,
         "importance never heard from (%)": 100 * bias.missed,
         "Jain's index of updates": metrics.jain(given["updates"]),
@@ -139,18 +140,20 @@ def _participation(run: Run) -> _Table:
         "mean staleness": float(run.updates["staleness"].mean()),
         "highest staleness": int(run.updates["staleness"].max()),
     }
-    rows = [[words, _text(value, 1.0)] for words, value in told.items()]
+    rows = [[words, _text(value, 1.0)] for words, value in figures.items()]
     return _Table("Participation", ["figure", "value"], rows)
 
 
 def _fidelity(run: Run) -> _Table:
-    """A row per figure of a device that something was asked of."""
-    asked = run.fidelity[run.fidelity["asked"].notna()]
-    if len(asked) > 4 * _ROWS:
-        worst = asked["error"].abs().fillna(0.0)
-        asked = asked.loc[worst.groupby([asked["group"], asked["figure"]], observed=True).idxmax()]
+    """Row per requested figure of a device."""
+    requested = run.fidelity[run.fidelity["asked"].notna()]
+    if len(requested) > 4 * _ROWS:
+        worst = requested["error"].abs().fillna(0.0)
+        requested = requested.loc[
+            worst.groupby([requested["group"], requested["figure"]], observed=True).idxmax()
+        ]
     rows = []
-    for device, figure, ask, got, error in asked[
+    for device, figure, ask, got, error in requested[
         ["device", "figure", "asked", "got", "error"]
     ].itertuples(index=False):
         words, scale = _FIGURES.get(figure, (figure, 1.0))
@@ -161,8 +164,10 @@ def _fidelity(run: Run) -> _Table:
 
 
 def _scenario(run: Run) -> _Table:
-    told: Iterable[Any] = run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
-    rows = [[str(device), in_words(details), _text(at, 1.0)] for device, details, at in told]
+    actions: Iterable[Any] = (
+        run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
+    )
+    rows = [[str(device), in_words(details), _text(at, 1.0)] for device, details, at in actions]
     more = len(run.scenario) - len(rows)
     title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
     return _Table(title, ["device", "action", "at (s)"], rows, 2)

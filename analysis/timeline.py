@@ -70,22 +70,22 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """When devices were offline or paused, as the aggregator and the scenario tell."""
-    told: list[tuple[float, str, Hold, bool]] = [
+    """When devices were offline or paused, by the aggregator's and the scenario's records."""
+    changes: list[tuple[float, str, Hold, bool]] = [
         (0.0, name, "down", True) for name in (run.started.missing if run.started else ())
     ]
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
         if state in ("offline", "ready"):
-            told.append((at, name, "down", state == "offline"))
+            changes.append((at, name, "down", state == "offline"))
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
         if (done := BY_NAME.get(action)) is None:  # what is set holds nothing
             continue
         for what, begins in holds(done).items():
-            if begins or what != "down":  # whoever is down says itself that it is ready
-                told.append((at, name, what, begins))
+            if begins or what != "down":  # a device that is down reports itself that it is ready
+                changes.append((at, name, what, begins))
     held: dict[tuple[str, Hold], float] = {}
     rows = []
-    for at, name, what, begins in sorted(told, key=lambda one: one[0]):
+    for at, name, what, begins in sorted(changes, key=lambda one: one[0]):
         if begins:
             held.setdefault((name, what), at)
         elif (name, what) in held:

@@ -26,8 +26,8 @@ out = _console()
 err = _console(stderr=True)
 
 
-def say(text: str) -> None:
-    """Lines as they are: never read as markup, never broken where no terminal shows them."""
+def print_text(text: str) -> None:
+    """Print text as it is: never read as markup, never broken where no terminal shows them."""
     out.print(text, soft_wrap=True)
 
 
@@ -36,7 +36,7 @@ def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not rows:
-        say(empty)
+        print_text(empty)
     else:
         shown = table(list(rows[0]))
         for row in rows:

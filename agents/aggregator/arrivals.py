@@ -1,4 +1,4 @@
-"""Updates that the rule was given, as their records will tell them once they are applied.
+"""Records of updates that the rule has received, to be completed once the updates are applied.
 
 The vectors are not kept: a rule that keeps a running sum is to need one model's memory, however many
 updates go into it.
@@ -17,7 +17,7 @@ from agents.wire import UpdateMessage
 class Arrivals:
     def __init__(self) -> None:
         self._records: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
-        """Each lacks what its application tells."""
+        """Records that lack only the fields known at application."""
 
     def __len__(self) -> int:
         return len(self._records)

@@ -57,7 +57,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone:
-    """The evaluation that `actions.Evaluate` asked for."""
+    """Result of the evaluation that `actions.Evaluate` requested."""
 
     at: Nanoseconds
     version: int

@@ -112,7 +112,7 @@ class Aggregator:
         return connection
 
     def run(self) -> None:
-        """Serve until the core says that the run is over."""
+        """Serve until the core ends the run."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(_Terminated()))
         while self._finished is None:
             for event in self._wait():
@@ -241,7 +241,7 @@ class Aggregator:
                 case act.Finish(reason):
                     self._finished = reason
 
-    def _request(self, client: str, what: messages.Wish) -> None:
+    def _request(self, client: str, what: messages.ClientCommand) -> None:
         request = messages.encode(messages.Request(client, what))
         self._outbox.append((self._topics.request(client), request))
 

@@ -37,7 +37,7 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 
 class RecordingError(Exception):
-    """It is no recording of ours, or a part of it was changed; the text says where."""
+    """The file is not a recording, or has been changed; the text says where."""
 
 
 class Recording:

@@ -32,7 +32,7 @@ class Past:
 
 
 def past(directory: Path, checkpoint: Checkpoint) -> Past:
-    """What `events.jsonl` tells. Raises ValueError where it cannot be read.
+    """State of the run, read from `events.jsonl`. Raises ValueError where it cannot be read.
 
     No version number is given twice. So where a crash came between the record of an update and that of
     the version it went into, the update's word counts, and where it came between a checkpoint and the

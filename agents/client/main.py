@@ -64,13 +64,13 @@ class Client:
         self._refusals = messages.Refusals(
             lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
         )
-        will = (self._status, self._saying("offline"))
+        will = (self._status, self._status_payload("offline"))
         keepalive = self._clock.takes(KEEPALIVE * SECOND)
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
         self._connection.open(cfg.patience)
-        self._say("joining")
+        self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
         self._cut = False
@@ -78,7 +78,7 @@ class Client:
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
         self._core = core.ClientCore(identity, self._thinking_time(), known)
-        self._say("ready")
+        self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
         """What is left to wait when `elapsed` has gone since the model was there."""
@@ -93,12 +93,12 @@ class Client:
         return left
 
     def run(self) -> None:
-        """Serve until the aggregator or SIGTERM says stop."""
+        """Serve until the aggregator sends a stop, or SIGTERM arrives."""
         while not self._stopped.is_set():
             self._execute(self._next_actions())
         if self._leaving:
             self._execute(self._core.leave(self._clock.now()))
-        self._connection.close(last=(self._status, self._saying("offline")))
+        self._connection.close(last=(self._status, self._status_payload("offline")))
 
     def _next_actions(self) -> core.Actions:
         """What comes next: all that has arrived goes before the end of a thinking time, so that of
@@ -120,7 +120,7 @@ class Client:
                     return self._core.model(wire.decode_model(payload), at)
                 return self._requested(topic, payload, at)
             case Reconnected():
-                self._say("ready")  # the last will has said `offline` meanwhile
+                self._publish_state("ready")  # the broker has published the last will, `offline`
         return []
 
     def _requested(self, topic: str, payload: bytes, at: Nanoseconds) -> core.Actions:
@@ -166,7 +166,8 @@ class Client:
         self._execute(self._core.trained(trained))
 
     def _interrupted(self) -> bool:
-        """Between two steps: serve what has arrived, and say whether this training is to end."""
+        """Handle messages that have arrived between two steps. Returns whether this training must
+        end."""
         while not self._inbox.empty():
             self._execute(self._handle(self._inbox.get()))
         return self._cut or self._stopped.is_set()
@@ -189,10 +190,10 @@ class Client:
         self._stopped.set()
         self._inbox.put(None)  # wakes `run`
 
-    def _say(self, state: messages.State) -> None:
-        self._connection.publish(self._status, self._saying(state), retain=True)
+    def _publish_state(self, state: messages.State) -> None:
+        self._connection.publish(self._status, self._status_payload(state), retain=True)
 
-    def _saying(self, state: messages.State) -> bytes:
+    def _status_payload(self, state: messages.State) -> bytes:
         return messages.encode(messages.Status(self._config.client, state))
 
 

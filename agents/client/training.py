@@ -19,7 +19,7 @@ from agents.vectors import Vector
 @dataclass(frozen=True, slots=True)
 class Result:
     end: Vector
-    """Shape (d,): where the training ended; the gradient, if that was asked for."""
+    """Shape (d,): the trained parameters; the gradient, if that was requested."""
     steps: int
     """Done before it was cut short."""
     loss: float
@@ -27,7 +27,7 @@ class Result:
 
 
 class Trainer:
-    """Trains `task`'s model on `shard`, as `local` says."""
+    """Trainer of `task`'s model on `shard`, with the settings `local`."""
 
     def __init__(self, task: Task, shard: Shard, local: Local) -> None:
         self.flat = FlatModule(task.model())

@@ -1,4 +1,5 @@
-"""What a client sends of a training, by the kind that its rule asks for. Pure arithmetic on vectors."""
+"""Updates that a client sends after training, in the form that its rule requires. Pure vector
+arithmetic."""
 
 from __future__ import annotations
 
@@ -15,20 +16,21 @@ from agents.wire import ModelMessage
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """AREA: the end of the last training, y_i, that the aggregator has applied; and of one that it may
-    have, by the sequence number of the update that told it. The next dispatch says which."""
+    """AREA's y_i: result of the last training that the aggregator has applied, and of one that it may
+    have applied, each with the sequence number of its update. The next dispatch tells which of them
+    holds."""
 
     applied: tuple[int, Vector] | None = None
     sent: tuple[int, Vector] | None = None
 
     @property
     def newest(self) -> int:
-        """The highest sequence number that it knows of; 0 for none."""
+        """Highest sequence number in memory; 0 for none."""
         return max((known[0] for known in (self.applied, self.sent) if known), default=0)
 
     def acknowledged(self, sequence: int) -> Memory:
-        """What is known once the aggregator says that `sequence` is the last update that it has applied:
-        nothing, where it has applied another than we know of, or none of this membership (0)."""
+        """Memory after the aggregator has acknowledged `sequence` as the last update that it applied:
+        empty where that update is unknown here, or is none of this membership (0)."""
         for known in (self.sent, self.applied):
             if known is not None and known[0] == sequence:
                 return Memory(known)
@@ -37,7 +39,7 @@ class Memory:
 
 @dataclass(slots=True)
 class History:
-    """FAVANO: how many local steps the client had done when it was interrupted, over its own past."""
+    """FAVANO: statistics of the local steps that the client had done whenever it was interrupted."""
 
     count: int = 0
     positive: int = 0
@@ -53,18 +55,18 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an update is told."""
+    """Content of an update."""
 
     kind: Kind
     vector: Callable[[], Vector]
     effective_steps: float = 1.0
     memory: Memory | None = None
-    """What the client is to remember before it tells it."""
+    """Memory that the client must save before it sends the update."""
 
 
 @dataclass(slots=True)
 class Uploads:
-    """Makes what one client sends."""
+    """Builder of one client's updates."""
 
     side: ClientSide
     local: Local
@@ -88,8 +90,8 @@ class Uploads:
             return Form("delta", lambda: end() - start)
         lr = self.local.lr if model.lr is None else model.lr
         a = effective_steps(self.local, lr, steps)
-        told = float(steps) if self.local.proximal else a
-        return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), told)
+        reported_steps = float(steps) if self.local.proximal else a
+        return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def _residual(self, sequence: int, end: Vector) -> Form:
         """m_i = x_i^M − y_i; without a y_i that the aggregator knows, x_i^M itself."""

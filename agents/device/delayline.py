@@ -31,7 +31,7 @@ _LENGTH = 65536
 _BATCH = 64
 """Packets received at once; small, so that what falls due meanwhile waits well under 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
-"""Seconds. The kernel may end a sleep 0.1 to 0.5 % late: one above _DOZE is told to end _NAP early."""
+"""Seconds. The kernel may end a sleep 0.1 to 0.5 % late: one above _DOZE is set to end _NAP early."""
 
 _EARLY_MAX = 0.0005
 """Seconds by which a packet may be accepted early so that the mean is right."""

@@ -19,8 +19,7 @@ _HEADER = struct.Struct(">BBHHH")  # type, code, checksum, id, sequence number; 
 SIZE = 64
 """Bytes of each packet, its IP header included; on the wire Ethernet's 14 come on top."""
 _PAYLOAD = bytes(SIZE - 20 - _HEADER.size)
-_AT_MOST = 65_536
-"""Sequence numbers."""
+_MAX_SEQUENCE_NUMBERS = 65_536
 _AHEAD = 5
 """Tries to have one echo answered before those that count."""
 
@@ -32,8 +31,8 @@ def round_trips(host: str, count: int, every: float, patience: float) -> list[fl
     count: packets that come while a router has yet to learn of their flow are lost. Raises OSError, and
     ValueError for more than 65,535.
     """
-    if not 0 < count < _AT_MOST:
-        raise ValueError(f"count is {count}, expected 1 to {_AT_MOST - 1}")
+    if not 0 < count < _MAX_SEQUENCE_NUMBERS:
+        raise ValueError(f"count is {count}, expected 1 to {_MAX_SEQUENCE_NUMBERS - 1}")
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
@@ -66,4 +65,4 @@ def _received(sock: socket.socket) -> tuple[int, int]:
     """Sequence number of an answer, and when it came: ns of the real-time clock."""
     data, ancillary, _, _ = sock.recvmsg(SIZE, 64)
     kind, _, _, _, number = _HEADER.unpack_from(data)
-    return (number if kind == _REPLY else _AT_MOST), stamps.arrived(ancillary)
+    return (number if kind == _REPLY else _MAX_SEQUENCE_NUMBERS), stamps.arrived(ancillary)

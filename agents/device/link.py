@@ -2,7 +2,7 @@
 
 Uplink: tbf at the interface's egress. Downlink: ingress is redirected to an IFB device whose egress has
 a tbf (u32 matches everything; many kernels lack matchall). tc gets integer bit/s only: its own `mbps`
-means megabytes. What was applied is read back; anything else than what was asked is a LinkError.
+means megabytes. What was applied is read back; any difference from what was requested is a LinkError.
 
 With netem, where the kernel has it, each tbf has a netem as its child, which makes delay, jitter and
 loss. A packet is lost or delayed, then it queues for the rate:
@@ -27,12 +27,12 @@ _PACKET = 1514
 """Bytes of a full packet, Ethernet header included."""
 _NETEM_LIMIT = 10_000_000
 """Packets: more than 1 Gbit/s sends in a minute."""
-_MOST_JITTER = 2.1
-"""Seconds: the kernel draws from twice the jitter in 32 bits of nanoseconds."""
+_MAX_JITTER_SECONDS = 2.1
+"""The kernel draws from twice the jitter in 32 bits of nanoseconds."""
 
 
 class LinkError(Exception):
-    """The link cannot be made as asked."""
+    """The link cannot be made as requested."""
 
 
 def burst(rate: int) -> int:
@@ -152,8 +152,10 @@ def _netem(link: Link) -> str:
     acknowledgements that are under way. What waits for the rate is limited by the bfifo, in bytes.
     """
     delay, jitter, loss = _impairment(link)
-    if jitter >= _MOST_JITTER:
-        raise LinkError(f"netem takes no jitter of {jitter:g} s: lower it below {_MOST_JITTER:g} s")
+    if jitter >= _MAX_JITTER_SECONDS:
+        raise LinkError(
+            f"netem takes no jitter of {jitter:g} s: lower it below {_MAX_JITTER_SECONDS:g} s"
+        )
     return (
         f"netem limit {_NETEM_LIMIT} delay {round(1e6 * delay)}us {round(1e6 * jitter)}us "
         f"loss {100 * loss:.6f}% rate {LIFTED}bit"

@@ -1,10 +1,11 @@
-"""The device's init, PID 1 of its container: shapes the link, then runs the client without privileges.
+"""Init of a device, PID 1 of its container: shapes the link, then runs the client without privileges.
 
     python -m agents.device.main CONFIG
 
 It holds NET_ADMIN in its own network namespace only; kernel state dies with the container. The client
 runs as an ordinary user without capabilities. Orders and telemetry go over the control network, so that
-watching does not disturb what is watched. Fails closed: no client starts on a link that is not as asked.
+watching does not disturb what is watched. Fails closed: no client starts on a link that is not as
+requested.
 """
 
 from __future__ import annotations
@@ -49,25 +50,26 @@ def main() -> None:
 
 
 class Init:
-    """Keeps one client as the controller wants it."""
+    """Init process: keeps one client in the state that the controller orders."""
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._link: Link | None = None
-        """As it was last applied; None: the interface is as it came."""
+        """The link last applied; None: the interface has not been changed."""
         control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
         self._interface = link.interface_besides(control)
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
-        """Whether there is to be a client: where one still ends, the next one waits for that."""
+        """Whether a client should run; where the previous one is still ending, the next one starts
+        after it."""
         self._ending = False
-        """The client was told to end: that it does is not the container's end."""
+        """The client was ordered to end, so that its exit does not end the container."""
         self._paused = False
         self._stopped = False
         self._unknown = False
         """The link could not be measured."""
         self._orders: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        """None: a process has ended, or is to."""
+        """None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         self._connection = Connection(cfg.broker, [control], self._orders.put)
@@ -77,8 +79,8 @@ class Init:
         signal.signal(signal.SIGCHLD, self._wake)
 
     def run(self) -> int:
-        """Serve until the client ends by itself, or SIGTERM says stop; the client's exit code, 128 + n
-        where signal n ended it; 1 where nobody knows what the link is. Raises LinkError,
+        """Serve until the client ends by itself or SIGTERM arrives. Returns the client's exit code, 128
+        + n where signal n ended it, or 1 where the link could not be measured. Raises LinkError,
         ConnectionFailedError."""
         if self._config.link is not None:
             self._shape(self._config.link)
@@ -93,19 +95,19 @@ class Init:
         finally:
             self._connection.close()
 
-    def _probe(self, asked: Link) -> None:
-        """Measure the link, beside the client's start-up, and tell."""
+    def _probe(self, requested: Link) -> None:
+        """Measure the link while the client starts, and publish the result."""
         try:
             cfg = self._config
-            found = probe.measure(asked, cfg.data_address, cfg.shared, cfg.patience)
-        except OSError as error:  # fail closed: nobody knows what this link is
-            self._complain(f"the link cannot be measured: {error}")
+            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.patience)
+        except OSError as error:  # fail closed: the link is unknown
+            self._log(f"the link cannot be measured: {error}")
             self._unknown = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # the barrier waits for it, and may not even have subscribed yet
-            told = messages.Probe(cfg.device, time.monotonic(), found)
+            result = messages.Probe(cfg.device, time.monotonic(), found)
             telemetry = self._topics.telemetry(cfg.device)
-            self._connection.publish(telemetry, messages.encode(told), retain=True)
+            self._connection.publish(telemetry, messages.encode(result), retain=True)
 
     def _sample(self) -> None:
         device = self._config.device
@@ -113,7 +115,8 @@ class Init:
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
 
     def _serve(self) -> int:
-        """Sleeps between samples: whatever init does, it does at the device's CPU share."""
+        """Handle orders and publish samples. Sleeps in between, as init's work counts against the
+        device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
             if (wait := due - time.monotonic()) <= 0:
@@ -128,7 +131,8 @@ class Init:
         return code
 
     def _exit_code(self) -> int | None:
-        """None as long as there is, or may be, a client; where one was awaited, the next one starts."""
+        """Exit code of the container; None while a client runs or may still be started. Starts the next
+        client where the one before was ordered to end."""
         if self._client is None or (code := self._client.poll()) is None:
             return 0 if self._stopped and self._client is None else None
         if self._ending and not self._stopped:
@@ -139,7 +143,7 @@ class Init:
         return int(code) if code >= 0 else 128 - code
 
     def _obey(self, event: Event | None) -> None:
-        """An order that cannot be read or done is told; the device goes on as it is."""
+        """Carry out an order. One that is invalid or fails is reported; the device stays as it is."""
         if not isinstance(event, Received):
             return
         try:
@@ -152,12 +156,12 @@ class Init:
         except (link.LinkError, OSError) as error:
             self._fail(str(error))
 
-    def _complain(self, what: str) -> None:
-        sys.stderr.write(f"device {self._config.device}: {what}\n")
+    def _log(self, message: str) -> None:
+        sys.stderr.write(f"device {self._config.device}: {message}\n")
 
     def _fail(self, reason: str) -> None:
-        """What was ordered is not done."""
-        self._complain(reason)
+        """Log and publish that an order could not be carried out."""
+        self._log(reason)
         device = self._config.device
         failure = messages.Failure(device, messages.clipped(reason))
         self._connection.publish(self._topics.failure(device), messages.encode(failure))
@@ -166,7 +170,7 @@ class Init:
         match action:
             case Restart():
                 self._restart()
-            case Join():  # nothing of what held it before does so now
+            case Join():  # lifts earlier pauses and disconnections
                 self._resume()
                 link.plug(self._interface, up=True)
                 self._restart()
@@ -177,7 +181,7 @@ class Init:
                 self._end(signal.SIGTERM, signal.SIGCONT)
             case Pause():
                 self._paused = True
-                if not self._ending:  # else it would never end
+                if not self._ending:  # a stopped process would never end
                     self._signal(signal.SIGSTOP)
             case Resume():
                 self._resume()
@@ -218,7 +222,7 @@ class Init:
             group=self._config.user,
             extra_groups=[],
         )
-        if self._paused:  # it was down meanwhile
+        if self._paused:  # paused while no client was running
             self._signal(signal.SIGSTOP)
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
@@ -227,7 +231,7 @@ class Init:
         self._orders.put(None)
 
     def _wake(self, _number: int, _frame: FrameType | None) -> None:
-        self._orders.put(None)  # which is safe even in the midst of a get
+        self._orders.put(None)  # reentrant: safe during a get
 
     def _signal(self, *numbers: int) -> None:
         if self._client is not None:

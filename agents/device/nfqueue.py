@@ -58,12 +58,12 @@ Notice = tuple[int, int, int]
 
 
 class QueueError(Exception):
-    """The kernel does not hand over a queue, or refuses what was asked of it; says what lacks."""
+    """The kernel does not provide a queue or refuses a request; the text names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """What the kernel says of a queue."""
+    """Counters of a queue, as the kernel reports them."""
 
     held: int
     """Packets that wait for a verdict."""
@@ -155,7 +155,7 @@ class PacketQueues:
         self._verdicts(_VERDICT, _DROP, packets)
 
     def state(self) -> dict[int, QueueState]:
-        """By queue number, what the kernel says of our queues. Raises OSError where it does not."""
+        """Counters of this process's queues by queue number. Raises OSError."""
         ours = self._socket.getsockname()[0]
         return {
             row[0]: QueueState(held=row[2], overrun=row[5] + row[6])
@@ -206,7 +206,7 @@ def _size(notice: bytes) -> int:
 
 
 def parse(data: bytes) -> list[Notice]:
-    """Every packet that a netlink datagram tells of, whatever its layout.
+    """Every packet in a netlink datagram, whatever its layout.
 
     Raises QueueError for an error other than that a packet left before its verdict (its interface may
     have gone).

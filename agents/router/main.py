@@ -1,10 +1,10 @@
-"""The router's process, in a container of its own between the devices and the broker.
+"""Process of the router, in a container of its own between the devices and the broker.
 
     python -m agents.router.main CONFIG
 
-It stands outside every device's CPU quota: a delay line that has to wait for a share of a core would
-be late. It holds NET_ADMIN in its own network namespace only; kernel state dies with the container.
-Fails closed: where it does not run, no packet passes.
+It runs outside every device's CPU quota: a delay line that waited for CPU time would deliver late. It
+holds NET_ADMIN in its own network namespace only; kernel state dies with the container. Fails closed:
+where it does not run, no packet passes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from agents.messages import DeviceOrder, MessageError
 from agents.router import forwarding
 from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
 
-_PATIENCE = 30.0
-"""Seconds until the broker must be known to the name service."""
+_RESOLVE_TIMEOUT_SECONDS = 30.0
+"""Time within which the name service must know a host."""
 
 
 def main() -> None:
@@ -41,12 +41,13 @@ def main() -> None:
 
 
 def impairment(link: Mapping[str, float]) -> Impairment:
-    """Of one direction: half of the round-trip time; jitter and loss are per direction already."""
+    """Impairment of one direction: half of the round-trip time; jitter and loss are per direction
+    already."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
 def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -> dict[int, Cell]:
-    """What devices share, by queue; `access` and `queues` (up, down) are by device."""
+    """Shared cells by queue number; `access` and `queues` (up, down) are by device."""
     made: dict[tuple[str, str], Cell] = {}
     found = {}
     for device, shared in access.items():
@@ -85,14 +86,14 @@ class Router:
         outside = interface_towards(next(iter(targets)))
         inside = interface_towards(next(iter(self._config.addresses.values())))
         run(one_by_one(inside).split())
-        for name, asked in self._links.items():
-            if impairment(asked) != Impairment() or name in self._config.access:
+        for name, link in self._links.items():
+            if impairment(link) != Impairment() or name in self._config.access:
                 self._hold(name)
-        # After that: from here on packets pass, and none is to pass untouched.
+        # Last, as packets pass from here on, and none may pass without its impairment.
         for rule in forwarding.forward(targets, inside, outside):
             run([self._iptables, *rule])
         self._connection.open()
-        self._say_ready()
+        self._publish_ready()
         try:
             self._delays.serve()
         finally:
@@ -105,9 +106,9 @@ class Router:
         self._held.add(name)
 
     def _obey(self, event: Event) -> None:
-        """In paho's thread. What cannot be done is told; the link stays as it is."""
+        """Carry out an order, in paho's thread. One that fails is reported; the link stays as it is."""
         if isinstance(event, Reconnected):
-            return self._say_ready()
+            return self._publish_ready()
         try:
             order = messages.decode(self._topics, event.topic, event.payload)
             match order:
@@ -122,7 +123,7 @@ class Router:
         return None
 
     def _fail(self, reason: str) -> None:
-        """What was ordered is not done."""
+        """Log and publish that an order could not be carried out."""
         sys.stderr.write(f"router: {reason}\n")
         failure = messages.Failure(topics.ROUTER, messages.clipped(reason))
         self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))
@@ -135,14 +136,14 @@ class Router:
         if name not in self._held:
             self._hold(name)
 
-    def _say_ready(self) -> None:
+    def _publish_ready(self) -> None:
         ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
         self._connection.publish(self._topics.status(topics.ROUTER), ready, retain=True)
 
 
 def _address(host: str) -> str:
-    """IPv4 address of `host`, as soon as it has one. Raises OSError."""
-    deadline = time.monotonic() + _PATIENCE
+    """IPv4 address of `host`, once the name service knows it. Raises OSError."""
+    deadline = time.monotonic() + _RESOLVE_TIMEOUT_SECONDS
     while True:
         try:
             return socket.gethostbyname(host)

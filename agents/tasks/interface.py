@@ -15,7 +15,7 @@ class Task(Protocol):
     """The parameters of a task: a frozen dataclass whose fields are what a topology may set.
 
     The local objective is `loss` over the client's shard plus (l2/2)·‖w‖² over the whole flat model.
-    What a task says nothing of, it has from here: cross-entropy and accuracy of a classifier.
+    Defaults for all that a task does not override: cross-entropy and accuracy of a classifier.
     """
 
     dataset: ClassVar[str | None]
@@ -27,7 +27,7 @@ class Task(Protocol):
     def l2(self) -> float: ...
 
     def model(self) -> torch.nn.Module:
-        """A fresh module: inputs as the dataset has them, scaled as its shards say, to outputs.
+        """A fresh module: it maps inputs of the dataset, scaled as in its shards, to outputs.
 
         The first dimension of both is the batch. All of it is float32 parameters: buffers, such as
         BatchNorm's running statistics, would not be aggregated and are refused. Its initial weights may

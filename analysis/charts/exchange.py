@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
-_MOST = 0.25
+_MAX_CHANGED_SHARE = 0.25
 """Share of the rows: of more, all are sent, which is cheaper then."""
 
 Rows = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
     old, new = _hashes(held), _hashes(data)
     places, rows, more = (_in_order if ordered else _in_any_order)(old, new)
     gone = len(old) + len(more) - len(new)
-    if not len(old) or gone > 0 or len(rows) + len(more) > _MOST * len(new):
+    if not len(old) or gone > 0 or len(rows) + len(more) > _MAX_CHANGED_SHARE * len(new):
         source.data = dict(data)
         return
     if len(rows):

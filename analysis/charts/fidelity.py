@@ -29,11 +29,11 @@ def _chart(
     layers, unknown = [Layer("as requested", "diagonal", {}, color="grey", dashed=True)], 0
     for name, run in distinct(runs).items():
         for figure, words in figures.items():
-            asked = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
-            if asked.empty:
+            requested = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
+            if requested.empty:
                 continue
-            known = asked[asked["got"].notna()]
-            unknown += len(asked) - len(known)
+            known = requested[requested["got"].notna()]
+            unknown += len(requested) - len(known)
             series = " · ".join(part for part in (name if len(runs) > 1 else "", words) if part)
             layers.append(_points(series or "devices", known, scale, color(len(layers) - 1)))
     limits = _limits(layers)  # the same of both axes, so that the diagonal is one

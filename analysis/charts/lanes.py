@@ -21,7 +21,7 @@ STATE_COLORS = {
     "offline": "red",
 }
 """To wait is to leave the lane empty."""
-MOST = 40_000
+MAX_UPDATES = 40_000
 """Updates of a run that are shown, the newest: a browser still moves what is drawn for them."""
 _NAMED = 40
 """Lanes that are named; where there are more, groups are."""
@@ -37,12 +37,12 @@ _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in ST
 """Of the states' categories."""
 
 
-def lanes(runs: Sequence[Run], most: int = MOST) -> Chart:
+def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []
-    long = [run.updates["arrived"] for run in runs if len(run.updates) > most]
-    since = max((float(arrived.iloc[-most]) for arrived in long), default=0.0)
+    long = [run.updates["arrived"] for run in runs if len(run.updates) > max_updates]
+    since = max((float(arrived.iloc[-max_updates]) for arrived in long), default=0.0)
     for name, run in distinct(runs).items():
         spans = timeline(run, since)
         spans = spans[spans["state"] != "wait"]
@@ -59,7 +59,7 @@ def lanes(runs: Sequence[Run], most: int = MOST) -> Chart:
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
         (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER),),
         legend=STATE_COLORS,
-        note="gaps: waiting" + (f"; the newest {most:,} updates" if since else ""),
+        note="gaps: waiting" + (f"; the newest {max_updates:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
     return marked(chart, runs, since)
@@ -75,8 +75,8 @@ def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
     """`spans` with their lane, from `first` on, and what the record of their update says; −1 or NaN
     where there is none."""
     row = spans["update"].to_numpy()
-    told = {
+    columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]
         for name in _RECORD
     }
-    return spans.assign(y=spans["device"].cat.codes + first, **told)
+    return spans.assign(y=spans["device"].cat.codes + first, **columns)

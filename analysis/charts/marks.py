@@ -13,7 +13,7 @@ from agents.device_actions import SetCpu, SetLink, from_json, name_of
 from analysis.charts.chart import Chart, Layer, arrays
 from analysis.load import Run
 
-_MOST = 30
+_MAX_MARKS = 30
 """Marks; more would hide what they mark."""
 _LABELLED = 12
 """Marks that are labelled; of more only the lines are drawn, and a screen tells what they are."""
@@ -43,7 +43,7 @@ def marked(chart: Chart, runs: Sequence[Run], since: float = 0.0) -> Chart:
                 done.append((at, words, device))
     done.sort(key=lambda one: one[0])
     times, width = np.array([at for at, *_ in done]), 1
-    while len(np.unique(times // width)) > _MOST:
+    while len(np.unique(times // width)) > _MAX_MARKS:
         width *= 2
     found: dict[float, dict[str, dict[str, None]]] = {}
     first: dict[float, float] = {}
@@ -76,18 +76,18 @@ def _traced(run: Run) -> set[str]:
 
 def _label(actions: Mapping[str, Mapping[str, None]]) -> str:
     """`crash pi-1; link up 100 kbit/s 4 devices`."""
-    told = []
+    words_shown = []
     for words, devices in list(actions.items())[:_KINDS]:
         named = ", ".join(devices) if len(devices) <= _NAMED else f"{len(devices)} devices"
-        told.append(f"{words} {named}")
+        words_shown.append(f"{words} {named}")
     more = [f"and {len(actions) - _KINDS} more"] if len(actions) > _KINDS else []
-    return "; ".join([*told, *more])
+    return "; ".join([*words_shown, *more])
 
 
 @lru_cache(4096)
-def in_words(told: str) -> str:
+def in_words(details_json: str) -> str:
     """What `Run.scenario`'s `details` tell: `crash`, `link up 100 kbit/s`."""
-    details = json.loads(told)
+    details = json.loads(details_json)
     match from_json(details):
         case None:
             return str(details.get("action"))

@@ -70,14 +70,14 @@ def _chart(runs: Sequence[Run], what: str, against: _Against) -> Chart:
                 at=run.evaluations["at"],
             )
             hover = {"run": "$name", _Y[what].title: "y", "version": "version", "device time (s)": "at"}
-            told = len(runs) > 1 and run is same[0]
+            in_legend = len(runs) > 1 and run is same[0]
             layers.append(
                 Layer(
                     names[id(run)],
                     "line",
                     columns,
                     color=color(index),
-                    legend=told,
+                    legend=in_legend,
                     words=words,
                     hover=hover,
                 )

@@ -188,22 +188,22 @@ def _dress(shown: figure, chart: Chart, ink: Ink) -> None:
         grid.grid_line_color = ink.grid
     if chart.y.ticks is not None:
         shown.ygrid[0].grid_line_color = None
-    for axis, told in ((shown.xaxis[0], chart.x), (shown.yaxis[0], chart.y)):
-        axis.axis_label = told.title or None
+    for axis, described in ((shown.xaxis[0], chart.x), (shown.yaxis[0], chart.y)):
+        axis.axis_label = described.title or None
         axis.update(
             axis_label_text_color=ink.text, axis_label_text_font_style="normal",
             major_label_text_color=ink.text, axis_line_color=ink.grid,
             major_tick_line_color=ink.grid, minor_tick_line_color=None,
         )  # fmt: skip
-        _ticks(axis, told)
+        _ticks(axis, described)
 
 
-def _ticks(axis: Any, told: Axis) -> None:
-    if told.log:
+def _ticks(axis: Any, described: Axis) -> None:
+    if described.log:
         axis.formatter = BasicTickFormatter(use_scientific=False)
-    if told.ticks is not None:
-        axis.ticker = list(told.ticks)
-        axis.major_label_overrides = dict(told.ticks)
+    if described.ticks is not None:
+        axis.ticker = list(described.ticks)
+        axis.major_label_overrides = dict(described.ticks)
 
 
 def _range(axis: Axis) -> Range:

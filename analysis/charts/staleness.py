@@ -15,7 +15,7 @@ from analysis.charts.marks import marked
 from analysis.load import Run
 from analysis.names import alike
 
-_MOST = 10_000
+_MAX_POINTS = 10_000
 """Points of all series; of more, evenly chosen ones are drawn, of each series the same part. A browser
 draws those of a run that goes on once a second."""
 _BINS = 40
@@ -24,7 +24,7 @@ _AXIS = Axis("staleness", "versions", limits=(0.0, None))
 
 def over_time(runs: Sequence[Run]) -> Chart:
     layers, series = [], list(_series(runs))
-    every = max(1, -(-sum(len(updates) for _, updates in series) // _MOST))
+    every = max(1, -(-sum(len(updates) for _, updates in series) // _MAX_POINTS))
     for index, (name, updates) in enumerate(series):
         shown = updates.iloc[::every]
         columns = arrays(

@@ -12,14 +12,14 @@ from analysis.load import Run
 from analysis.names import alike
 
 _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
-_MOST = 4
+_MAX_TARGETS = 4
 """Targets that are shown: the highest that any run reached."""
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
     """Whiskers: 95% of Student's t over seeds. No bar where a run of the set never reached it."""
     best = max((float(run.evaluations["accuracy"].max()) for run in runs), default=np.nan)
-    shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MOST:]
+    shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = alike(runs)
     width = 0.8 / max(len(sets), 1)
     layers, never = [], []

@@ -39,7 +39,7 @@ class Bench:
         """The runs of a sweep, described as in its file. Raises TestbedError, also if a run fails."""
         read = sweep.of(study, name, TOPOLOGIES, self._options)
         self._say(f"{name}: {len(read.cells)} runs")
-        done = sweeping.run(read, self._options, self._folder / name, say=self._say)
+        done = sweeping.run(read, self._options, self._folder / name, report=self._say)
         if failed := len(read.cells) - len(done):
             raise RunFailedError(f"{failed} of {len(read.cells)} runs of {name} failed")
         self.runs += len(done)

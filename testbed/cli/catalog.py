@@ -71,13 +71,13 @@ def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
 def brief(entry: Entry) -> str:
     """One block: name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters))
-    lines = [*_told(entry.facts), parameters or "no parameters"]
+    lines = [*_fact_lines(entry.facts), parameters or "no parameters"]
     return "\n".join([entry.name, *(_wrapped(line, "    ", "  ") for line in lines)])
 
 
 def full(entry: Entry) -> str:
     """All that there is to say: what it does, where it is from, and each parameter."""
-    facts = [_wrapped(line, "    ", "  ") for line in _told(entry.facts)]
+    facts = [_wrapped(line, "    ", "  ") for line in _fact_lines(entry.facts)]
     about = [_reflowed(paragraph) for paragraph in entry.about.split("\n\n")]
     blocks = ["\n".join([entry.name, *facts]), *about]
     if entry.parameters:
@@ -91,8 +91,8 @@ def _entry(name: str, cls: type, facts: Mapping[str, str | None]) -> Entry:
 
 def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
     takes: Any = cls.takes_fednova  # where it depends on the parameters, a property
-    told = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
-    return {"equation": cls.equation, "paper": cls.paper, "fednova": told}
+    fednova = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
+    return {"equation": cls.equation, "paper": cls.paper, "fednova": fednova}
 
 
 def _facts_of_task(cls: type[Task]) -> dict[str, str | None]:
@@ -170,7 +170,7 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _told(facts: Mapping[str, str | None]) -> list[str]:
+def _fact_lines(facts: Mapping[str, str | None]) -> list[str]:
     return [f"{name}: {value}" for name, value in facts.items() if value not in (None, "no")]
 
 

@@ -105,7 +105,7 @@ def address(listening: socket.socket, runs: Sequence[RunDirectory]) -> str:
 def beside(
     named: Sequence[RunDirectory],
     port: int,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     runs: Path,
     cpus: str = "",
@@ -113,12 +113,12 @@ def beside(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Inside, the page of these runs (none: of all in the folder `runs`) is served by a process that
     gives way to runs in real time, on `cpus` (a cpuset; empty: any). It ends with us, however we end,
-    and complains to `log`, else to our own stderr.
+    and logs errors to `log`, else to our own stderr.
 
     Raises BadInputError where `port` is taken.
     """
     with bound(port) as listening, ExitStack() as stack:
-        say(f"Dashboard: {address(listening, named)}")
+        report(f"Dashboard: {address(listening, named)}")
         errors = None if log is None else stack.enter_context(log.open("ab"))
         page = _start(named, runs, listening, cpus, errors)
     try:
@@ -140,8 +140,8 @@ def _start(
     errors: IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
     descriptor = listening.fileno()
-    asked = [*(str(directory.path) for directory in named), "--runs", str(runs)]
-    dashboard = [sys.executable, "-m", "testbed", "dashboard", *asked]
+    arguments = [*(str(directory.path) for directory in named), "--runs", str(runs)]
+    dashboard = [sys.executable, "-m", "testbed", "dashboard", *arguments]
     return subprocess.Popen(
         [*die_with_parent.prefix(cpus), *dashboard, "--descriptor", str(descriptor)],
         stdin=subprocess.DEVNULL,

@@ -16,8 +16,10 @@ from testbed.rundir.tail import Follower
 from testbed.runtimes import process
 
 
-def start(directory: RunDirectory, topology: Path, options: Options, say: Callable[[str], None]) -> int:
-    """Start the controller, and let `say` have its lines until the run clock goes.
+def start(
+    directory: RunDirectory, topology: Path, options: Options, report: Callable[[str], None]
+) -> int:
+    """Start the controller, and pass its lines to `report` until the run clock goes.
 
     Returns 0 then, and the controller's exit code where it ended before.
     """
@@ -40,7 +42,7 @@ def start(directory: RunDirectory, topology: Path, options: Options, say: Callab
                 time.sleep(0.1)
                 code = controller.poll()
                 for line in lines:
-                    say(line.rstrip("\n"))
+                    report(line.rstrip("\n"))
         except KeyboardInterrupt:
             controller.terminate()
             controller.wait()

@@ -81,7 +81,7 @@ def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
     """The devices that `names` stand for. Raises BadInputError."""
     devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
     for name in names:
-        found = [device for device, told in devices.items() if name in (device, told["group"])]
+        found = [device for device, facts in devices.items() if name in (device, facts["group"])]
         if not found:
             raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
         yield from found

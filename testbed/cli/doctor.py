@@ -117,15 +117,15 @@ def image_source(client: docker.DockerClient) -> Finding:
 def traffic_control(feature: kernel.Feature) -> Finding:
     works, why = kernel.supports(feature)
     if works:
-        told = "" if feature.needed else " of links: runs take it (shaper netem)"
-        return Finding(feature.module, "ok", feature.purpose + told)
+        consequence = "" if feature.needed else " of links: runs take it (shaper netem)"
+        return Finding(feature.module, "ok", feature.purpose + consequence)
     if works is None:
         return Finding(feature.module, "warn", f"cannot be tried: {why}", kernel.TRY_FIX)
-    told = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
+    consequence = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
     return Finding(
         feature.module,
         "missing" if feature.needed else "warn",
-        f"not in this kernel ({why}): {feature.purpose} {told}",
+        f"not in this kernel ({why}): {feature.purpose} {consequence}",
         f"sudo modprobe {feature.module}, or boot a kernel that has it: "
         "sudo apt-get install linux-image-generic (Ubuntu), linux-image-amd64 (Debian); "
         "sudo dnf install kernel-modules-extra (Fedora, RHEL)",

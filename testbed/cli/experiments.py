@@ -69,15 +69,15 @@ def sweep(
     options = up.Options(runtime, oversubscribe, data)
     read = reader.load(file, options)
     folder = runs / read.name
-    _say(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
-    done = sweeping.run(read, options, folder, jobs, lambda text: _say(text, quiet=as_json))
+    _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
+    done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
     found = [_load(directory.path) for directory in done]
     if found:
         _compare(found, read.target, as_json=as_json)
         _draw(found, figure, quiet=as_json)
     if missing := len({cell.fingerprint for cell in read.cells}) - len(done):
         raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
-    _say(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
+    _print(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
 
 
 def compare(
@@ -107,7 +107,7 @@ def report(
     share = _share(target)
     found = _found(given, runs)
     to.write_text(writer.html(found, share), encoding="utf-8")
-    _say(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
+    _print(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
 
 def export(
@@ -122,7 +122,7 @@ def export(
     directory = live_runs.located(run, runs)
     folder = to or directory.path / "tables"
     for path in _load(directory.path).export(folder, form.value):
-        _say(str(path))
+        _print(str(path))
 
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
@@ -167,8 +167,8 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     target = target or comparison.common_target(found)
     rows = comparison.compare(found, target)
     if as_json:
-        told = {"target": target, "rows": [_finite(dataclasses.asdict(row)) for row in rows]}
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        result = {"target": target, "rows": [_finite(dataclasses.asdict(row)) for row in rows]}
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return
     headings, cells = comparison.texts(rows)
     table = console.plain(*headings)
@@ -176,7 +176,7 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     for row in cells:
         table.add_row(*row)
     if target is not None:
-        _say(
+        _print(
             f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
             "± is half of the 95% interval over seeds."
         )
@@ -217,9 +217,9 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
     from analysis.charts import paper, story
 
     paper.stack(story.story(found)).savefig(path)
-    _say(f"{path}: drawn", quiet=quiet)
+    _print(f"{path}: drawn", quiet=quiet)
 
 
-def _say(text: str, *, quiet: bool = False) -> None:
+def _print(text: str, *, quiet: bool = False) -> None:
     if not quiet:
         out.print(text, soft_wrap=True)

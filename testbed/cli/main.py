@@ -26,7 +26,7 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
 )
-from testbed.console import err, out, say, show
+from testbed.console import err, out, print_text, show
 from testbed.errors import BadInputError, TestbedError
 from testbed.host.signals import interrupting
 from testbed.run import live_runs, up
@@ -114,11 +114,11 @@ def down(
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
     live = [found for found in live_runs.find() if everything or found.run == run]
     if not live:
-        say("Nothing is running." if everything else f"{run}: nothing is running.")
+        print_text("Nothing is running." if everything else f"{run}: nothing is running.")
         return
     for each in live:
         live_runs.take_down(each)
-        say(f"{each.run}: down")
+        print_text(f"{each.run}: down")
 
 
 @app.command()
@@ -135,8 +135,10 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     from testbed.run import replay as replaying
 
     same = replaying.replay(live_runs.located(run, runs))
-    say(f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical.")
-    say(f"Nothing differs: {same}.")
+    print_text(
+        f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
+    )
+    print_text(f"Nothing differs: {same}.")
 
 
 @app.command()
@@ -177,7 +179,7 @@ def logs(
 
     for name, text in reader.read(run, part, runs, tail):
         out.print(f"── {name} ", style="bold")
-        say(text or "(empty)")
+        print_text(text or "(empty)")
 
 
 @app.command()
@@ -189,7 +191,9 @@ def validate(topology: TopologyFile) -> None:
 
     parsed = resolved(load(topology))
     model_check.check(parsed)
-    say(f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}")
+    print_text(
+        f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
+    )
 
 
 @app.command("plan")
@@ -207,13 +211,13 @@ def plan_command(
     for note in plan.notes:
         (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
-        say(
+        print_text(
             f"{plan.runtime}: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}"
         )
     elif not as_json:
-        asked = sum(device.share for device in plan.devices)
-        say(
-            f"{plan.runtime}: {len(plan.devices)} devices ask for {asked:g} of {plan.device_capacity:g} "
+        total = sum(device.share for device in plan.devices)
+        print_text(
+            f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
             + ("Memory is not limited. " if not plan.traits.cgroups else "")
@@ -234,7 +238,7 @@ class _Progress(View):
     """How launching and ending go on, and what came of it."""
 
     def progress(self, message: str) -> None:
-        say(message)
+        print_text(message)
 
     def judged(self, judgement: Judgement) -> None:
         _show(judgement)
@@ -247,21 +251,21 @@ def _show(judgement: Judgement) -> None:
     out.print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
-        say(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
+        print_text(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
     if not judgement.validity.valid:
         out.print("\nNot valid:", style="bold red")
         for reason in judgement.validity.reasons:
-            say(f"  {reason}")
+            print_text(f"  {reason}")
 
 
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
-    """Run in the foreground, and say at the end what came of it and what to try next."""
+    """Run in the foreground; print the outcome at the end, and what to try next."""
     from testbed.watching import fullscreen, live, overview
 
     shown = _relative(directory.path)
     if plan.traits.notice:
         auto = (options.runtime or topology.runtime.name) == "auto"
-        say(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+        print_text(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
@@ -272,7 +276,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
             _show(view.judgement)
         raise
     finally:
-        say(f"Run directory: {shown}")
+        print_text(f"Run directory: {shown}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
     from testbed.run.optimum import ending
 
@@ -281,11 +285,11 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     if view.judgement is not None:
         _show(view.judgement)
     if simulated:
-        say(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
+        print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
-        say("\n" + "\n".join(ended.lines()))
+        print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
-    say(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+    print_text(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
 
 
 def _passed_over(runtime: str) -> str:
@@ -296,11 +300,11 @@ def _passed_over(runtime: str) -> str:
 
 
 def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
-    """Run in the background; an error before the start has been told by the controller itself."""
-    if code := detach.start(directory, topology, options, say):
+    """Run in the background; the controller itself reports errors before the start."""
+    if code := detach.start(directory, topology, options, print_text):
         raise typer.Exit(code)
     run = directory.run
-    say(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
+    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from testbed.cli.arguments import AsJson
-from testbed.console import out, say, show, table
+from testbed.console import out, print_text, show, table
 
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
@@ -69,9 +69,9 @@ def profiles(
     if as_json:
         show(profiles.rows(shown), "", as_json=True)
     else:
-        say(profiles.listing(shown) if name is None else profiles.explained(shown))
+        print_text(profiles.listing(shown) if name is None else profiles.explained(shown))
         if shown.devices:
-            say(f"\n{profiles.EMULATED}")
+            print_text(f"\n{profiles.EMULATED}")
 
 
 def calibrate(
@@ -85,7 +85,7 @@ def calibrate(
     if as_json:
         sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
     else:
-        say(found.summary())
+        print_text(found.summary())
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -113,10 +113,10 @@ def build(
 
     client = docker_engine.connect()
     try:
-        built = images.build(client, say, force=force)
+        built = images.build(client, print_text, force=force)
     finally:
         client.close()
-    say(f"{built.agent}\n{built.broker}")
+    print_text(f"{built.agent}\n{built.broker}")
 
 
 def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
@@ -127,10 +127,10 @@ def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: 
         found = [entry.as_dict() for entry in chosen]
         sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
     elif name is None:
-        say("\n\n".join(map(catalog.brief, chosen)))
-        say(f"\nNext: testbed {what}s NAME explains one.")
+        print_text("\n\n".join(map(catalog.brief, chosen)))
+        print_text(f"\nNext: testbed {what}s NAME explains one.")
     else:
-        say(catalog.full(chosen[0]))
+        print_text(catalog.full(chosen[0]))
 
 
 def vars_of(finding: Any) -> dict[str, Any]:

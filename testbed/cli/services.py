@@ -39,7 +39,7 @@ def check(options: Options) -> None:
 
 @contextmanager
 def served(
-    directory: RunDirectory, plan: Plan, options: Options, say: Callable[[str], None]
+    directory: RunDirectory, plan: Plan, options: Options, report: Callable[[str], None]
 ) -> Iterator[None]:
     """Inside, what `options` ask for is there. Raises BadInputError where a port is taken."""
     with ExitStack() as stack:
@@ -47,13 +47,13 @@ def served(
             from testbed.watching import prometheus
 
             url = stack.enter_context(prometheus.served(directory, options.metrics))
-            say(f"Metrics for Prometheus: {url}")
+            report(f"Metrics for Prometheus: {url}")
         if options.dashboard is not None:
             # Not on the devices' CPUs: there a page would take what they were promised.
             page = dashboard.beside(
                 [directory],
                 options.dashboard,
-                say,
+                report,
                 runs=directory.path.parent,
                 cpus=plan.infrastructure_cpus,
                 log=directory.logs / "dashboard.log",

@@ -11,7 +11,7 @@ from analysis.charts.chart import Chart
 from analysis.charts.lanes import lanes
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
-from testbed.dashboard.measured import OVER
+from testbed.dashboard.measured import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 OVERLAID = ("accuracy", "loss")
@@ -19,12 +19,12 @@ OVERLAID = ("accuracy", "loss")
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 EMULATED = ("cpu", "rates")
 """In virtual time there is nothing to measure."""
-_SHOWN = 2_000
+_LIVE_LANE_UPDATES = 2_000
 """Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
 anew twice a second."""
-_BEAT = 0.45
+_REFRESH_INTERVAL_SECONDS = 0.45
 """Seconds from one look at the files to the next, or where looking is dear:"""
-_SHARE = 1 / 3
+_MAX_CPU_SHARE = 1 / 3
 """of a core at most is spent on it."""
 
 
@@ -63,7 +63,9 @@ class Board:
         if generation != self.generation and self.runs:
             self.panels = tuple(self._panels(self.runs))
         self.generation = generation
-        self._due = begin + max(_BEAT, (time.process_time() - spent) / _SHARE)
+        self._due = begin + max(
+            _REFRESH_INTERVAL_SECONDS, (time.process_time() - spent) / _MAX_CPU_SHARE
+        )
 
     def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
         for name in OVERLAID:
@@ -77,11 +79,11 @@ class Board:
 def _chart(name: str, feed: Feed, run: Run) -> Chart:
     """One run's. What is left out of it is said below its title."""
     if name == "devices":
-        return _moving(lanes([run], _SHOWN) if feed.lives else lanes([run]))
+        return _moving(lanes([run], _LIVE_LANE_UPDATES) if feed.lives else lanes([run]))
     chart = CHARTS[name]([run])
     if name == "cpu" and feed.lives:
         return chart.noted(
-            f"used in the last {OVER:.0f} s: a device that waits uses less than its share"
+            f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
         )
     if name in APART and feed.held < feed.updates:
         return chart.noted(f"the newest {feed.held:,} of {feed.updates:,} updates")
@@ -89,6 +91,6 @@ def _chart(name: str, feed: Feed, run: Run) -> Chart:
 
 
 def _moving(chart: Chart) -> Chart:
-    """With an axis of time that begins where what is drawn does: one that is told where to begin would
-    be told anew with every update, and undo what a visitor has zoomed to."""
+    """With an axis of time that begins where what is drawn does: a fixed beginning would
+    be set anew with every update, and undo what a visitor has zoomed to."""
     return replace(chart, x=replace(chart.x, limits=(None, None)))

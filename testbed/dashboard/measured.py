@@ -1,4 +1,4 @@
-"""What devices get of what was asked, while a run goes: a first look at what its end will measure."""
+"""Provisional fidelity of a live run: what devices get of what was requested."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from testbed.errors import TestbedError
 from testbed.plan import way
 from testbed.topology import load
 
-OVER = 10.0
-"""Seconds of the host's clock that the CPU is taken over."""
+CPU_WINDOW_SECONDS = 10.0
+"""Window of the host's clock over which CPU use is averaged."""
 
 
 def so_far(run: Run) -> pd.DataFrame:
     """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
     uses less than it could have. Rates are those of its last probe."""
-    tables = [_table(run, "cpu", _asked_cpu(run), _used(run))]
+    tables = [_table(run, "cpu", _requested_cpu(run), _used(run))]
     ways = _ways(run.path / "topology.yaml") if len(run.probes) else {}
     groups = run.devices.set_index("device")["group"].astype(object)
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
     for figure in ("up", "down"):
         rates = {name: getattr(ways.get(group), figure, None) for name, group in groups.items()}
-        asked = pd.to_numeric(pd.Series(rates, dtype=object))
-        tables.append(_table(run, figure, asked, last[figure]))
+        requested = pd.to_numeric(pd.Series(rates, dtype=object))
+        tables.append(_table(run, figure, requested, last[figure]))
     return pd.concat(tables, ignore_index=True)
 
 
-def _table(run: Run, figure: str, asked: pd.Series[float], got: pd.Series[float]) -> pd.DataFrame:
+def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[float]) -> pd.DataFrame:
     names = run.devices["device"].astype(object)
-    wanted, had = (np.asarray(one.reindex(names), np.float64) for one in (asked, got))
+    wanted, had = (np.asarray(one.reindex(names), np.float64) for one in (requested, got))
     with np.errstate(invalid="ignore", divide="ignore"):
         error = 100 * (had - wanted) / wanted
     named = run.devices[["device", "group"]]
     return named.assign(figure=figure, asked=wanted, got=had, error=error)
 
 
-def _asked_cpu(run: Run) -> pd.Series[float]:
+def _requested_cpu(run: Run) -> pd.Series[float]:
     """As planned, or as last set."""
-    asked = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
+    requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     done = run.scenario[run.scenario["action"] == "set"]
     for device, details in done[["device", "details"]].itertuples(index=False):
         action = from_json(json.loads(details))
-        if isinstance(action, SetCpu) and device in asked.index:
-            asked[device] = action.share
-    return asked
+        if isinstance(action, SetCpu) and device in requested.index:
+            requested[device] = action.share
+    return requested
 
 
 def _used(run: Run) -> pd.Series[float]:
     """Share of a core over the last seconds, as the devices tell time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
-    since = samples["monotonic"].max() - OVER * dilation
+    since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation
     grouped = samples[samples["monotonic"] >= since].groupby("device", observed=True)
     spent = grouped[["monotonic", "cpu"]].last() - grouped[["monotonic", "cpu"]].first()
     used = spent["cpu"] / spent["monotonic"] * dilation

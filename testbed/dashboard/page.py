@@ -98,12 +98,12 @@ def header(feed: Feed) -> str:
         "runtime": _pace(run),
         "validity": _validity(run, feed),
     }
-    told = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())
+    items = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())
     problem = f'<p class="problem">{escape(feed.error)}</p>' if feed.error else ""
     return (
         f"<style>{_STYLE}</style><h1>{escape(line.rule)} <small>{escape(run.name)}</small> "
         f'<em class="{_state(run, feed)[0]}">{escape(_state(run, feed)[1])}</em></h1>'
-        f"<p>{told}</p>{problem}"
+        f"<p>{items}</p>{problem}"
     )
 
 

@@ -79,10 +79,10 @@ class Site:
     def open(self, document: Document) -> None:
         """Fill a new visitor's document, as its address asks."""
         request = getattr(document.session_context, "request", None)
-        asked = request.arguments if request is not None else {}
-        names = list(dict.fromkeys(name.decode() for name in asked.get("run", ())))
+        query = request.arguments if request is not None else {}
+        names = list(dict.fromkeys(name.decode() for name in query.get("run", ())))
         paths = [path for path in map(self.path, names) if path is not None]
-        theme = asked.get("theme", [b""])[0].decode()
+        theme = query.get("theme", [b""])[0].decode()
         if not paths or len(paths) < len(names):
             document.template = page.TEMPLATES.get_template("unknown.html")
             return

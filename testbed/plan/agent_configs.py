@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from agents import turns
+from agents import probe_server
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
@@ -211,7 +211,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     config = RouterConfig(
         run=spec.directory.run,
         broker=account.at(*places.control),
-        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: turns.PORT},
+        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: probe_server.PORT},
         addresses=addresses,
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}

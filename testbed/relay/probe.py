@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from agents.config import Link
-from agents.device.probe import pace, told
+from agents.device.probe import pace, round_trip_figures
 from agents.messages import LinkFigures
 from testbed.relay import transfer
 from testbed.relay.pipe import SEGMENT, on_wire
@@ -29,10 +29,8 @@ def measure(requested: Link, host: str, transfers: int, echoes: int) -> LinkFigu
     rates are requested. Raises OSError.
     """
     count, every = pace(requested, on_wire(1))
-    found = told(
-        requested,
-        round_trips(host, echoes, count, every, _ECHO_TIMEOUT_SECONDS + requested.rtt),
-    )
+    echoed = round_trips(host, echoes, count, every, _ECHO_TIMEOUT_SECONDS + requested.rtt)
+    found = round_trip_figures(requested, echoed)
     for name, rate in (("up", requested.up), ("down", requested.down)):
         if rate is not None:
             move = transfer.upload if name == "up" else transfer.download

@@ -122,10 +122,16 @@ class _SpecificationBuilder:
     def aggregator(self) -> Container:
         run = self.spec.directory
         inside = Path(agent_configs.IN_CONTAINERS.run_directory(run))
-        turns = ("python3", "-m", "agents.turns") if self.spec.routed else ()
+        probes = ("python3", "-m", "agents.probe_server") if self.spec.routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent, self.owner),
-            command=(*turns, "python3", "-m", "agents.aggregator.main", agent_configs.AGGREGATOR_CONFIG),
+            command=(
+                *probes,
+                "python3",
+                "-m",
+                "agents.aggregator.main",
+                agent_configs.AGGREGATOR_CONFIG,
+            ),
             networks=(self._on(self._server, AGGREGATOR),),
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),

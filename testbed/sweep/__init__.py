@@ -37,9 +37,9 @@ from testbed.topology import Topology, validation_errors, yamlfile
 from testbed.topology.fields import Model, PositiveShare
 from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
 
-_MOST_CELLS = 10_000
+_MAX_CELLS = 10_000
 _STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
-_LONG = 24
+_MAX_VALUE_CHARACTERS = 24
 """Letters of a value that a label takes."""
 
 
@@ -115,23 +115,23 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
 
 def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
     try:
-        told = SweepFile.model_validate(document.data)
+        sweep_file = SweepFile.model_validate(document.data)
     except ValidationError as error:
         found = validation_errors.problems(error, document, SweepFile)
         raise document.source.error([*document.problems, *found]) from None
-    base = _base(folder, told, document)
-    count = max(1, len(told.variants)) * math.prod(map(len, told.grid.values()))
-    problems = [*document.problems, *_unclear(told, document.source)]
-    if count > _MOST_CELLS:
+    base = _base(folder, sweep_file, document)
+    count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
+    problems = [*document.problems, *_unclear(sweep_file, document.source)]
+    if count > _MAX_CELLS:
         problems.append(
-            document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MOST_CELLS:,}")
+            document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MAX_CELLS:,}")
         )
         raise document.source.error(problems)
-    return Sweep(name, told.target, _cells(told, base, document, problems, options))
+    return Sweep(name, sweep_file.target, _cells(sweep_file, base, document, problems, options))
 
 
-def _base(folder: Path, told: SweepFile, document: Document) -> Document:
-    file = folder / told.topology
+def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
+    file = folder / sweep_file.topology
     if not file.is_file():
         message = f"there is no file {file}; name a topology by its path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
@@ -139,18 +139,20 @@ def _base(folder: Path, told: SweepFile, document: Document) -> Document:
     return yamlfile.read(file)
 
 
-def _unclear(told: SweepFile, source: Source) -> Iterator[Problem]:
+def _unclear(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
     """Paths that are none, or have two values, and values that are listed twice."""
-    settings: list[Where] = [("grid", path) for path in told.grid]
-    settings += [("variants", name, path) for name, paths in told.variants.items() for path in paths]
+    settings: list[Where] = [("grid", path) for path in sweep_file.grid]
+    settings += [
+        ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
+    ]
     for at in settings:
         path = str(at[-1])
         if parse_path(path) is None:
             message = "is no path to a field, expected one such as rule.buffer_size or devices[0].cpu"
             yield source.problem(at, message, at_key=True)
-        elif at[0] == "variants" and path in told.grid:
+        elif at[0] == "variants" and path in sweep_file.grid:
             yield source.problem(at, "the grid has values for this too; keep one of them", at_key=True)
-    for path, values in told.grid.items():
+    for path, values in sweep_file.grid.items():
         for index, value in enumerate(values):
             if any(_same(value, before) for before in values[:index]):
                 yield source.problem(("grid", path, index), "this value is in the list already")
@@ -172,7 +174,7 @@ def parse_path(path: str) -> Where | None:
 
 
 def _cells(
-    told: SweepFile,
+    sweep_file: SweepFile,
     base: Document,
     document: Document,
     unclear: Iterable[Problem],
@@ -181,7 +183,7 @@ def _cells(
     """Raises FaultyFileError of what is `unclear` already, and of all that is wrong with any cell."""
     cells: list[Cell] = []
     problems = list(unclear)
-    for label, variant, changes in _combinations(told):
+    for label, variant, changes in _combinations(sweep_file):
         changed, misplaced = _changed(base, changes, document.source)
         problems += misplaced
         try:
@@ -192,7 +194,7 @@ def _cells(
             cells.append(Cell(label, variant, changes, resolved, plan, _fingerprint(resolved, plan)))
     if problems:
         raise document.source.error(problems)
-    return tuple(_told_apart(cells))
+    return tuple(_distinct_labels(cells))
 
 
 def _fingerprint(resolved: Topology, plan: Plan) -> str:
@@ -200,16 +202,16 @@ def _fingerprint(resolved: Topology, plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _combinations(told: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
+def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
     """Label, variant and changes of each cell."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _words(path, value, i))
             for i, value in enumerate(values)
         ]
-        for path, values in told.grid.items()
+        for path, values in sweep_file.grid.items()
     ]
-    for name, paths in (told.variants or {"": {}}).items():
+    for name, paths in (sweep_file.variants or {"": {}}).items():
         own = [_change(path, value, ("variants", name, path)) for path, value in paths.items()]
         for chosen in itertools.product(*grid):
             words = [name, *(change.words for change in chosen if change.path != "seed")]
@@ -229,7 +231,7 @@ def _words(path: str, value: Any, index: int) -> str:
             return f"{key} #{index + 1}"
         case str() if key in ("name", "scheme"):
             return value
-    return f"{key} {str(value)[:_LONG]}"
+    return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"
 
 
 def _changed(
@@ -275,7 +277,7 @@ def _with(data: Any, where: Where, value: Any) -> Any:
     return (*data[:key], _with(data[key], rest, value), *data[key + 1 :])
 
 
-def _told_apart(cells: list[Cell]) -> Iterator[Cell]:
+def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:
     """Cells of one label differ in nothing but their seed; where they do, they are numbered."""
     groups: dict[str, list[str]] = {}
     for cell in cells:

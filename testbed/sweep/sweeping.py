@@ -28,7 +28,7 @@ from testbed.sweep.worker import execute
 from testbed.sweep.workers import Workers
 from testbed.topology import Topology
 
-Say = Callable[[str], None]
+ReportLine = Callable[[str], None]
 StepTimes = dict[str, float | None]
 """Seconds of a step, by what its work is (`_work`)."""
 
@@ -64,8 +64,8 @@ class Index:
         self._write(cell, run=run, outcome=None)
 
     def end(self, cell: Cell, outcome: str, error: str | None = None) -> None:
-        told = {"error": error} if error else {}
-        self._write(cell, run=self.cells[cell.fingerprint]["run"], outcome=outcome, **told)
+        result = {"error": error} if error else {}
+        self._write(cell, run=self.cells[cell.fingerprint]["run"], outcome=outcome, **result)
 
     def drop(self, cell: Cell) -> None:
         """Forget an unfinished run of `cell`, and remove its directory."""
@@ -92,12 +92,12 @@ def run(
     options: up.Options,
     folder: Path,
     jobs: int | None = None,
-    say: Say = lambda _: None,
+    report: ReportLine = lambda _: None,
 ) -> list[RunDirectory]:
     """Run what is not done of `sweep`, `jobs` at a time in virtual time (None: one per core); the
     directories of all that is. Call it from the main thread.
 
-    A cell that fails is told of, and the others go on. When interrupted, the runs that were going are
+    A cell that fails is reported, and the others go on. When interrupted, the runs that were going are
     ended and removed; what is finished stays.
     """
     with _alone(folder):
@@ -105,27 +105,27 @@ def run(
         cells = list({cell.fingerprint: cell for cell in sweep.cells}.values())
         todo = [cell for cell in cells if index.run_of(cell) is None]
         if done := len(cells) - len(todo):
-            say(f"{done} of {len(cells)} runs are there already, in {folder}")
+            report(f"{done} of {len(cells)} runs are there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
-        report = _Report(index, len(todo), say)
+        tracker = _Tracker(index, len(todo), report)
         jobs = min(jobs or len(os.sched_getaffinity(0)), len(virtual))
-        _simulate(virtual, _measured(cells, index), options, jobs, report)
+        _simulate(virtual, _measured(cells, index), options, jobs, tracker)
         for cell in todo:
             if not cell.plan.traits.simulated:
-                report.say(f"{cell.name} begins")
-                _here(cell, options, report, lambda message: report.say(f"      {message}"), {})
+                tracker.report(f"{cell.name} begins")
+                _here(cell, options, tracker, lambda message: tracker.report(f"      {message}"), {})
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
 
 
 @dataclass(slots=True)
-class _Report:
-    """Keeps account of cells that begin and end, and says so."""
+class _Tracker:
+    """Tracker of cells that begin and end, which also reports them."""
 
     index: Index
     count: int
     """Of cells to run."""
-    say: Say
+    report: ReportLine
     _ended: int = 0
 
     def begin(self, cell: Cell) -> RunDirectory:
@@ -136,41 +136,43 @@ class _Report:
         directory.write_manifest(run=run, label=cell.label, variant=cell.variant, changes=_plain(cell))
         return directory
 
-    def end(self, cell: Cell, told: dict[str, Any]) -> None:
+    def end(self, cell: Cell, result: dict[str, Any]) -> None:
         self._ended += 1
-        self.index.end(cell, told["outcome"], told.get("error"))
-        self.say(f"{self._ended:4} of {self.count}  {cell.name}: {_words(told)}")
+        self.index.end(cell, result["outcome"], result.get("error"))
+        self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_words(result)}")
 
 
 def _plain(cell: Cell) -> dict[str, Any]:
     return {change.path: change.value for change in cell.changes}
 
 
-def _words(told: dict[str, Any]) -> str:
-    if told["outcome"] == "failed":
-        return f"failed: {told['error']}"
-    accuracy, loss = told["accuracy"], told["loss"]
+def _words(result: dict[str, Any]) -> str:
+    if result["outcome"] == "failed":
+        return f"failed: {result['error']}"
+    accuracy, loss = result["accuracy"], result["loss"]
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    doubts = "".join(f"\n      not valid: {reason}" for reason in told["doubts"])
-    return f"{quality} ({told['seconds']:.1f} s){doubts}"
+    doubts = "".join(f"\n      not valid: {reason}" for reason in result["doubts"])
+    return f"{quality} ({result['seconds']:.1f} s){doubts}"
 
 
-def _here(cell: Cell, options: up.Options, report: _Report, say: Say, measured: StepTimes) -> None:
+def _here(
+    cell: Cell, options: up.Options, tracker: _Tracker, report: ReportLine, measured: StepTimes
+) -> None:
     """Run `cell` in this process."""
-    directory = report.begin(cell)
+    directory = tracker.begin(cell)
     try:
-        told = execute(_timed(cell, measured), cell.plan, directory, options, say)
+        result = execute(_timed(cell, measured), cell.plan, directory, options, report)
     except BaseException:
         with uninterrupted():
-            report.index.drop(cell)
+            tracker.index.drop(cell)
         raise
-    report.end(cell, told)
+    tracker.end(cell, result)
 
 
 def _simulate(
-    cells: Sequence[Cell], measured: StepTimes, options: up.Options, jobs: int, report: _Report
+    cells: Sequence[Cell], measured: StepTimes, options: up.Options, jobs: int, tracker: _Tracker
 ) -> None:
     """Run `cells` in virtual time, side by side where `jobs` are more than one.
 
@@ -186,31 +188,33 @@ def _simulate(
     with Workers(jobs, options.data_root) as workers:
         for part in (now, later):
             if jobs > 1:
-                _side_by_side(workers, part, report, measured)
+                _side_by_side(workers, part, tracker, measured)
             for cell in part if jobs == 1 else ():
-                _here(cell, options, report, lambda _: None, measured)
-            measured = _measured(now, report.index) | measured
+                _here(cell, options, tracker, lambda _: None, measured)
+            measured = _measured(now, tracker.index) | measured
 
 
-def _side_by_side(workers: Workers, cells: Iterable[Cell], report: _Report, measured: StepTimes) -> None:
+def _side_by_side(
+    workers: Workers, cells: Iterable[Cell], tracker: _Tracker, measured: StepTimes
+) -> None:
     going: dict[Path, Cell] = {}
 
     def directories() -> Iterator[Path]:
         for cell in cells:
-            directory = report.begin(cell)
+            directory = tracker.begin(cell)
             going[directory.path] = cell
             directory.topology.write_text(_timed(cell, measured).to_yaml(), encoding="utf-8")
             yield directory.path
 
     try:
-        for path, told in workers.run(directories()):
-            report.end(going.pop(path), told)
+        for path, result in workers.run(directories()):
+            tracker.end(going.pop(path), result)
     finally:
         if going:
             with uninterrupted():
                 workers.close()  # so that none writes to a directory that goes
                 for cell in going.values():
-                    report.index.drop(cell)
+                    tracker.index.drop(cell)
 
 
 def _measures(cell: Cell) -> bool:

@@ -29,13 +29,13 @@ from testbed.view import View
 class _Watcher(View):
     """Keeps what a line about the run says."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self.evaluation: events.Evaluated | None = None
         self.doubts: list[str] = []
 
     def progress(self, message: str) -> None:
-        self._say(message)
+        self._report(message)
 
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.Evaluated):
@@ -50,11 +50,11 @@ def execute(
     plan: Plan,
     directory: RunDirectory,
     options: up.Options,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
     `doubts`, why the run is not valid; or the outcome `failed`, and the `error`."""
-    watcher = _Watcher(say)
+    watcher = _Watcher(report)
     begin = time.monotonic()
     try:
         ended = up.run(topology, plan, directory, options, watcher)

@@ -63,7 +63,7 @@ class Workers:
     def _begin(self, path: Path) -> _Worker:
         worker = self._idle.pop() if self._idle else _Worker()
         self._busy[path] = worker
-        worker.tell({"directory": str(path), "data": self._data})
+        worker.send({"directory": str(path), "data": self._data})
         return worker
 
     def _end(self, path: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class _Worker:
         assert self.process.stdout is not None  # noqa: S101  (asked for above)
         return self.process.stdout
 
-    def tell(self, order: dict[str, Any]) -> None:
+    def send(self, order: dict[str, Any]) -> None:
         assert self.process.stdin is not None  # noqa: S101
         try:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")

@@ -27,7 +27,7 @@ from testbed.topology.fields import (
     expecting,
 )
 
-_MOST_DEVICES = 100_000  # of one group
+_MAX_DEVICES = 100_000  # of one group
 DEFAULT_MEMORY = 512 * 2**20
 """Bytes of a device whose memory neither the topology nor a profile says."""
 
@@ -207,8 +207,8 @@ class DeviceGroup(Model):
     count: (
         Annotated[
             int,
-            Field(ge=1, le=_MOST_DEVICES),
-            expecting(f"a whole number of devices from 1 to {_MOST_DEVICES}"),
+            Field(ge=1, le=_MAX_DEVICES),
+            expecting(f"a whole number of devices from 1 to {_MAX_DEVICES}"),
         ]
         | None
     ) = None

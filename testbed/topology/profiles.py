@@ -182,7 +182,7 @@ def _is_blank(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Part(Source):
-    """What is at `within` in a source, for complaints of a model that knows nothing around it."""
+    """What is at `within` in a source, for validation errors of a model that knows nothing around it."""
 
     within: Where = ()
 
@@ -246,8 +246,8 @@ def _table(kind: str, entries: Mapping[str, _Entry]) -> str:
 
 def _block(name: str, entry: _Entry) -> Iterator[str]:
     yield name
-    told = {**entry.figures(), "source": entry.source}
-    for text in (f"{key}: {_shown(value)}" for key, value in told.items() if value):
+    facts = {**entry.figures(), "source": entry.source}
+    for text in (f"{key}: {_shown(value)}" for key, value in facts.items() if value):
         yield textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     if entry.description:
         yield ""

@@ -43,7 +43,7 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "pause"): "write for instead",
     ("restart_after", "disconnect"): "write for instead",
 }
-_MOST_COMPARED = 1000  # names; to look for one that may be meant takes about 10 µs for each
+_MAX_NAMES_COMPARED = 1000  # names; to look for one that may be meant takes about 10 µs for each
 
 _FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
 _PER = {"s": 1, "min": 60, "h": 3600}
@@ -327,6 +327,6 @@ def _too_early(
 
 
 def _expected(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
-    known = list(itertools.islice(by_name, _MOST_COMPARED))  # groups come first
+    known = list(itertools.islice(by_name, _MAX_NAMES_COMPARED))  # groups come first
     guess = did_you_mean(name, known)
     return "expected a device or a group" + (f"; {guess}" if guess else f" such as {known[0]}")

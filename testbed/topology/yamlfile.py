@@ -19,7 +19,7 @@ from testbed.errors import BadInputError
 Where = tuple[str | int, ...]
 """The keys and indices that lead to a value: `("devices", 1, "cpu")`."""
 
-_MOST_VALUES = 100_000
+_MAX_VALUES = 100_000
 """Aliases can make a small file large without end."""
 
 
@@ -188,7 +188,7 @@ class _Reading:
     def value(self, node: yaml.Node, where: Where) -> Any:
         if node in self._around:
             raise _error_at(node, "this value contains itself")
-        if len(self.values) >= _MOST_VALUES:
+        if len(self.values) >= _MAX_VALUES:
             raise _error_at(node, "too many values")
         self.values[where] = _place(node.start_mark)
         self._around.append(node)

@@ -1,4 +1,4 @@
-"""What a device did in the last minute, as far as a run's records tell, and what it seems to do now.
+"""Activity of a device in the last minute, from a run's records, and what it seems to do now.
 
 Pure. An update tells of its cycle once it has been applied; while a round goes, a device says nothing of
 it. So what comes after the last update is inferred, and marked as such: it is laid out as the cycle
@@ -51,7 +51,7 @@ _Seconds = dict[Cell, float]
 
 @dataclass(slots=True)
 class Activity:
-    """Of one device. Times are device time in seconds, and none is long before one told earlier."""
+    """Activity of one device. Times are device time in seconds and arrive roughly in order."""
 
     _until: float = math.inf
     """How far it is known what the device did; infinity before it was ever there."""
@@ -62,7 +62,7 @@ class Activity:
     _last: UpdateApplied | None = None
     """The last that was counted in."""
     _cycle: tuple[Span, ...] = ()
-    """What that one told."""
+    """Spans of the cycle of `_last`."""
     _applied: float = -math.inf
     """When that one was, if the next model came with it; minus infinity where it came before."""
     _idle: float = 0.0
@@ -81,13 +81,14 @@ class Activity:
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def updated(self, update: UpdateApplied) -> None:
-        """Cheap: a run in virtual time tells of very many, most of which are old when someone looks."""
+        """Cheap: a run in virtual time has very many updates, most of them outdated when the screen is
+        drawn."""
         self._pending.append(update)
         while self._pending[0].applied < update.applied - WINDOW:
             self._know(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
-        """What telemetry says of the time since the sample before."""
+        """Note what telemetry reports for the time since the previous sample."""
         self._busy.append((until, busy))
         while self._busy[0][0] < until - WINDOW:
             self._busy.popleft()
@@ -96,7 +97,7 @@ class Activity:
         """From now on the device is `down`, `cut off` or `frozen`; that it is so already is no error."""
         if what in self._holds:
             return
-        if what == "down":  # what it was at is lost, and no update will tell of it
+        if what == "down":  # its work is lost, and no update will report it
             self._settle()
             for span in self._inferred(at):
                 self._add(span)
@@ -158,14 +159,14 @@ class Activity:
         """Count in what has come."""
         for update in self._pending:
             since, last = self._until, self._last
-            told = _cycle(update)
-            for span in [Span(since, update.dispatched, WAIT), *_after(since, told)]:
+            cycle = _cycle(update)
+            for span in [Span(since, update.dispatched, WAIT), *_after(since, cycle)]:
                 self._add(span)
             if math.isfinite(since):
                 self._idle = max(0.0, update.dispatched - since)
             prompt = last is None or update.dispatched < last.applied
             self._applied = -math.inf if prompt else update.applied
-            self._cycle = _after(-math.inf if last is None else last.arrived, told)
+            self._cycle = _after(-math.inf if last is None else last.arrived, cycle)
             self._know(update)
         self._pending.clear()
 

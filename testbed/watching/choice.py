@@ -1,4 +1,4 @@
-"""What a user has chosen to look at, and what keys make of that. Pure."""
+"""Selection of what the screen shows, and how keys change it. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _VERBS: dict[Switching, str] = {Crash(): "kill"}
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Something to be done to devices."""
+    """Command for devices."""
 
     action: Switching
     devices: tuple[str, ...]
     whose: str
-    """What to call them."""
+    """Name of the devices, as shown to the user."""
 
     def __str__(self) -> str:
         return f"{_VERBS.get(self.action, name_of(self.action))} {self.whose}"
@@ -33,10 +33,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """No more watching."""
+    """Request to close the view."""
 
 
-Wish = Order | Quit | None
+Request = Order | Quit | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +52,17 @@ class Choice:
     """Bars show how much of the last minute went into what, not when."""
     selected: str | None = None
     """Name of a row."""
-    asking: Order | None = None
-    """Waits for a yes."""
+    unconfirmed: Order | None = None
+    """Order that waits for the user's confirmation."""
 
 
 def pressed(
     choice: Choice, key: str, rows: Sequence[Row], *, page: int, grouped: bool
-) -> tuple[Choice, Wish]:
-    """What `key` makes of `choice` where `rows` are shown, `page` of them at a time."""
-    if choice.asking is not None:
-        return replace(choice, asking=None), choice.asking if key in ("y", "Y") else None
+) -> tuple[Choice, Request]:
+    """`choice` after `key`, and what the user requests by it, where `rows` are shown, `page` at a
+    time."""
+    if choice.unconfirmed is not None:
+        return replace(choice, unconfirmed=None), choice.unconfirmed if key in ("y", "Y") else None
     if choice.typing:
         return _typed(choice, key), None
     if key in _MOVES or key in _PAGES:
@@ -111,11 +112,12 @@ def _moved(choice: Choice, rows: Sequence[Row], steps: int) -> str | None:
     return names[min(max(0, names.index(choice.selected) + steps), len(names) - 1)]
 
 
-def _ordered(choice: Choice, key: str, rows: Sequence[Row], *, grouped: bool) -> tuple[Choice, Wish]:
-    """To kill asks first: one keystroke too many must not cost an experiment."""
+def _ordered(choice: Choice, key: str, rows: Sequence[Row], *, grouped: bool) -> tuple[Choice, Request]:
+    """Choice and order for `key`. Killing needs confirmation: a stray keystroke must not cost an
+    experiment."""
     row = next((row for row in rows if row.name == choice.selected), None)
     if row is None:
         return choice, None
     pauses = Resume() if row.state == PAUSED else Pause()
     order = Order(_ACTIONS.get(key, pauses), row.devices, row.label(grouped=grouped))
-    return (replace(choice, asking=order), None) if key == "x" else (choice, order)
+    return (replace(choice, unconfirmed=order), None) if key == "x" else (choice, order)

@@ -1,4 +1,4 @@
-"""A run on all of a terminal, with keys: what `testbed up` and `testbed watch` show there."""
+"""Full-screen view of a run with keys, for `testbed up` and `testbed watch` on a terminal."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ from testbed.watching.overview import Overview
 from testbed.watching.screen import NAMED_COLOURS, Screen
 from testbed.watching.terminal import Terminal
 
-_DRAW_EVERY = 0.25
-"""Seconds."""
+_DRAW_INTERVAL_SECONDS = 0.25
 _WATCHING, _BESIDE = 0.05, 0.02
 """Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
-_SAMPLE_EVERY, _JUDGE_EVERY = 1.0, 5.0
+_SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
-_TELLS = 4096
-"""Bytes of telemetry for each device: what it told in the last seconds."""
-_AHEAD = 0.5
-"""Seconds that a sample may be newer than what is shown."""
-_MOST_KEPT = 20
-"""Messages that are told again when the screen is gone."""
+_TELEMETRY_BYTES_PER_DEVICE = 4096
+"""Size of the end of the telemetry file that is read: the samples of the last seconds."""
+_SAMPLE_LEAD_SECONDS = 0.5
+"""By how much a sample may be newer than the time shown."""
+_MAX_KEPT_MESSAGES = 20
+"""Messages that are printed again once the screen is closed."""
 
 
 def view(
-    console: Console, told: Overview, directory: RunDirectory, *, watching: bool = False
+    console: Console, run_overview: Overview, directory: RunDirectory, *, watching: bool = False
 ) -> LiveView:
     """The view that fits where `console` writes to. `watching`: of a run that another process controls,
     and that may be over."""
     terminal = Terminal.of(console)
     if terminal is None:
-        return LiveView(console, told)
-    return FullScreenView(console, told, directory, terminal, watching=watching)
+        return LiveView(console, run_overview)
+    return FullScreenView(console, run_overview, directory, terminal, watching=watching)
 
 
 class FullScreenView(LiveView):
@@ -58,18 +57,18 @@ class FullScreenView(LiveView):
     def __init__(
         self,
         console: Console,
-        told: Overview,
+        run_overview: Overview,
         directory: RunDirectory,
         terminal: Terminal,
         *,
         watching: bool = False,
     ) -> None:
         """`watching`: of a run that goes on without us, and that may be over."""
-        super().__init__(console, told)
+        super().__init__(console, run_overview)
         self._directory = directory
         self._terminal = terminal
         self._watching = watching
-        self._screen = Screen(told, self._tally, ascii_only=console.options.ascii_only)
+        self._screen = Screen(run_overview, self._tally, ascii_only=console.options.ascii_only)
         if console.color_system == "standard":
             self._screen.colours = NAMED_COLOURS
         self._screen.way_out = "q quit" if watching else "^C end"
@@ -133,12 +132,12 @@ class FullScreenView(LiveView):
         return self._tally.at if self._overview.virtual else max(self._tally.at, now - self._epoch)
 
     def _learn(self) -> None:
-        """What the run directory knows by now and the plan did not."""
-        if (told := overview.read(self._directory)) is not None:
-            self._screen.overview = told
-            if told.cpus:  # of this host
+        """Read what the run directory holds and the plan did not."""
+        if (read := overview.read(self._directory)) is not None:
+            self._screen.overview = read
+            if read.cpus:  # of this host
                 self._sampler = Sampler(
-                    cpu_numbers(told.cpus["infrastructure"]), cpu_numbers(told.cpus["devices"])
+                    cpu_numbers(read.cpus["infrastructure"]), cpu_numbers(read.cpus["devices"])
                 )
 
     def _draw(self, now: float) -> None:
@@ -156,29 +155,33 @@ class FullScreenView(LiveView):
         size = self._terminal.size
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
         share = _WATCHING if self._watching else _BESIDE
-        self._due = now + max(_DRAW_EVERY, (time.thread_time() - begin) / share)
+        self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
         """Their clock is the host's. What comes after the end is of no interest."""
         if self._overview.virtual or not self._tally.started:
             return
         if self._samples is None:
-            size = _TELLS * max(16, len(self._overview.devices))
+            size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))
             self._samples = Samples(self._directory.telemetry, size)
         for sample in self._samples.read():
             at = (sample["at"] - self._zero) / self._overview.dilation
-            if at <= self._at + _AHEAD:
+            if at <= self._at + _SAMPLE_LEAD_SECONDS:
                 self._tally.sample(sample["device"], at, sample)
 
     def _look_at_host(self, now: float) -> None:
         """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""
-        if self._sampler is None or now < self._sampled + _SAMPLE_EVERY or self._screen.outcome:
+        if (
+            self._sampler is None
+            or now < self._sampled + _SAMPLE_INTERVAL_SECONDS
+            or self._screen.outcome
+        ):
             return
         sample = self._sampler.sample(now, 0.0)
         self._sampled = now
         if sample is not None:
             self._host.append(sample)
-        if self._host and now >= self._judged + _JUDGE_EVERY:
+        if self._host and now >= self._judged + _JUDGE_INTERVAL_SECONDS:
             self._judged = now
             self._screen.host = verdict(self._host)
 
@@ -187,19 +190,19 @@ class FullScreenView(LiveView):
         if key == "\x0c":  # Ctrl-L
             self._terminal.redraw()
             return
-        screen.choice, wish = pressed(
+        screen.choice, request = pressed(
             screen.choice,
             key,
             screen.rows(self._at, height),
             page=screen.page(height),
             grouped=screen.grouped(height),
         )
-        if isinstance(wish, Quit):
+        if isinstance(request, Quit):
             self.quit = self._watching
             if not self._watching:
                 self._show("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
-        elif isinstance(wish, Order):
-            self._order(wish)
+        elif isinstance(request, Order):
+            self._order(request)
         elif key in ORDERS and screen.choice.selected is None:
             self._show("Select a row first: ↑ or ↓.")
 
@@ -224,19 +227,19 @@ class FullScreenView(LiveView):
     def _show(self, message: str) -> None:
         self._screen.messages.append(message)
 
-    def _say(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         if not self._terminal.entered:
-            super()._say(message)
+            super()._print(message)
             return
         self._show(message.strip())
         self._kept.append(message)
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """The header shows it."""
+        """Nothing: the header shows it."""
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """The summary says it."""
+        """Nothing: the summary shows it."""
         if not self._watching:
             self._give_back()
 
@@ -245,7 +248,9 @@ class FullScreenView(LiveView):
         kept, self._kept = self._kept, []
         if self._watching:
             return
-        if len(kept) > _MOST_KEPT:
-            super()._say(f"({len(kept) - _MOST_KEPT} earlier messages: see {self._directory.events})")
-        for message in kept[-_MOST_KEPT:]:
-            super()._say(message)
+        if len(kept) > _MAX_KEPT_MESSAGES:
+            super()._print(
+                f"({len(kept) - _MAX_KEPT_MESSAGES} earlier messages: see {self._directory.events})"
+            )
+        for message in kept[-_MAX_KEPT_MESSAGES:]:
+            super()._print(message)

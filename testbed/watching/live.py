@@ -1,6 +1,6 @@
-"""What the user sees of a run: while it goes, from its events, and when it has ended.
+"""View of a run as lines of text, and the summary at its end.
 
-Here as lines, one per evaluation: in a file, a pipe, CI. On a terminal: `testbed.watching.fullscreen`.
+One line per evaluation, for files, pipes and CI. For terminals: `testbed.watching.fullscreen`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from testbed.watching.tally import Notice, merged
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
 
-_MOST_ROWS = 20  # a summary of more devices is by group
-_SAY_EVERY = 1.0  # seconds; lines come no faster
+_MAX_ROWS = 20  # a summary of more devices is by group
+_PRINT_INTERVAL_SECONDS = 1.0  # at least, between two lines
 
 
 class LiveView(View):
-    """A context manager that is told everything and shows what helps: here, as plain lines."""
+    """Context manager that receives the events of a run and shows them, here as plain lines."""
 
     stays = False
-    """Whether the end of a run is for looking at."""
+    """Whether the view stays open after the end of the run."""
 
     def __init__(self, console: Console, overview: Overview) -> None:
         self._console = console
@@ -39,11 +39,11 @@ class LiveView(View):
         self._tally = overview.tally()
         self._notices: list[Notice] = []
         self._notices_due: float | None = None
-        self._said: events.Evaluated | None = None
+        self._printed_evaluation: events.Evaluated | None = None
         self.quit = False
-        """The user wants no more of it."""
+        """The user has closed the view."""
         self.judgement: Judgement | None = None
-        """Of the run, once it is over; None where there is none."""
+        """Judgement of the run once it is over; None where there is none."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,15 +51,15 @@ class LiveView(View):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._say_notices()
+        self._print_notices()
 
     def progress(self, message: str) -> None:
-        """Say how launching and ending go on."""
-        self._say(message)
+        """Show the progress of launching and ending."""
+        self._print(message)
 
     def keep(self, message: str) -> None:
-        """Say what is of use as long as the run goes."""
-        self._say(message)
+        """Show information that stays useful throughout the run."""
+        self._print(message)
 
     def record(self, record: events.Record) -> None:
         notice = self._tally.take(record)
@@ -67,7 +67,7 @@ class LiveView(View):
             self._notices.append(notice)
         if isinstance(record, events.RunEnded):  # all devices leave then, which is no news
             self._notices = [n for n in self._notices if n.what != "offline"]
-            self._say_notices()
+            self._print_notices()
             self._finished(record)
         elif isinstance(record, events.Evaluated):
             self._evaluated(record)
@@ -78,56 +78,59 @@ class LiveView(View):
         if not self._tally.started:
             return
         if self._notices and self._notices_due is None:
-            self._notices_due = now + _SAY_EVERY  # those that come together share a line
+            self._notices_due = now + _PRINT_INTERVAL_SECONDS  # those that come together share a line
         if self._notices_due is not None and now >= self._notices_due:
-            self._say_notices()
+            self._print_notices()
 
     def judged(self, judgement: Judgement) -> None:
         self.judgement = judgement
 
     def over(self, outcome: str, judged: Validity | None = None) -> None:
-        """The run that is watched goes on no more; or, for no `outcome`, it goes on (again)."""
+        """Note that the watched run is over or, for an empty `outcome`, that it goes on (again)."""
 
     def take_keys(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for keys, and do what they say. Lines have none."""
+        """Wait up to `timeout` seconds for keys and handle them. A view of lines has none."""
         time.sleep(timeout)
 
-    def _say(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
-    def _say_notices(self) -> None:
+    def _print_notices(self) -> None:
         for notice in merged(self._notices):
-            self._say(f"{notice.at:8.1f} s  {notice.what}: {notice.detail}")
+            self._print(f"{notice.at:8.1f} s  {notice.what}: {notice.detail}")
         self._notices, self._notices_due = [], None
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """One aligned line, if the last one was not just before."""
-        if self._said is None or evaluation.at >= self._said.at + _SAY_EVERY:
-            self._say_evaluation(evaluation)
+        """Print an aligned line, unless the last one is too recent."""
+        if (
+            self._printed_evaluation is None
+            or evaluation.at >= self._printed_evaluation.at + _PRINT_INTERVAL_SECONDS
+        ):
+            self._print_evaluation(evaluation)
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """The last evaluation in any case, and why it is the last."""
+        """Print the last evaluation in any case, and how the run ended."""
         last = self._tally.evaluation
-        if last is not None and last is not self._said:
-            self._say_evaluation(last)
-        self._say(f"{ended.at:8.1f} s  ended: {events.ended_by(ended.reason)}")
+        if last is not None and last is not self._printed_evaluation:
+            self._print_evaluation(last)
+        self._print(f"{ended.at:8.1f} s  ended: {events.ended_by(ended.reason)}")
 
-    def _say_evaluation(self, evaluation: events.Evaluated) -> None:
-        self._say_notices()  # what was before it stands before it
-        self._said = evaluation
+    def _print_evaluation(self, evaluation: events.Evaluated) -> None:
+        self._print_notices()  # what was before it stands before it
+        self._printed_evaluation = evaluation
         tally = self._tally
-        self._say(
+        self._print(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {quality_of(evaluation)}  "
             f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(tally.at):5.1f}/s"
         )
 
 
 def render_summary(run: Run) -> RenderableType:
-    """What the run came to: a table per device, and the accuracy reached."""
+    """Summary of the run: a table of its devices, and the accuracy reached."""
     from analysis import summary
 
     rows = summary.devices(run)
-    if len(rows) > _MOST_ROWS:
+    if len(rows) > _MAX_ROWS:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
     table = console.plain("device", "profile", "updates", "share", "mean staleness", "busy", "idle")

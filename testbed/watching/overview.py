@@ -1,4 +1,4 @@
-"""What is known of a run before it begins, from its plan or from its directory."""
+"""Facts of a run that are known before it begins, from its plan or its directory."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def read(directory: RunDirectory) -> Overview | None:
     if "devices" not in manifest:
         return None
     try:
-        told = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
+        topology_yaml = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
         return Overview(
             rule=manifest["rule"],
-            stop=_stop(told["stop"]),
+            stop=_stop(topology_yaml["stop"]),
             devices=tuple(
                 Device(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()
@@ -108,10 +108,10 @@ def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
     return {name: v for name, v in (manifest.get("cpus") or {}).items() if isinstance(v, str)}
 
 
-def _stop(told: dict[str, Any]) -> Stop:
-    after = told.get("after")
+def _stop(stop: dict[str, Any]) -> Stop:
+    after = stop.get("after")
     return Stop(
         None if after is None else units.duration(after),
-        told.get("updates"),
-        told.get("target_accuracy"),
+        stop.get("updates"),
+        stop.get("target_accuracy"),
     )

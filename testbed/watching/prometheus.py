@@ -1,7 +1,7 @@
 """A run's figures for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
-They come from the run directory's files, read as far as they are new when somebody asks: a run that
-nobody asks about has no work with it. All times are device time.
+They come from the run directory's files, of which each request reads what is new: a run without
+requests has no extra work. All times are device time.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Totals:
     staleness_sum: int = 0
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
     online: dict[str, bool] = field(default_factory=dict)
-    asked: dict[str, float] = field(default_factory=dict)
+    requested_cpu: dict[str, float] = field(default_factory=dict)
     """Share of a core, as last set."""
 
     def take(self, record: events.Record) -> None:
@@ -128,7 +128,7 @@ class _Totals:
             case events.Evaluated():
                 self.accuracy, self.loss = record.accuracy, record.loss
             case events.Acted(device=device, action=SetCpu(share)):
-                self.asked[device] = share
+                self.requested_cpu[device] = share
             case events.RunEnded():
                 self.ended = True
 
@@ -158,12 +158,12 @@ class RunCollector(Collector):
 
     def _figures(self) -> Iterator[Metric]:
         manifest = self._directory.read_manifest()
-        told = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
-        yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", told)
+        facts = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
+        yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", facts)
         yield from self._of_the_run()
         yield from self._of_clients()
         planned = {name: one.get("cpu") for name, one in manifest.get("devices", {}).items()}
-        yield from self._of_devices(planned | self._totals.asked, manifest.get("dilation", 1.0))
+        yield from self._of_devices(planned | self._totals.requested_cpu, manifest.get("dilation", 1.0))
 
     def _of_the_run(self) -> Iterator[Metric]:
         totals = self._totals
@@ -214,10 +214,12 @@ class RunCollector(Collector):
             rejected.add_metric(labels, count)
         yield from (stale, online, rejected)
 
-    def _of_devices(self, asked: dict[str, float | None], dilation: float) -> Iterator[Metric]:
+    def _of_devices(self, requested_cpu: dict[str, float | None], dilation: float) -> Iterator[Metric]:
         used = {name: device.used * dilation for name, device in self._devices.items()}
         memory = {name: device.memory for name, device in self._devices.items()}
-        yield _gauge("testbed_cpu_asked_cores", "CPU share that the device is to have, in cores.", asked)
+        yield _gauge(
+            "testbed_cpu_asked_cores", "CPU share that the device is to have, in cores.", requested_cpu
+        )
         yield _gauge(
             "testbed_cpu_used_cores", "CPU that the device used since its last sample, in cores.", used
         )

@@ -28,9 +28,9 @@ class Row:
     mean: float
     """Staleness."""
     cpu: float
-    """Share of a core that each device is asked to be, in the mean, as the next three."""
+    """Requested share of a core, mean over the devices, as the next three."""
     used: float
-    """Share of a core that it had in the last seconds: less than asked where it had to wait."""
+    """Share of a core that it had in the last seconds: less than requested where it had to wait."""
     up: float
     """bit/s, as `down`."""
     down: float

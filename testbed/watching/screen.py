@@ -151,7 +151,7 @@ class Screen:
         return [head, *(self._row(row, at, name, bar, columns, grouped=grouped) for row in shown)]
 
     def _columns(self) -> dict[str, tuple[str, int]]:
-        """What is told in numbers: by its heading the sort that it stands for, and its width. Virtual
+        """Columns of numbers: by heading, the sort order they stand for and their width. Virtual
         time has no telemetry, and processes without links count no bytes."""
         columns = {"upd": ("updates", 5), "stale": ("", 5), "mean": ("mean", 4), "cpu": ("", 4)}
         if not self.overview.virtual:
@@ -181,7 +181,7 @@ class Screen:
         )
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
         line.append_text(self._bar(row, at, bar, grouped=grouped))
-        told = {
+        cells = {
             "upd": str(row.updates) if row.updates < 1e5 else f"{row.updates / 1e3:.0f}k",
             "stale": number(row.last, 0),
             "mean": number(row.mean, 1) if not row.mean >= 100 else number(row.mean, 0),
@@ -193,7 +193,7 @@ class Screen:
             "p_i": _part(row.importance),
         }
         for title, (_, size) in columns.items():
-            line.append(f" {told[title]:>{size}}")
+            line.append(f" {cells[title]:>{size}}")
         return line
 
     def _bar(self, row: Row, at: float, width: int, *, grouped: bool) -> Text:
@@ -217,8 +217,8 @@ class Screen:
         return signs[cell.state][cell.inferred], self.colours[cell.state]
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
-        told = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
-        messages = [Text(message) for message in told]
+        texts = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
+        messages = [Text(text) for text in texts]
         return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
 
     def _legend(self, found: Sequence[Row], shown: Sequence[Row]) -> Text:
@@ -234,8 +234,8 @@ class Screen:
 
     def _help(self) -> Text:
         choice = self.choice
-        if choice.asking is not None:
-            return Text(f"{choice.asking}? y: yes, any other key: no", "bold")
+        if choice.unconfirmed is not None:
+            return Text(f"{choice.unconfirmed}? y: yes, any other key: no", "bold")
         if choice.typing:
             return Text(f"filter: {choice.matching}_  Enter: keep it, Esc: all rows", "bold")
         kept = f"filter: {choice.matching} (Esc: all)  " if choice.matching else ""

@@ -1,4 +1,4 @@
-"""What the records of a run so far come to. Pure: no clock, no screen."""
+"""Running totals of a run's records. Pure: no clock, no screen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Notice:
 
 @dataclass(slots=True)
 class DeviceTally:
-    """What one device has done so far."""
+    """Totals of one device."""
 
     state: str = "absent"
     """`online`, `offline`, or `absent`: not ready when the run clock started."""
@@ -42,15 +42,15 @@ class DeviceTally:
     staleness_sum: int = 0
     """Of all updates."""
     planned_cpu: float | None = None
-    """Share of a core that it was asked to be at the start."""
+    """Share of a core requested at the start."""
     made: DeviceState = field(default_factory=DeviceState)
-    """What actions have made of it."""
+    """State that actions have put it in."""
     activity: Activity = field(default_factory=Activity)
     usage: Usage = field(default_factory=Usage)
 
     @property
     def cpu(self) -> float | None:
-        """Share of a core that it is asked to be now."""
+        """Share of a core requested now."""
         return self.planned_cpu if self.made.cpu is None else self.made.cpu
 
 
@@ -70,10 +70,10 @@ class Tally:
     _began: float = 0.0
     _applied: deque[float] = field(default_factory=deque)
     _made: dict[int, int] = field(default_factory=dict)
-    """Updates that had gone into each version, from the one last asked for on."""
+    """Updates in each version, from the version last passed to `updates_in` on."""
 
     def take(self, record: events.Record) -> Notice | None:
-        """Count `record` in, and say what about it is worth a line."""
+        """Count `record`; returns a notice where it deserves a line of its own."""
         self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
@@ -100,7 +100,7 @@ class Tally:
         return None
 
     def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
-        """What telemetry says of `device`, at device time `at`, in units of device time."""
+        """Take in a telemetry sample of `device`, at device time `at`, in units of device time."""
         found = self.devices.get(device)
         if found is None:
             return
@@ -117,7 +117,8 @@ class Tally:
         return len(self._applied) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Updates that had gone into `version`; an evaluation may be told long after. Ask in order."""
+        """Number of updates in `version`. Versions must be passed in ascending order; evaluations may
+        lag."""
         while (first := next(iter(self._made), version)) < version:
             del self._made[first]
         return self._made.get(version, self.updates if version else 0)
@@ -160,7 +161,7 @@ class Tally:
                 for hold, begins in holds(action).items():
                     if begins:
                         device.activity.hold(hold, record.at)
-                    elif hold != "down":  # it says itself when it is ready
+                    elif hold != "down":  # it reports itself when it is ready
                         device.activity.let_go(hold, record.at)
 
     def _count(self, record: events.UpdateApplied) -> None:

@@ -65,7 +65,7 @@ class Usage:
         return 8 * (last.received - first.received) / (last.at - first.at) if first is not last else nan
 
     def _ends(self, at: float) -> tuple[_Sample, _Sample]:
-        """The first and the last sample; the same one twice where they tell nothing."""
+        """The first and the last sample; the same one twice where they contain no information."""
         if len(self._samples) < 2 or self._samples[-1].at < at - _STALE:
             return _NOTHING, _NOTHING
         return self._samples[0], self._samples[-1]

@@ -1,6 +1,6 @@
-"""`testbed watch`: a run that goes on, or that is over, from its directory alone.
+"""`testbed watch`: view of a running or finished run, from its directory alone.
 
-It may come and go at any time: the run does not know of it. It gives way to the run (`nice`).
+It may start and end at any time without the run noticing. It yields the CPU to the run (`nice`).
 """
 
 from __future__ import annotations
@@ -21,43 +21,44 @@ from testbed.watching import fullscreen, overview
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 
-_TICK = 0.1
-_LOOK_EVERY = 1.0
-"""Seconds between two looks at whether the run still lives."""
-_AT_ONCE = 4 * 2**20
-"""Bytes of events: what has been of a long run is read in pieces, so that keys are heard."""
+_TICK_SECONDS = 0.1
+_STATUS_INTERVAL_SECONDS = 1.0
+"""Between two checks whether the run is still alive."""
+_READ_BYTES = 4 * 2**20
+"""Events read at a time: a long run is read in pieces, so that keys stay responsive."""
 _NICE = 10
 
 
 def watch(directory: RunDirectory, console: Console) -> None:
-    """Show the run until the user has enough or, where there is no terminal, until it ends.
+    """Show the run until the user quits or, without a terminal, until it ends.
 
     Raises BadInputError, RunFailedError where the directory cannot be read.
     """
     with suppress(OSError):
         os.nice(_NICE)
-    told = _begun(directory, console)
-    with fullscreen.view(console, told, directory, watching=True) as view:
-        _Watch(directory, told, view).run()
+    known = _begun(directory, console)
+    with fullscreen.view(console, known, directory, watching=True) as view:
+        _Watch(directory, known, view).run()
 
 
 def _begun(directory: RunDirectory, console: Console) -> Overview:
-    """What is known of the run, once it is. Raises BadInputError where it never will be."""
-    said = False
-    while (told := overview.read(directory)) is None:
+    """Overview of the run, as soon as there is one. Raises BadInputError where the run ended before
+    that."""
+    announced = False
+    while (known := overview.read(directory)) is None:
         if directory.controller() is None:
             raise BadInputError(f"{directory.run} never got as far as its first device")
-        if not said:
+        if not announced:
             console.print(f"{directory.run} is being prepared", markup=False, highlight=False)
-            said = True
-        time.sleep(_TICK)
-    return told
+            announced = True
+        time.sleep(_TICK_SECONDS)
+    return known
 
 
 class _Watch:
-    def __init__(self, directory: RunDirectory, told: Overview, view: LiveView) -> None:
+    def __init__(self, directory: RunDirectory, known: Overview, view: LiveView) -> None:
         self._directory = directory
-        self._virtual, self._dilation = told.virtual, told.dilation
+        self._virtual, self._dilation = known.virtual, known.dilation
         self._view = view
         self._follower = Follower(directory.events)
         self._newest = 0.0
@@ -68,17 +69,17 @@ class _Watch:
         while True:
             now = time.monotonic()
             if now >= look:
-                look = now + _LOOK_EVERY
+                look = now + _STATUS_INTERVAL_SECONDS
                 over = self._look()
             records = self._records()
             self._view.refresh(now, self._device_time(over=over))
-            self._view.take_keys(0.0 if records else _TICK)
+            self._view.take_keys(0.0 if records else _TICK_SECONDS)
             if self._view.quit or (over and not records and not self._view.stays):
                 return
 
     def _records(self) -> list[events.Record]:
         try:
-            records = self._follower.read(_AT_ONCE)
+            records = self._follower.read(_READ_BYTES)
         except ValueError as error:
             raise RunFailedError(str(error)) from error
         for record in records:
@@ -89,7 +90,7 @@ class _Watch:
         return records
 
     def _device_time(self, *, over: bool) -> float:
-        """The wall clock tells it, as it is this host's; of a run that is over, the last record does."""
+        """Device time by this host's wall clock or, of a run that is over, of the last record."""
         if over or self._virtual or self._began is None:
             return self._newest
         since = (time.time() - self._began.wall_clock) / self._dilation
@@ -106,7 +107,7 @@ class _Watch:
 
 
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
-    """How the run ended, and whether it can be believed, where that is known."""
+    """How the run ended, and its validity where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
-    told = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
-    return told, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))
+    description = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
+    return description, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))

@@ -78,7 +78,7 @@ EXAMPLES: list[tuple[str, Message]] = [
 ]
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=messages.MOST_TEXT // 100)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=messages.MAX_TEXT_CHARACTERS // 100)
 seconds = st.floats(0, 1e10)
 times = st.floats(-1e10, 1e10)
 counts = st.integers(0, 2**63 - 1)
@@ -133,7 +133,9 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     messages.Probe: st.builds(messages.Probe, names, seconds, figures),
     messages.Failure: st.builds(messages.Failure, names, texts),
     messages.Status: st.builds(messages.Status, names, st.sampled_from(get_args(messages.State))),
-    messages.Request: st.builds(messages.Request, names, st.sampled_from(get_args(messages.Wish))),
+    messages.Request: st.builds(
+        messages.Request, names, st.sampled_from(get_args(messages.ClientCommand))
+    ),
 }
 
 
@@ -309,10 +311,12 @@ def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> No
         messages.DeviceOrder(PI, SetLink({})),
         messages.DeviceOrder(PI, SetLink({"up": 10**5000})),
         messages.DeviceOrder("a/b", Crash()),
-        messages.Note("x" * (messages.MOST_TEXT + 1)),
+        messages.Note("x" * (messages.MAX_TEXT_CHARACTERS + 1)),
         messages.Failure(PI, "\udcff"),
         messages.Log(float("inf"), PI, "hand", 0.0, {}),
-        messages.Log(0.0, PI, "hand", 0.0, {str(k): "🙂" * messages.MOST_TEXT for k in range(9)}),
+        messages.Log(
+            0.0, PI, "hand", 0.0, {str(k): "🙂" * messages.MAX_TEXT_CHARACTERS for k in range(9)}
+        ),
     ],
 )
 def test_what_no_peer_would_take_is_not_sent(message: Message) -> None:
@@ -400,7 +404,7 @@ def test_a_damaged_message_is_a_message_or_refused(
 
 def test_of_many_refusals_the_first_are_told() -> None:
     said: list[str] = []
-    refusals = messages.Refusals(said.append, most=2)
+    refusals = messages.Refusals(said.append, max_logged=2)
     for number in range(5):
         refusals.add("a/b", MessageError(f"no {number}"))
     assert refusals.count == 5

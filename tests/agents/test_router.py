@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agents import turns
+from agents import probe_server
 from agents.config import Access
 from agents.device.delayline import Impairment
 from agents.router import forwarding
@@ -62,7 +62,7 @@ def test_devices_of_one_access_share_a_cell_each_way() -> None:
 @pytest.fixture(scope="module")
 def server() -> str:
     host = "127.0.0.1"
-    listening = turns.Server((host, turns.PORT))
+    listening = probe_server.ProbeServer((host, probe_server.PORT))
     threading.Thread(target=listening.serve_forever, daemon=True).start()
     return host
 
@@ -71,10 +71,10 @@ def test_devices_that_share_a_link_measure_in_turn(server: str) -> None:
     began: list[float] = []
 
     def other() -> None:
-        with turns.turn(server, "cell"):
+        with probe_server.reserved_link(server, "cell"):
             began.append(time.monotonic())
 
-    with turns.turn(server, "cell"), turns.turn(server, "other"):
+    with probe_server.reserved_link(server, "cell"), probe_server.reserved_link(server, "other"):
         waiting = threading.Thread(target=other)
         waiting.start()
         time.sleep(0.3)

@@ -15,7 +15,7 @@ from testbed.watching.activity import (
     WINDOW,
     Activity,
 )
-from tests.testbed.told import update
+from tests.testbed.record_factories import update
 
 SIGNS = {DOWNLOAD: "d", TRAIN: "t", UPLOAD: "u", WAIT: "w", OFFLINE: "x", PAUSED: "p"}
 

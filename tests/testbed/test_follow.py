@@ -7,7 +7,7 @@ import pytest
 
 from agents import events
 from testbed.rundir.tail import Follower, Samples
-from tests.testbed.told import STARTED
+from tests.testbed.record_factories import STARTED
 
 
 def test_a_follower_reads_each_complete_line_once(tmp_path: Path) -> None:

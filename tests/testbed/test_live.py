@@ -15,7 +15,7 @@ from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.tally import Notice, Tally, merged
 from tests.analysis.conftest import directory as directory
-from tests.testbed.told import STARTED, fleet, update
+from tests.testbed.record_factories import STARTED, fleet, update
 
 
 def tallied(records: Iterable[events.Record]) -> Tally:

@@ -12,12 +12,12 @@ from agents.config import Stop
 from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
-from testbed.watching.choice import Choice, Order, Quit, Wish, pressed
+from testbed.watching.choice import Choice, Order, Quit, Request, pressed
 from testbed.watching.overview import Device, Overview
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
 from testbed.watching.tally import Tally
-from tests.testbed.told import STARTED, fleet, update
+from tests.testbed.record_factories import STARTED, fleet, update
 
 SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
 
@@ -203,16 +203,16 @@ def test_rows_are_sorted_with_the_unknown_last() -> None:
     assert in_order(found, "") == found
 
 
-def after(keys: Iterable[str], choice: Choice | None = None) -> tuple[Choice, list[Wish]]:
+def after(keys: Iterable[str], choice: Choice | None = None) -> tuple[Choice, list[Request]]:
     """What `keys` make of a choice among the rows of `tallied`, four to a page, and the wishes."""
-    wishes: list[Wish] = []
+    requests: list[Request] = []
     choice = choice or Choice()
     for key in keys:
         found = in_order(seen(tallied(), matching=choice.matching), choice.sort, reverse=choice.reverse)
-        choice, wish = pressed(choice, key, found, page=4, grouped=bool(choice.grouped))
-        if wish is not None:
-            wishes.append(wish)
-    return choice, wishes
+        choice, request = pressed(choice, key, found, page=4, grouped=bool(choice.grouped))
+        if request is not None:
+            requests.append(request)
+    return choice, requests
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_keys_choose_what_is_shown() -> None:
         sort="updates", reverse=True, stacked=True, grouped=True
     )
     assert after(["s"] * len(SORTS))[0] == Choice()
-    typed, wishes = after(["/", "q", "x", "backspace", "up", "enter"])
-    assert (typed.matching, typed.typing, wishes) == ("q", False, [])
+    typed, requests = after(["/", "q", "x", "backspace", "up", "enter"])
+    assert (typed.matching, typed.typing, requests) == ("q", False, [])
     assert after(["/", "q", "escape"])[0] == Choice()
 
 
@@ -257,5 +257,5 @@ def test_devices_are_paused_killed_and_started_again() -> None:
 def test_what_is_paused_is_resumed() -> None:
     tally = tallied()
     tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
-    _, wish = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
-    assert wish == Order(Resume(), ("pi-1",), "pi-1")
+    _, request = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
+    assert request == Order(Resume(), ("pi-1",), "pi-1")

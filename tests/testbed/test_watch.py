@@ -22,7 +22,7 @@ from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.watching import overview
 from tests.running import cli, left_as_processes, write_small_topology
-from tests.testbed.told import STARTED, update
+from tests.testbed.record_factories import STARTED, update
 
 pytestmark = pytest.mark.alone
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agents import packettrain, turns
+from agents import packettrain, probe_server
 from agents.config import Link
 from agents.device import link, probe
 from testbed.relay import transfer
@@ -91,7 +91,9 @@ def main() -> None:
         subprocess.run(line.split(), check=True)
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
-        threading.Thread(target=turns.Server((BROKER, turns.PORT)).serve_forever, daemon=True).start()
+        threading.Thread(
+            target=probe_server.ProbeServer((BROKER, probe_server.PORT)).serve_forever, daemon=True
+        ).start()
         packettrain.listen(BROKER)
         transfer.listen(BROKER, TRANSFERS)
     shaped = Shaped()

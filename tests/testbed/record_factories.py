@@ -1,4 +1,4 @@
-"""Records and fleets that tests of what a user sees have in common."""
+"""Factories of records and devices, for the tests of watching."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def update(
     upload: float = 0.25,
     waited: float = 0.0,
 ) -> events.UpdateApplied:
-    """One that was `waited` seconds with the aggregator; its client went from one thing to the next."""
+    """An update that the aggregator applied `waited` seconds after it arrived; download, training and
+    upload followed each other without a pause."""
     sent = arrived - upload
     begun = sent - training
     return events.UpdateApplied(
