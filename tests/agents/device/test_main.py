@@ -160,7 +160,11 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
 
 def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init) -> None:
     before = pid(init)
-    for payload in (b"[" * 60_000, b'{"do": "crash", "device": "nano"}', b'{"do": "start"}'):
+    for payload in (
+        b"[" * 60_000,
+        b'{"device": "nano", "action": {"action": "crash"}}',
+        b'{"do": "start"}',
+    ):
         init._obey(Received("testbed/r/control/pi", payload, 0))
     assert pid(init) == before
     assert init._refusals.count == 3
