@@ -48,7 +48,10 @@ EXACT = "tests/testbed/test_exactness.py -k 'not comes_back and not for_ever'"
 FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
-RECORDS = "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+RECORDS = (
+    "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+)
+BOOKS = "tests/agents/test_beginning.py tests/agents/test_journal.py tests/agents/test_recording.py"
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 
 TESTS: dict[str, list[str]] = {
@@ -65,7 +68,7 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/[bijmr]*.py": [RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/[bijmr]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
