@@ -23,6 +23,7 @@ from agents.aggregator.actions import (
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
+from agents.nanoseconds import from_seconds
 from agents.rules import interface as rules
 from agents.rules.area import Area
 from agents.rules.async_fedavg import AsyncFedAvg
@@ -388,13 +389,21 @@ def test_without_checkpoints_the_evaluation_is_the_only_timer() -> None:
     assert of(Save, core.due(1e6)) == []
 
 
-def test_timers_of_one_instant_fire_in_a_fixed_order() -> None:
+@pytest.mark.parametrize("every", [2.0, 4.0])
+def test_timers_of_one_instant_fire_in_a_fixed_order(every: float) -> None:
     """The rule's tick still counts for the evaluation, and the end comes last."""
-    core, _ = started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=2.0)
+    core, _ = started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=every)
     core.due(2.0)
     core.update("a", message("a", 1), 4, 3.0)
     actions = core.due(4.0)
     assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
+
+
+def test_a_model_is_evaluated_then_kept_whichever_timer_was_set_first() -> None:
+    core, _ = started(evaluate_every=1.0, checkpoint_every=from_seconds(2.0))
+    core.due(1.0)
+    core.update("a", message("a", 1), 4, 1.5)
+    assert core.due(2.0) == [Evaluate(1), Save(1)]
 
 
 def test_the_checkpoint_of_the_last_instant_is_kept_before_the_end() -> None:

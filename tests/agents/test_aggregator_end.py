@@ -145,10 +145,7 @@ def test_what_waits_for_the_end_of_the_last_instant_is_not_sent(rule: Rule) -> N
     for client in ("a", "b"):
         core.status(client, "ready", 0.0)
     core.start()
-    if core.end_of_instant(0.0):
-        dispatches = [1, 1]  # a broadcast
-    else:
-        dispatches = [1, 2]
+    dispatches = [1, 1] if core.end_of_instant(0.0) else [1, 2]  # a broadcast, or one each
     for client, dispatch in zip("ab", dispatches, strict=True):
         core.update(client, message(client, dispatch, kind=rule.client_side.kind), 4, 1.0)
     core.due(1.0)
