@@ -253,6 +253,7 @@ def test_what_the_rule_ignores_is_recorded() -> None:
     assert server.w.tolist() == [3.0]
     (record,) = records(core.update("a", message("a", 1, 9.0), 4, 6.0))
     assert record == events.UpdateRejected(6.0, "a", "late: its round is over")
+    assert len(core.core._arrivals) == 0  # nothing of it is kept
     assert server.w.tolist() == [3.0]
 
 
