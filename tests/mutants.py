@@ -51,6 +51,7 @@ VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
 RECORDS = (
     "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
 )
+BOOKS = "tests/agents/test_beginning.py tests/agents/test_journal.py tests/agents/test_recording.py"
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 
 TESTS: dict[str, list[str]] = {
@@ -67,7 +68,7 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/[bijmr]*.py": [RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/[bijmr]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -81,7 +82,63 @@ TESTS: dict[str, list[str]] = {
 SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 """Mutated only where they are named: whole runs in real time test them (45 s each, with --jobs 1)."""
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        "agents/aggregator/core.py",
+        "self._epoch: Nanoseconds = 0",
+        "self._epoch: Nanoseconds = 1",
+    ): "`Started`, the first input that counts, sets it",
+    (
+        "agents/aggregator/core.py",
+        "self._applied = 0",
+        "self._applied = 1",
+    ): "`Started`, the first input that counts, sets it",
+    (
+        "agents/aggregator/core.py",
+        "self._evaluated_version = -1",
+        "self._evaluated_version = -2",
+    ): "no version has either number",
+    (
+        "agents/aggregator/core.py",
+        "assert_never(event)",
+        "pass",
+    ): "mypy checks that this is never reached",
+    (
+        "agents/aggregator/core.py",
+        "if self._deferred:",
+        "if True:",
+    ): "an empty dict changes places with an empty one",
+    (
+        "agents/aggregator/core.py",
+        "if self._requests_due:",
+        "if True:",
+    ): "an empty dict changes places with an empty one",
+    (
+        "agents/aggregator/core.py",
+        "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)",
+        "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 4}.get(timer, 0)",
+    ): "the end comes last with either number",
+    (
+        "agents/aggregator/evaluation.py",
+        "_NICE = 19",
+        "_NICE = 20",
+    ): "Linux has no niceness above 19 and takes this for it",
+    (
+        "agents/client/training.py",
+        "if l2:",
+        "if True:",
+    ): "adds 0 to the loss and to the gradient, more slowly",
+    (
+        "agents/client/training.py",
+        "if norm > bound:",
+        "if norm >= bound:",
+    ): "multiplies by 1 where they are equal",
+    (
+        "agents/rules/fedasync.py",
+        "return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)",
+        "return 1.0 if staleness < self.b else 1 / (a * (staleness - self.b) + 1)",
+    ): "at τ = b both sides are 1",
+}
 """Why a mutant changes nothing that a test should see, by file, line, and mutated line."""
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {

@@ -10,10 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from agents import events
 from agents.aggregator import models
-from agents.aggregator.resume import Checkpoint, newest_checkpoint, past
+from agents.aggregator.resume import Checkpoint, Past, newest_checkpoint, past
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
@@ -85,6 +86,38 @@ def test_no_version_number_is_given_twice(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(events.to_line(events.VersionMade(2.0, 7, 1)))
     for checkpoint, version in ((5, 7), (8, 8)):
         assert past(tmp_path, Checkpoint(checkpoint, np.zeros(1, np.float32))).version == version
+
+
+def test_the_past_is_as_long_as_its_latest_record_and_counts_its_updates(tmp_path: Path) -> None:
+    applied = events.UpdateApplied(
+        client="a",
+        sequence=1,
+        kind="delta",
+        base_version=0,
+        applied_version=3,
+        staleness=2,
+        weight=1.0,
+        samples=10,
+        steps=2,
+        loss=0.5,
+        bytes=4,
+        dispatched=0.0,
+        downloaded=0.1,
+        train_start=0.2,
+        train_end=0.3,
+        sent=0.4,
+        arrived=1.5,
+        applied=2.5,
+    )
+    ended = events.RunEnded(2.0, "after", 2, 1)
+    (tmp_path / "events.jsonl").write_text("".join(map(events.to_line, (applied, applied, ended))))
+    found = past(tmp_path, Checkpoint(0, np.zeros(1, np.float32)))
+    assert found == Past(at=2_500_000_000, updates=2, version=3)
+
+
+def test_a_run_that_holds_no_model_cannot_go_on(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="models holds no model to resume from"):
+        newest_checkpoint(tmp_path)
 
 
 def test_of_all_models_the_newest_alone_is_read(tmp_path: Path) -> None:

@@ -126,8 +126,9 @@ class AggregatorCore:
         if self._finished:
             return []
         actions = self._handle(event)
-        closing = self._close_books() if self._ending and self._evaluating is None else []
-        return [*actions, *closing] if closing else actions
+        if self._ending is None or self._evaluating is not None:
+            return actions
+        return [*actions, *self._close_books(*self._ending)]
 
     def _handle(self, event: inputs.Input) -> Actions:
         match event:
@@ -322,10 +323,7 @@ class AggregatorCore:
     def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
         """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
         the rule it leaves and joins again, which both know how to go on from."""
-        self._ready.discard(client)
-        left = self._leave(client, at)
-        self._ready.add(client)
-        return [*left, *self._join(client, at)]
+        return [*self._leave(client, at), *self._join(client, at)]
 
     def _ask_again(self, client: str) -> None:
         """The update that the rule has requested was of no use: the rule still waits for one."""
@@ -444,11 +442,8 @@ class AggregatorCore:
         self._evaluating = at
         return [Evaluate(self._server.version)]
 
-    def _close_books(self) -> Actions:
-        """The last records, once the final model has been evaluated."""
-        if self._ending is None:
-            return []
-        at, reason = self._ending
+    def _close_books(self, at: Nanoseconds, reason: str) -> Actions:
+        """The last records, once the final model has been evaluated; the run ended `at`."""
         if last := self._evaluate(at):
             return last
         self._finished = True

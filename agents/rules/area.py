@@ -150,18 +150,16 @@ def _given(value: float | None) -> float:
 
 
 def theorem7(k: int, mu: float, smoothness: float, local_steps: int, pi_min: float) -> float:
-    """α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L)."""
+    """α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L).
+
+    𝒟 is the paper's min{2/(M(μ+L)), γ/(L²(M−1)), √(Mγ²/(64 L⁴(M−1)³)), ∛(γ/(32 L⁴(M−1)³))}: as μ ≤ L,
+    the third for M > 1 and, as the others are infinite, the first for M = 1.
+    """
     gamma = 2 * mu * smoothness / (mu + smoothness)
-    most = 2 / (local_steps * (mu + smoothness))  # 𝒟
-    if local_steps > 1:
-        further = local_steps - 1
-        drift = 32 * smoothness**4 * further**3
-        most = min(
-            most,
-            gamma / (smoothness**2 * further),
-            math.sqrt(local_steps * gamma**2 / (2 * drift)),
-            math.cbrt(gamma / drift),
-        )
+    if local_steps == 1:
+        most = 2 / (mu + smoothness)
+    else:
+        most = math.sqrt(local_steps * gamma**2 / (64 * smoothness**4 * (local_steps - 1) ** 3))
     return 1 / (pi_min * local_steps * gamma * k / 48 + 1 / most)
 
 

@@ -136,7 +136,10 @@ def make_core(
     **settings: Any,
 ) -> tuple[Core, Server]:
     """A core for the model `w`, (0.0,) in float32 unless told otherwise, and the clients a and b."""
-    chosen: dict[str, Any] = {"importance": {"a": 0.5, "b": 0.5}} | settings
+    chosen: dict[str, Any] = {
+        "importance": {"a": 0.5, "b": 0.5},
+        "checkpoint_every": from_seconds(1e6),
+    } | settings
     server = Server(
         np.zeros(1, np.float32) if w is None else w,
         {},
@@ -149,7 +152,6 @@ def make_core(
         side=rule.client_side,
         stop=stop or Stop(after=1e6),
         evaluate_every=from_seconds(evaluate_every),
-        checkpoint_every=from_seconds(1e6),
         **chosen,
     )
     return Core(asked, rule.begin(server), server), server

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator.actions import Broadcast, Dispatch, Evaluate, Finish, Log, Request, Save
+from agents.aggregator.actions import (
+    Broadcast,
+    Dispatch,
+    Evaluate,
+    Finish,
+    Log,
+    Request,
+    Save,
+    StopClients,
+)
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.config import Stop
+from agents.nanoseconds import from_seconds
+from agents.rules import interface as rules
 from agents.rules.area import Area
 from agents.rules.async_fedavg import AsyncFedAvg
 from agents.rules.defedavg_iid import DeFedAvgIid
@@ -22,7 +34,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Rule
+from agents.rules.interface import Rule, Server, State, Update
 from agents.wire import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
 
@@ -89,6 +101,35 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
     ]
 
 
+def test_the_rule_is_told_all_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dispatch 1, sent at 0 s; b's second model is version 1's, sent at 1 s."""
+    core, _ = started()
+    core.update("b", message("b", 2), 4, at=1.0)
+    told: list[Update] = []
+
+    def listen(update: Update) -> Sequence[rules.Action]:
+        told.append(update)
+        return []
+
+    monkeypatch.setattr(core.rule, "update", listen)
+    sent = message("b", 3, 4.0, sequence=2, base_version=1, samples=7, steps=3, effective_steps=2.5)
+    core.update("b", sent, 4, at=3.5, arrived=3.25)
+    assert told == [
+        Update(
+            client="b",
+            dispatch=3,
+            base_version=1,
+            vector=sent.vector,
+            kind="delta",
+            samples=7,
+            steps=3,
+            effective_steps=2.5,
+            round_trip=2_250_000_000,
+            dispatched=1_000_000_000,
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("sender", "stray", "reason"),
     [
@@ -138,6 +179,23 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     assert then == [Dispatch("a", 0, 3)]
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert list(server.clients) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"steps": 0},  # interrupted before its first step
+        {"samples": 1},
+        {"samples": 2**63 - 1},
+        {"train_end": 2**63 - 1},
+        {"train_end": 1 - 2**63},
+        {"effective_steps": 1e-300},
+    ],
+)
+def test_what_a_client_may_just_say(fields: dict[str, Any]) -> None:
+    core, server = started()
+    core.update("a", message("a", 1, **fields), 4, 1.0)
+    assert server.version == 1
 
 
 def test_a_round_goes_on_without_an_update_that_diverged() -> None:
@@ -195,6 +253,7 @@ def test_what_the_rule_ignores_is_recorded() -> None:
     assert server.w.tolist() == [3.0]
     (record,) = records(core.update("a", message("a", 1, 9.0), 4, 6.0))
     assert record == events.UpdateRejected(6.0, "a", "late: its round is over")
+    assert len(core.core._arrivals) == 0  # nothing of it is kept
     assert server.w.tolist() == [3.0]
 
 
@@ -225,6 +284,14 @@ def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
     assert server.w.tolist() == [0.0]
 
 
+def test_an_absent_client_joins_by_being_ready_and_by_nothing_else() -> None:
+    core, server = started()
+    core.status("a", "offline", 1.0)
+    for state in ("training", "joining"):
+        assert of(Dispatch, core.status("a", state, 2.0)) == []
+    assert list(server.clients) == ["b"]
+
+
 def test_a_client_that_comes_back_answers_its_new_dispatch_only() -> None:
     core, server = started()
     core.status("a", "offline", 1.0)
@@ -253,6 +320,23 @@ def test_a_present_client_stays_present(state: str) -> None:
     core, server = started()
     assert core.status("a", state, 1.0) == [Log(events.ClientStatus(1.0, "a", state))]
     assert list(server.clients) == ["a", "b"]
+
+
+def test_news_of_a_client_at_work_changes_nothing_of_what_it_may_answer() -> None:
+    core, server = started(DeFedAvgIid(buffer_size=1))
+    core.status("a", "training", 0.5)
+    core.update("a", message("a", 1), 4, 1.0)  # the broadcast
+    assert server.version == 1
+
+
+def test_who_starts_anew_does_not_answer_an_older_broadcast() -> None:
+    core, server = started(DeFedAvgIid(buffer_size=1))
+    core.status("a", "joining", 0.5)
+    core.status("a", "ready", 0.5)
+    (record,) = records(core.update("a", message("a", 1), 4, 1.0))
+    assert isinstance(record, events.UpdateRejected)
+    assert record.reason == "answers dispatch 1, which is not open"
+    assert server.version == 0
 
 
 def test_a_deferred_model_is_not_sent_to_who_left_in_the_same_instant() -> None:
@@ -300,13 +384,34 @@ def test_checkpoints() -> None:
     assert of(Save, core.due(3.5e6)) == [Save(0)]  # once, though two are due
 
 
-def test_timers_of_one_instant_fire_in_a_fixed_order() -> None:
+def test_without_checkpoints_the_evaluation_is_the_only_timer() -> None:
+    core, _ = started(stop=Stop(updates=1), evaluate_every=2.0, checkpoint_every=None)
+    assert core.next_timer == 2.0
+    assert of(Save, core.due(1e6)) == []
+
+
+@pytest.mark.parametrize("every", [2.0, 4.0])
+def test_timers_of_one_instant_fire_in_a_fixed_order(every: float) -> None:
     """The rule's tick still counts for the evaluation, and the end comes last."""
-    core, _ = started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=2.0)
+    core, _ = started(FedAvg(round_timeout=4.0), Stop(after=4.0), evaluate_every=every)
     core.due(2.0)
     core.update("a", message("a", 1), 4, 3.0)
     actions = core.due(4.0)
     assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
+
+
+def test_a_model_is_evaluated_then_kept_whichever_timer_was_set_first() -> None:
+    core, _ = started(evaluate_every=1.0, checkpoint_every=from_seconds(2.0))
+    core.due(1.0)
+    core.update("a", message("a", 1), 4, 1.5)
+    assert core.due(2.0) == [Evaluate(1), Save(1)]
+
+
+def test_the_checkpoint_of_the_last_instant_is_kept_before_the_end() -> None:
+    core, _ = started(stop=Stop(after=2e6))
+    assert core.due(1e6) == [Save(0)]
+    saved, stop, *_ = core.due(2e6)
+    assert (saved, stop) == (Save(0), StopClients())
 
 
 # All together
@@ -365,6 +470,20 @@ def test_a_farewell_is_heard_from_who_has_nothing_to_remember() -> None:
     assert note.message.startswith("a retired")
 
 
+def test_the_rule_is_told_of_no_memory_where_none_was_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregator, _ = started(Area(criterion="every", every=1))
+    told: list[tuple[str, Any]] = []
+
+    def listen(client: str, memory: Any) -> Sequence[rules.Action]:
+        told.append((client, memory))
+        return []
+
+    monkeypatch.setattr(aggregator.rule, "retire", listen)
+    farewell = message("a", 0, kind=FAREWELL, sequence=0, vector=np.zeros(0, np.float32))
+    aggregator.update("a", farewell, 10, 2.0)
+    assert told == [("a", None)]
+
+
 def test_who_comes_back_after_a_farewell_begins_as_new() -> None:
     aggregator, _ = started(Area(criterion="every", every=9))
     aggregator.update("a", message("a", 1, kind="model", value=4.0), 10, 1.0)
@@ -414,6 +533,13 @@ def test_models_leave_before_the_requests_of_the_instant() -> None:
     assert all(isinstance(request, Request) for request in requests)
 
 
+def test_a_broadcast_goes_out_once() -> None:
+    core, _ = started(DeFedAvgIid(buffer_size=1))
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.end_of_instant(1.0) == [Broadcast(1, 2)]
+    assert core.end_of_instant(1.0) == []
+
+
 def test_a_request_to_who_left_in_the_same_instant_is_not_sent() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
@@ -436,6 +562,43 @@ def test_a_requested_update_that_is_of_no_use_is_requested_again() -> None:
     assert core.end_of_instant(2.5) == [Request("a", "interrupt")]
     core.update("a", message("a", 7, kind="model", sequence=0), 4, 2.5)  # an old one tells nothing
     assert core.end_of_instant(2.5) == []
+
+
+def test_who_has_answered_a_request_is_not_asked_again() -> None:
+    core, _ = started(Favano(period=2.0, sample=2))
+    core.due(2.0)
+    core.update("a", message("a", 1, kind="model"), 4, 2.0)
+    core.end_of_instant(2.0)
+    core.update("a", message("a", 7, kind="model", sequence=2), 4, 2.5)
+    assert core.end_of_instant(2.5) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling(Rule):
+    """Client a has two models at hand, and is asked for an update."""
+
+    paper: ClassVar[str] = "nobody's"
+    equation: ClassVar[str] = "w ← w"
+
+    def begin(self, server: Server) -> State:
+        return DoublingState()
+
+
+class DoublingState(State):
+    def start(self) -> Sequence[rules.Action]:
+        return [rules.Send("a"), rules.Send("a"), rules.Request("a", "pull")]
+
+    def update(self, update: Update) -> Sequence[rules.Action]:
+        return []
+
+    def join(self, client: str) -> Sequence[rules.Action]:
+        return []
+
+
+def test_a_diverged_client_with_another_model_at_hand_is_asked_again() -> None:
+    core, _ = started(Doubling())
+    core.update("a", message("a", 1, float("nan")), 4, 1.0)
+    assert core.end_of_instant(1.0) == [Request("a", "pull")]
 
 
 def test_an_old_broadcast_is_not_answered_any_more() -> None:

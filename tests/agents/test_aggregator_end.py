@@ -7,6 +7,8 @@ import pytest
 from agents import events
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
 from agents.config import Stop
+from agents.rules.defedavg_iid import DeFedAvgIid
+from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
@@ -89,6 +91,18 @@ def test_an_evaluation_under_way_is_waited_for_then_the_final_model_evaluated() 
     assert _end_after(core, 2, actions)[-1] == Finish("after")
 
 
+def test_a_run_ends_at_request() -> None:
+    core, _ = started()
+    core.update("a", message("a", 1), 4, 1.0)
+    actions = core.end("interrupted", 10.0)
+    assert actions == [StopClients(), Evaluate(1)]
+    assert core.end("interrupted", 10.5) == []  # one end is enough
+    assert _end_after(core, 1, actions)[-2:] == [
+        Log(events.RunEnded(10.0, "interrupted", 1, 1)),
+        Finish("interrupted"),
+    ]
+
+
 def test_no_clients_left() -> None:
     core, _ = started()
     core.status("a", "offline", 1.0)
@@ -122,6 +136,36 @@ def test_nothing_moves_after_the_end(rule: Rule) -> None:
     assert core.next_timer is None
     assert core.end_of_instant(4.3) == []
     assert (server.w.tolist(), server.version) == (w.tolist(), version)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dispatches"),
+    [
+        (FedAvg(), (1, 2)),  # models
+        (DeFedAvgIid(buffer_size=2), (1, 1)),  # a broadcast
+        (Favano(period=1.0, sample=2), ()),  # requests
+    ],
+)
+def test_what_waits_for_the_end_of_the_last_instant_is_not_sent(
+    rule: Rule, dispatches: tuple[int, ...]
+) -> None:
+    """Here while the evaluation of the first model still goes on."""
+
+    def waiting() -> Core:
+        core, _ = make_core(rule)
+        for client in ("a", "b"):
+            core.status(client, "ready", 0.0)
+        core.start()
+        core.end_of_instant(0.0)
+        for client, dispatch in zip("ab", dispatches, strict=False):
+            core.update(client, message(client, dispatch), 4, 1.0)
+        core.due(1.0)
+        return core
+
+    assert waiting().end_of_instant(1.0)
+    ended = waiting()
+    assert ended.end("interrupted", 1.0) == [StopClients()]
+    assert ended.end_of_instant(1.0) == []
 
 
 def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> None:

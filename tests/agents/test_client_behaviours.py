@@ -147,6 +147,16 @@ def test_an_interrupt_takes_from_the_send_buffer() -> None:
     assert len(_sent(client.interrupt(200))) == 1
 
 
+def test_an_interrupt_takes_from_the_send_buffer_and_lets_the_next_training_go_on() -> None:
+    client = _client(send_buffer="overwrite")
+    client.model(_model(1), 0)
+    _work(client, end=1.0)
+    client.model(_model(2), 200)
+    (update,) = _sent(client.interrupt(250))
+    assert (update.dispatch, update.vector.tolist()) == (1, [1.0])
+    assert [type(action) for action in client.trained(_trained(end=2.0, at=300))] == [Think]
+
+
 def test_a_residual_is_the_end_minus_the_last_end_that_was_applied() -> None:
     client = _client(kind="residual")
     client.model(_model(1, w=5.0), 0)
@@ -195,6 +205,15 @@ def test_fednova_sends_the_normalised_delta(proximal: float, told: float) -> Non
     (update,) = _sent(client.thought(200))
     assert update.vector.tolist() == [8.0 if proximal else 4.0]
     assert update.effective_steps == told
+
+
+def test_fednova_counts_with_the_step_size_that_came_with_the_model() -> None:
+    """ημ = 0.4 · 2.5 = 1, so that a = 1 after 4 steps, and not 2.73 as with the client's own 0.1."""
+    client = _client(local=Local(steps=4, lr=0.1, proximal=2.5, fednova=True))
+    client.model(_model(1, w=1.0, lr=0.4), 0)
+    client.trained(_trained(end=9.0))
+    (update,) = _sent(client.thought(200))
+    assert update.vector.tolist() == [8.0]
 
 
 def test_favano_divides_by_its_own_history() -> None:

@@ -3,12 +3,46 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
+
+
+@dataclass(frozen=True)
+class Regularised(Quadratic):
+    """Every second prediction is right."""
+
+    l2: float = 0.5
+
+    def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        return torch.arange(len(outputs)) % 2 == 0
+
+
+def test_the_loss_is_the_mean_over_all_batches_with_the_penalty() -> None:
+    """At w = 2, of 1,200 samples: a half at 0, ½·2² = 2 each, and a half at 3, ½·1² = ½ each;
+    the penalty is ½·½·2² = 1."""
+    x = np.repeat(np.array([[0], [30]], np.uint8), 600, axis=0)
+    evaluator = Evaluator(
+        Regularised(((0.0,),)), Shard(x, np.zeros(1200, np.int64), scale=0.1), lambda _: None
+    )
+    found = evaluator.evaluate(3, np.array([2.0], np.float32))
+    assert found.version == 3
+    assert found.loss == pytest.approx(1.25 + 1.0)
+    assert found.accuracy == 0.5
+
+
+def test_a_loss_that_is_no_number_is_infinite() -> None:
+    task = Quadratic(((1.0,), (3.0,)))
+    evaluator = Evaluator(task, task.shards()[0], lambda _: None)
+    found = evaluator.evaluate(1, np.array([np.nan], np.float32))
+    assert found.loss == np.inf
+    assert np.isnan(found.accuracy)  # a quadratic has none
 
 
 def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:

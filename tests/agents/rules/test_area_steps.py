@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,6 +49,21 @@ def test_the_step_size_of_theorem_7(arguments: dict[str, Any], expected: float) 
     assert Area(every=1, step="theorem7", **arguments).step_size(k) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("steps", [2, 3, 50])
+@pytest.mark.parametrize(("mu", "smoothness"), [(1, 1), (0.01, 0.02), (1, 300), (40, 50)])
+def test_the_first_step_of_theorem_7_is_the_least_of_four(
+    mu: float, smoothness: float, steps: int
+) -> None:
+    gamma = 2 * mu * smoothness / (mu + smoothness)
+    four = (
+        2 / (steps * (mu + smoothness)),
+        gamma / (smoothness**2 * (steps - 1)),
+        math.sqrt(steps * gamma**2 / (2 * 32 * smoothness**4 * (steps - 1) ** 3)),
+        math.cbrt(gamma / (32 * smoothness**4 * (steps - 1) ** 3)),
+    )
+    assert theorem7(0, mu, smoothness, steps, 0.1) == pytest.approx(min(four), rel=1e-12)
+
+
 def test_a_period_without_messages_counts_as_an_event_only() -> None:
     server = make_server(1.0)
     state = Area(criterion="period", period=2.0, step="harmonic", c=1, d=1).begin(server)
@@ -79,6 +95,15 @@ def test_random_intervals_and_their_tuned_rate(tuned: bool, rate: float) -> None
     assert mean_interval() == pytest.approx(1 / rate, rel=0.1)
 
 
+def test_a_round_trip_of_no_time_tunes_nothing() -> None:
+    state = Area(criterion="random", rate=4.0, tuned=True).begin(make_server(1.0))
+    state.start()
+    state.update(update("a", 0.0, kind="model", round_trip=0.0))
+    timers = [state.timer("aggregate")[-1] for _ in range(1000)]
+    seconds = [to_seconds(timer.after) for timer in timers if isinstance(timer, SetTimer)]
+    assert np.mean(seconds) == pytest.approx(1 / 4, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
@@ -87,6 +112,7 @@ def test_random_intervals_and_their_tuned_rate(tuned: bool, rate: float) -> None
         ({"every": 2, "period": 1.0}, "period belongs to criterion: period"),
         ({"every": 2, "tuned": True}, "tuned belongs to criterion: random"),
         ({"every": 2, "server_lr": 1.5}, "server_lr is 1.5"),
+        ({"every": 2, "server_lr": 0.0}, "server_lr is 0"),
         ({"every": 2, "lr": -1.0}, "lr is -1"),
         ({"every": 2, "lr": 1.0, "step": "harmonic", "c": 1, "d": 1}, "lr belongs to step: constant"),
         ({"every": 2, "step": "harmonic", "c": 1}, "step: harmonic needs `d`"),

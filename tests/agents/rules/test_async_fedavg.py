@@ -59,6 +59,14 @@ def test_a_round_trip_of_no_time_tells_nothing() -> None:
     assert weights(state.update(update("a", 1.0, round_trip=0.0))) == [("a", 1.0)]
 
 
+def test_a_round_trip_of_a_nanosecond_counts() -> None:
+    server = make_server(0.5, 0.5)
+    state = AsyncFedAvg(weights="time_based").begin(server)
+    state.update(update("a", 1.0, round_trip=1e-9))
+    (_, weight), *_ = weights(state.update(update("b", 1.0, round_trip=3e-9)))
+    assert weight == pytest.approx((1 / 1 + 1 / 3) * 3 * 0.5)
+
+
 def test_times_are_those_of_the_population_whoever_is_present() -> None:
     server = make_server(0.5, 0.25, 0.25)
     del server.clients["b"]

@@ -193,3 +193,4 @@ def test_an_aggregation_that_would_never_come_is_refused(rule: Port) -> None:
     with pytest.raises(ValueError, match="clients"):
         rule.check(4)
     Port(min_updates=3, concurrency=3).check(4)
+    Port(min_updates=4, concurrency=4).check(4)

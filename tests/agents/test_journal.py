@@ -1,0 +1,63 @@
+"""The journal: in the order written, on the disk before a new version is told, without torn lines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agents import events
+from agents.aggregator.journal import Journal
+
+FIRST, SECOND = events.Note(1.0, "first"), events.Note(2.0, "second")
+
+
+def test_what_was_flushed_can_be_read_and_what_was_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(events.to_line(FIRST))
+    journal = Journal(path)
+    journal.write(SECOND)
+    journal.flush()
+    assert list(events.read(path)) == [FIRST, SECOND]
+    journal.write(FIRST)
+    journal.close()
+    assert list(events.read(path)) == [FIRST, SECOND, FIRST]
+
+
+def test_only_a_new_version_and_the_end_are_put_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    path = tmp_path / "events.jsonl"
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(len(list(events.read(path)))))
+    journal = Journal(path)
+    for record in (
+        FIRST,
+        events.VersionMade(1.5, 1, 1),
+        SECOND,  # and what came before it need not be put there again
+        events.RunEnded(3.0, "after", 1, 1),
+    ):
+        journal.write(record)
+        journal.sync()
+    assert synced == [2, 4]  # records that are in the file by then
+    journal.write(events.VersionMade(3.5, 2, 1))
+    journal.close()
+    assert synced == [2, 4, 5]
+
+
+@pytest.mark.parametrize("torn", ["", '{"event":"note","at":1.5'])
+def test_the_first_record_after_a_crash_has_a_line_of_its_own(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(events.to_line(FIRST) + torn)
+    journal = Journal(path)
+    journal.write(SECOND)
+    journal.close()
+    assert list(events.read(path)) == [FIRST, SECOND]
+
+
+def test_where_the_only_line_is_torn_nothing_is_left_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event"')
+    Journal(path).close()
+    assert path.read_text() == ""
