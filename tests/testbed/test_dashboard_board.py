@@ -92,7 +92,7 @@ def test_memory_is_bounded(directory: RunDirectory) -> None:
 def test_lanes_of_a_run_that_goes_on_show_the_newest(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(boards, "_SHOWN", 1)
+    monkeypatch.setattr(boards, "_LIVE_LANE_UPDATES", 1)
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
     assert "the newest 1 updates" in note(board, "devices-0")
