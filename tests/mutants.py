@@ -42,13 +42,21 @@ MEMORY = 6 << 30
 RULES = "tests/agents/rules/test_*.py --deselect tests/agents/rules/test_properties.py"
 PROPERTIES = "tests/agents/rules/test_properties.py"
 CORES = "tests/agents/test_aggregator_*.py tests/agents/test_client_*.py"
+VIRTUAL_PARTS = " ".join(
+    f"tests/testbed/test_virtual_{part}.py"
+    for part in ("actions", "device", "event_queue", "network", "timing")
+)
+VIRTUAL_SCENARIO = "tests/testbed/test_virtual_scenario.py"
 VIRTUAL = "tests/testbed/test_virtual_[ns]*.py tests/testbed/test_virtual_timing.py"
 FAULTS = "tests/testbed/test_virtual_faults.py"
 EXACT = "tests/testbed/test_exactness.py -k 'not comes_back and not for_ever'"
 FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
+VIRTUAL_OBJECTIVES = "tests/testbed/test_virtual_objectives.py"
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
-RECORDS = "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+RECORDS = (
+    "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
+)
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 
 TESTS: dict[str, list[str]] = {
@@ -70,8 +78,9 @@ TESTS: dict[str, list[str]] = {
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "testbed/virtual/training.py": [VIRTUAL_TRAINING],
-    "testbed/virtual/objectives.py": [VIRTUAL_TRAINING, VIRTUAL_RUN],
-    "testbed/virtual/*.py": [VIRTUAL, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
+    "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
+    "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, VIRTUAL_RUN],
+    "testbed/virtual/*.py": [VIRTUAL_PARTS, VIRTUAL_SCENARIO, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
     "analysis/metrics.py": ["tests/analysis/test_metrics.py", "tests/analysis/test_[ces]*.py"],
 }
 """Arguments of pytest by source file, quickest first. The first pattern that matches counts."""
@@ -228,6 +237,8 @@ def _only_elsewhere(node: ast.AST) -> bool:
     """Whether `node` is for type checkers, for a program's start, or our own assertion."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
+    if isinstance(node, ast.Expr):
+        return ast.unparse(node).startswith("assert_never(")
     return isinstance(node, ast.keyword) and node.arg == "strict"
 
 

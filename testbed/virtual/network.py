@@ -27,7 +27,7 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
 _NANOSECOND = 1e-9
-"""Seconds: who has less than that to wait in a pipe is through."""
+"""Seconds: who has no more than that to wait in a pipe is through."""
 
 
 class Flow(Protocol):
@@ -79,7 +79,6 @@ class Pipe:
             self._each += to_seconds(now - self._since) * self.rate / len(self._ends)
         else:
             self._each = 0.0
-            self._order.clear()
         self._since = now
 
     def _remaining(self) -> float | None:

@@ -18,6 +18,7 @@ from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.network import Line, Network, Pipe
+from tests.testbed.devices import play
 
 MBIT = 1_000_000
 SECOND = 125_000
@@ -50,10 +51,7 @@ class Times:
 
     def play(self) -> list[tuple[str, float]]:
         """To the end; what arrived when, to the nanosecond."""
-        while (time := self.queue.next) is not None:
-            self.queue.now = time
-            while (happens := self.queue.due()) is not None:
-                happens()
+        play(self.queue)
         return self.arrivals
 
     def play_times(self) -> list[float]:
@@ -202,15 +200,28 @@ def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> No
     assert times.play() == [("b", 1.5), ("request", 3.0), ("a", 3.5)]
 
 
-def test_what_a_crash_loses_is_in_nobodys_way() -> None:
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = Access("cell", up=MBIT, down=MBIT)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
-        times.upload(0.0, line, SECOND, name)
+        send(0.0, line, SECOND, name)
     times.at(1.0, first.drop)
-    times.upload(2.0, first, SECOND, "a")
+    send(2.0, first, SECOND, "a")
     assert times.play() == [("b", 1.5), ("a", 3.0)]
+
+
+def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
+    """It would have been there at 10 s."""
+    times = Times()
+    line = times.network.line(_device(link=Link(rtt=20.0)))
+    line.request(times.noted("lost"))
+    line.drop()
+    line.change({"rtt": 2.0})
+    line.request(times.noted("next"))
+    assert times.arrivals == [("lost", 10.0), ("next", 1.0)]
 
 
 def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
@@ -246,6 +257,17 @@ class Waits:
         self.ended = to_seconds(self.queue.now)
 
 
+@pytest.mark.parametrize(("bits", "ended"), [(1e-9, 0.0), (2e-9, 2e-9)])
+def test_who_has_a_nanosecond_to_wait_is_through(bits: float, ended: float) -> None:
+    """At 1 bit/s, beside a flow that is through at once."""
+    queue = EventQueue()
+    pipe, flows = Pipe(queue, 1.0), [Waits(queue), Waits(queue)]
+    pipe.enter(flows[0], 0.0)
+    pipe.enter(flows[1], bits)
+    play(queue)
+    assert [flow.ended for flow in flows] == [0.0, ended]
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
 def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
@@ -254,10 +276,7 @@ def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int,
     waiting = [Waits(queue) for _ in flows]
     for flow, (start, size) in zip(waiting, flows, strict=True):
         queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(pipe.enter, flow, size))
-    while (time := queue.next) is not None:
-        queue.now = time
-        while (happens := queue.due()) is not None:
-            happens()
+    play(queue)
     assert [flow.ended for flow in waiting] == pytest.approx(_in_turn(flows), abs=1e-6)
 
 
