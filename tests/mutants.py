@@ -88,7 +88,38 @@ TESTS: dict[str, list[str]] = {
 SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 """Mutated only where they are named: whole runs in real time test them (45 s each, with --jobs 1)."""
 
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+_NETWORK = "testbed/virtual/network.py"
+_FIRST_ENTRY = "the first flow that enters sets both"
+_PLAN_A_LOOK = "if self._look is None or at < self._look:"
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    (
+        _NETWORK,
+        "self._each, self._since = 0.0, 0",
+        "self._each, self._since = 1.0, 0",
+    ): _FIRST_ENTRY,
+    (
+        _NETWORK,
+        "self._each, self._since = 0.0, 0",
+        "self._each, self._since = 0.0, 1",
+    ): _FIRST_ENTRY,
+    (_NETWORK, _PLAN_A_LOOK, "if True:"): "more looks are planned; one look too many does no harm",
+    (
+        _NETWORK,
+        _PLAN_A_LOOK,
+        "if self._look is None or at <= self._look:",
+    ): "of two looks at one time the second finds nothing to do",
+    (
+        _NETWORK,
+        "if at != self._look:  # another look was planned before this one",
+        "if False:  # another look was planned before this one",
+    ): "one look too many does no harm",
+    (
+        _NETWORK,
+        "self._events.plan(at, LINK, 0, functools.partial(self._looked, at))",
+        "self._events.plan(at, LINK, 1, functools.partial(self._looked, at))",
+    ): "all that have this rank have the same index",
+    (_NETWORK, "self._open = True", "self._open = False"): "Line sets it before anything is sent",
+}
 """Why a mutant changes nothing that a test should see, by file, line, and mutated line."""
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {

@@ -78,10 +78,23 @@ def test_both_directions_are_links_of_their_own() -> None:
     assert times.play() == [("down", 0.5), ("up", 1.0)]
 
 
-def test_a_free_link_takes_half_a_round_trip_and_plans_nothing() -> None:
-    times = Times()
-    times.network.line(_device(link=Link(rtt=0.2))).download(SECOND, times.noted("a"))
-    assert times.arrivals == [("a", 0.1)]
+@steadily
+def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> None:
+    times = Times(steady=steady)
+    times.network.line(_device(link=Link())).download(SECOND, times.noted("at once"))
+    line = times.network.line(_device(link=Link(rtt=0.2)))
+    for name in ("first", "second"):
+        line.download(SECOND, times.noted(name))
+    assert times.arrivals == [("at once", 0.0), ("first", 0.1), ("second", 0.1)]
+    assert times.queue.next is None
+
+
+def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
+    times = Times(steady=True)
+    line = times.network.line(_device(link=Link(up=MBIT)))
+    for name in ("first", "second"):
+        line.upload(SECOND, times.noted(name))
+    assert times.arrivals == [("first", 1.0), ("second", 2.0)]
     assert times.queue.next is None
 
 
@@ -94,9 +107,10 @@ def test_the_slowest_pipe_on_the_way_counts() -> None:
     assert times.play() == [("up", 0.5), ("down", 1.0)]
 
 
-def test_who_shares_a_cell_has_half_of_it() -> None:
+@steadily
+def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
-    times = Times()
+    times = Times(steady=steady)
     cell = Access("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
@@ -179,6 +193,14 @@ def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
     assert times.play() == []
 
 
+def test_what_is_lost_is_sent_again() -> None:
+    """6 % of 1000 s; the last packet may take a few time-outs of 0.2 s, 0.4 s, ..."""
+    times = Times()
+    line = times.network.line(_device(link=Link(up=100_000, loss=0.06)))
+    times.upload(0.0, line, 94_000 * 1000 // 8)
+    assert times.play_times() == [pytest.approx(1000, abs=5)]
+
+
 def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
@@ -186,6 +208,27 @@ def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "arrives"),
+    [
+        ({"down": MBIT}, 1.5),  # the other way: the cell has it to itself from 1 s on
+        ({"up": MBIT // 2}, 2.0),  # what has not passed both pipes is left
+    ],
+)
+def test_a_change_is_for_what_has_not_passed_all_pipes(
+    change: dict[str, float | None], arrives: float
+) -> None:
+    """After a second ¾ of it have passed the device's own pipe, and half the cell, which it shares
+    until then."""
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    line = times.network.line(_device(access=cell, link=Link(up=MBIT * 3 // 4)))
+    times.upload(0.0, line, SECOND, "a")
+    times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
+    times.at(1.0, lambda: line.change(change))
+    assert times.play() == [("b", 1.0), ("a", arrives)]
 
 
 def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> None:
@@ -208,9 +251,9 @@ def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
     send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
         send(0.0, line, SECOND, name)
-    times.at(1.0, first.drop)
+    times.at(1.2, first.drop)
     send(2.0, first, SECOND, "a")
-    assert times.play() == [("b", 1.5), ("a", 3.0)]
+    assert times.play() == [("b", 1.6), ("a", 3.0)]
 
 
 def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
@@ -219,9 +262,9 @@ def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
     line = times.network.line(_device(link=Link(rtt=20.0)))
     line.request(times.noted("lost"))
     line.drop()
-    line.change({"rtt": 2.0})
+    line.change({"rtt": 0.0})
     line.request(times.noted("next"))
-    assert times.arrivals == [("lost", 10.0), ("next", 1.0)]
+    assert times.arrivals == [("lost", 10.0), ("next", 0.0)]
 
 
 def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:

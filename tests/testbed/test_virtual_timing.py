@@ -75,6 +75,8 @@ def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
         # The link is slower than what loss allows, and what is lost is sent again.
         ((100e3, 0.04, 0.06), 94e3),
         ((100e3, 0.0, 0.06), 94e3),
+        ((100e3, 0.04, 1.0), 0),
+        ((None, 0.0, 1.0), 0),
     ],
 )
 def test_what_tcp_makes_of_a_link(
