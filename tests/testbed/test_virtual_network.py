@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -288,6 +289,26 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
     assert alone != arrivals("a", seed=1)
     assert alone[0] > 0.001
     assert alone[-1] > 1.0
+
+
+@pytest.mark.parametrize("link", [Link(jitter=0.1, rtt=0.2), Link(loss=0.5)])
+def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
+    times = Times()
+    line = times.network.line(_device(link=link))
+    for k in range(8):
+        times.at(1000 * k, lambda: line.request(times.noted("")))
+    delays = {round(at % 1000, 6) for at in times.play_times()}
+    assert len(delays) > 1
+
+
+def test_what_is_certain_draws_no_random_numbers() -> None:
+    def generator() -> np.random.Generator:
+        raise AssertionError
+
+    arrivals: list[Nanoseconds] = []
+    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False)
+    line.request(arrivals.append)
+    assert arrivals == [100_000_000]
 
 
 class Waits:
