@@ -89,6 +89,7 @@ SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 """Mutated only where they are named: whole runs in real time test them (45 s each, with --jobs 1)."""
 
 _NETWORK = "testbed/virtual/network.py"
+_OBJECTIVES, _SIMULATION = "testbed/virtual/objectives.py", "testbed/virtual/simulation.py"
 _FIRST_ENTRY = "the first flow that enters sets both"
 _PLAN_A_LOOK = "if self._look is None or at < self._look:"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -119,6 +120,26 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._events.plan(at, LINK, 1, functools.partial(self._looked, at))",
     ): "all that have this rank have the same index",
     (_NETWORK, "self._open = True", "self._open = False"): "Line sets it before anything is sent",
+    (
+        _OBJECTIVES,
+        "self._memory: NDArray[Any] = np.empty(0, dtype)",
+        "self._memory: NDArray[Any] = np.empty(1, dtype)",
+    ): "it grows when more is needed",
+    (
+        _OBJECTIVES,
+        "with torch.random.fork_rng(devices=[]):",
+        "with torch.random.fork_rng():",
+    ): "without a GPU there is no other generator",
+    (
+        _SIMULATION,
+        "_MAX_EVENTS_AT_ONCE = 100",
+        "_MAX_EVENTS_AT_ONCE = 101",
+    ): "far above what happens at once in a run that goes on",
+    (
+        _SIMULATION,
+        'self._thread = ThreadPoolExecutor(1, "evaluation")',
+        'self._thread = ThreadPoolExecutor(2, "evaluation")',
+    ): "there is one evaluation at a time",
 }
 """Why a mutant changes nothing that a test should see, by file, line, and mutated line."""
 

@@ -111,7 +111,7 @@ class Simulation:
                 if interrupted():
                     self._handle(inputs.EndRequested(self._events.now, "interrupted"))
         finally:
-            self._thread.shutdown(cancel_futures=True)
+            self._thread.shutdown()
 
     def _next(self) -> Nanoseconds:
         """When something happens next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,12 @@ def test_jitter_and_loss_are_the_same_each_time_and_another_with_another_seed(tm
         took.append((folder / "run" / "events.jsonl").read_text().splitlines()[1:])
     assert took[0] == took[1]
     assert took[0] != took[2]
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    _run(tmp_path, [])
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> None:
