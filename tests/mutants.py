@@ -130,6 +130,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "with torch.random.fork_rng(devices=[]):",
         "with torch.random.fork_rng():",
     ): "without a GPU there is no other generator",
+    (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
     (
         _SIMULATION,
         "_MAX_EVENTS_AT_ONCE = 100",
@@ -140,6 +141,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         'self._thread = ThreadPoolExecutor(1, "evaluation")',
         'self._thread = ThreadPoolExecutor(2, "evaluation")',
     ): "there is one evaluation at a time",
+    (
+        _SIMULATION,
+        "self._events.plan(step.at, SCENARIO, 0, lambda: self._play(step))",
+        "self._events.plan(step.at, SCENARIO, 1, lambda: self._play(step))",
+    ): "all that have this rank have the same index",
 }
 """Why a mutant changes nothing that a test should see, by file, line, and mutated line."""
 
