@@ -42,11 +42,17 @@ MEMORY = 6 << 30
 RULES = "tests/agents/rules/test_*.py --deselect tests/agents/rules/test_properties.py"
 PROPERTIES = "tests/agents/rules/test_properties.py"
 CORES = "tests/agents/test_aggregator_*.py tests/agents/test_client_*.py"
+VIRTUAL_PARTS = " ".join(
+    f"tests/testbed/test_virtual_{part}.py"
+    for part in ("actions", "device", "event_queue", "network", "timing")
+)
+VIRTUAL_SCENARIO = "tests/testbed/test_virtual_scenario.py"
 VIRTUAL = "tests/testbed/test_virtual_[ns]*.py tests/testbed/test_virtual_timing.py"
 FAULTS = "tests/testbed/test_virtual_faults.py"
 EXACT = "tests/testbed/test_exactness.py -k 'not comes_back and not for_ever'"
 FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
+VIRTUAL_OBJECTIVES = "tests/testbed/test_virtual_objectives.py"
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
 RECORDS = (
     "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
@@ -73,8 +79,9 @@ TESTS: dict[str, list[str]] = {
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "testbed/virtual/training.py": [VIRTUAL_TRAINING],
-    "testbed/virtual/objectives.py": [VIRTUAL_TRAINING, VIRTUAL_RUN],
-    "testbed/virtual/*.py": [VIRTUAL, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
+    "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
+    "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, VIRTUAL_RUN],
+    "testbed/virtual/*.py": [VIRTUAL_PARTS, VIRTUAL_SCENARIO, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
     "analysis/metrics.py": ["tests/analysis/test_metrics.py", "tests/analysis/test_[ces]*.py"],
 }
 """Arguments of pytest by source file, quickest first. The first pattern that matches counts."""
@@ -82,6 +89,10 @@ TESTS: dict[str, list[str]] = {
 SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 """Mutated only where they are named: whole runs in real time test them (45 s each, with --jobs 1)."""
 
+_NETWORK = "testbed/virtual/network.py"
+_OBJECTIVES, _SIMULATION = "testbed/virtual/objectives.py", "testbed/virtual/simulation.py"
+_FIRST_ENTRY = "the first flow that enters sets both"
+_PLAN_A_LOOK = "if self._look is None or at < self._look:"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "agents/aggregator/core.py",
@@ -138,6 +149,59 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)",
         "return 1.0 if staleness < self.b else 1 / (a * (staleness - self.b) + 1)",
     ): "at τ = b both sides are 1",
+    (
+        _NETWORK,
+        "self._each, self._since = 0.0, 0",
+        "self._each, self._since = 1.0, 0",
+    ): _FIRST_ENTRY,
+    (
+        _NETWORK,
+        "self._each, self._since = 0.0, 0",
+        "self._each, self._since = 0.0, 1",
+    ): _FIRST_ENTRY,
+    (_NETWORK, _PLAN_A_LOOK, "if True:"): "more looks are planned; one look too many does no harm",
+    (
+        _NETWORK,
+        _PLAN_A_LOOK,
+        "if self._look is None or at <= self._look:",
+    ): "of two looks at one time the second finds nothing to do",
+    (
+        _NETWORK,
+        "if at != self._look:  # another look was planned before this one",
+        "if False:  # another look was planned before this one",
+    ): "one look too many does no harm",
+    (
+        _NETWORK,
+        "self._events.plan(at, LINK, 0, functools.partial(self._looked, at))",
+        "self._events.plan(at, LINK, 1, functools.partial(self._looked, at))",
+    ): "all that have this rank have the same index",
+    (_NETWORK, "self._open = True", "self._open = False"): "Line sets it before anything is sent",
+    (
+        _OBJECTIVES,
+        "self._memory: NDArray[Any] = np.empty(0, dtype)",
+        "self._memory: NDArray[Any] = np.empty(1, dtype)",
+    ): "it grows when more is needed",
+    (
+        _OBJECTIVES,
+        "with torch.random.fork_rng(devices=[]):",
+        "with torch.random.fork_rng():",
+    ): "without a GPU there is no other generator",
+    (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
+    (
+        _SIMULATION,
+        "_MAX_EVENTS_AT_ONCE = 100",
+        "_MAX_EVENTS_AT_ONCE = 101",
+    ): "far above what happens at once in a run that goes on",
+    (
+        _SIMULATION,
+        'self._thread = ThreadPoolExecutor(1, "evaluation")',
+        'self._thread = ThreadPoolExecutor(2, "evaluation")',
+    ): "there is one evaluation at a time",
+    (
+        _SIMULATION,
+        "self._events.plan(step.at, SCENARIO, 0, lambda: self._play(step))",
+        "self._events.plan(step.at, SCENARIO, 1, lambda: self._play(step))",
+    ): "all that have this rank have the same index",
 }
 """Why a mutant changes nothing that a test should see, by file, line, and mutated line."""
 
@@ -287,6 +351,8 @@ def _only_elsewhere(node: ast.AST) -> bool:
     """Whether `node` is for type checkers, for a program's start, or our own assertion."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
+    if isinstance(node, ast.Expr):
+        return ast.unparse(node).startswith("assert_never(")
     return isinstance(node, ast.keyword) and node.arg == "strict"
 
 

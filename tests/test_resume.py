@@ -110,7 +110,9 @@ def test_the_past_is_as_long_as_its_latest_record_and_counts_its_updates(tmp_pat
         applied=2.5,
     )
     ended = events.RunEnded(2.0, "after", 2, 1)
-    (tmp_path / "events.jsonl").write_text("".join(map(events.to_line, (applied, applied, ended))))
+    (tmp_path / "events.jsonl").write_text(
+        "".join(events.to_line(record) for record in (applied, applied, ended))
+    )
     found = past(tmp_path, Checkpoint(0, np.zeros(1, np.float32)))
     assert found == Past(at=2_500_000_000, updates=2, version=3)
 

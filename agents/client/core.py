@@ -176,7 +176,7 @@ class ClientCore:
         self._wanted = "interrupt"
         return [CutShort()] if self._trained is None else self._finish(at)
 
-    def leave(self, at: Nanoseconds) -> Actions:
+    def leave(self, at: Nanoseconds) -> list[SendUpdate]:
         """The client says goodbye, at time `at`. Where the rule's clients remember, it hands in what it
         does: the aggregator knows which of it (nothing, applied, or sent last) is the last that it has
         applied."""

@@ -73,7 +73,7 @@ class Work:
         """The same, interrupted at running time `at`: the step that goes on is done to its end."""
         steps = math.ceil(self.progress(at))
         ended = at
-        if steps > self.done and at < self.ended:
+        if steps > self.done:
             share = (steps - self.done) / (self.training.steps - self.done)
             ended = self.since + math.ceil(share * (self.ended - self.since))
         self.training.cut(steps)

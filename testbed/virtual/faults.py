@@ -73,11 +73,10 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
             device.line.change(changes)
         case Crash():
             if device.alive:
-                _end(world, name, device, [], now)
+                _end(world, name, device, [])
         case Leave():
             if device.alive:
-                sent = [one for one in device.core.leave(now) if isinstance(one, client.SendUpdate)]
-                _end(world, name, device, sent, now)
+                _end(world, name, device, device.core.leave(now))
         case Restart() | Join():
             if not device.alive:
                 _begin(world, name, device, action, now)
@@ -86,9 +85,8 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
                 device.freeze(now)
                 _fall_silent(world, name, device, now)
         case Resume():
-            if device.frozen_at is not None:
-                device.thaw(now)
-                _come_back(world, name, device)
+            device.thaw(now)
+            _come_back(world, name, device)
         case Disconnect():
             device.unplug()
             _fall_silent(world, name, device, now)
@@ -130,7 +128,6 @@ def _end(
     name: str,
     device: Device,
     farewell: Sequence[client.SendUpdate],
-    now: Nanoseconds,
 ) -> None:
     """The server hears its `farewell`, and that it is offline, as soon as packets pass; where that takes
     too long, the latter alone, from the broker."""
@@ -152,9 +149,9 @@ def _end(
     if not device.cut_off:
         passes()
     else:
+        assert device.silent_since is not None  # noqa: S101  (it is cut off)
         device.kept.append(passes)
-        since = now if device.silent_since is None else device.silent_since
-        world.at(max(now, since + _BROKER_PATIENCE), device, give_up)
+        world.at(device.silent_since + _BROKER_PATIENCE, device, give_up)
 
 
 def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:

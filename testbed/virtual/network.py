@@ -27,7 +27,7 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
 _NANOSECOND = 1e-9
-"""Seconds: who has less than that to wait in a pipe is through."""
+"""Seconds: who has no more than that to wait in a pipe is through."""
 
 
 class Flow(Protocol):
@@ -79,7 +79,6 @@ class Pipe:
             self._each += to_seconds(now - self._since) * self.rate / len(self._ends)
         else:
             self._each = 0.0
-            self._order.clear()
         self._since = now
 
     def _remaining(self) -> float | None:
@@ -158,9 +157,6 @@ class Way:
             self._free = max(self._free, self._events.now) + takes
             then(self._arrival(self._free))
             return
-        if not self._messages and self._open and not (bits and (self._rate or self._shared)):
-            then(self._arrival(self._events.now))
-            return
         self._messages.append((bits, then))
         if len(self._messages) == 1:
             self._go_on()
@@ -170,8 +166,8 @@ class Way:
         is under way too. Where it is not open nothing passes until it is."""
         if (rate, is_open) == (self._rate, self._open):
             return
-        left = max([pipe.leave(self) for pipe in self._in], default=0.0)
         if self._in:
+            left = max([pipe.leave(self) for pipe in self._in])
             self._messages[0] = left, self._messages[0][1]
             self._in = []
         self._rate, self._own = rate, None
@@ -272,8 +268,7 @@ class Line:
         link = self._link
         is_open = self._connected and link.loss < 1
         for way, rate in ((self.up, link.up), (self.down, link.down)):
-            goodput = timing.goodput(rate, link.rtt, link.loss) if is_open else rate
-            way.change(goodput, is_open=is_open)
+            way.change(timing.goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
         """Of one way, drawn anew where jitter or loss make it random."""

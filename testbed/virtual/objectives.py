@@ -94,10 +94,13 @@ class Softmax:
         classes, inputs = self._shape
         return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
+    def gathered_at_once(self, width: int) -> int:
+        """Of how many jobs the mini-batches of `width` samples are gathered together."""
+        return max(1, _CACHED_SAMPLES // (width * self._shape[1] * (4 + self._x.itemsize)))
+
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
         _, jobs, width = rows.shape
-        classes, inputs = self._shape
-        block = max(1, _CACHED_SAMPLES // (width * inputs * (4 + self._x.itemsize)))
+        classes, block = self._shape[0], self.gathered_at_once(width)
         # Where the probability of a sample's own class is, in a block's probabilities taken as flat.
         own = self._y.take(rows) * width
         own += (np.arange(jobs) % block * classes * width)[:, None] + np.arange(width)

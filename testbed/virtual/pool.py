@@ -36,8 +36,7 @@ class Ticket:
             return Outcome(self.start, math.nan)
         if self.result is None:
             self.pool.compute(self)
-        if self.result is None:
-            raise RuntimeError("computed, but no result")
+        assert self.result is not None  # noqa: S101  (computed by now)
         return self.result
 
     def cut(self, steps: int) -> None:

@@ -111,7 +111,7 @@ class Simulation:
                 if interrupted():
                     self._handle(inputs.EndRequested(self._events.now, "interrupted"))
         finally:
-            self._thread.shutdown(cancel_futures=True)
+            self._thread.shutdown()
 
     def _next(self) -> Nanoseconds:
         """When something happens next."""
@@ -330,9 +330,9 @@ class Simulation:
                 case client.Think(duration):
                     self._think(device, duration)
                 case client.CutShort():
-                    if device.working_on is not None:
-                        work = device.working_on.cut_short(device.running_time(self._events.now))
-                        self.work_on(device, work)
+                    assert device.working_on is not None  # noqa: S101  (a training goes on)
+                    work = device.working_on.cut_short(device.running_time(self._events.now))
+                    self.work_on(device, work)
                 case client.SendUpdate(sequence, message):
                     device.trainings.pop(sequence).wanted()
                     self._upload(device, message)

@@ -65,7 +65,7 @@ class Speed:
 
 def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
-    loses the share `loss`, below 1, of the packets: bit/s, None for no limit.
+    loses the share `loss` of the packets: bit/s, None for no limit.
 
     It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
     Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
 from testbed.virtual.network import Line, Network, Pipe
+from tests.testbed.devices import play
 
 MBIT = 1_000_000
 SECOND = 125_000
@@ -50,10 +52,7 @@ class Times:
 
     def play(self) -> list[tuple[str, float]]:
         """To the end; what arrived when, to the nanosecond."""
-        while (time := self.queue.next) is not None:
-            self.queue.now = time
-            while (happens := self.queue.due()) is not None:
-                happens()
+        play(self.queue)
         return self.arrivals
 
     def play_times(self) -> list[float]:
@@ -80,10 +79,23 @@ def test_both_directions_are_links_of_their_own() -> None:
     assert times.play() == [("down", 0.5), ("up", 1.0)]
 
 
-def test_a_free_link_takes_half_a_round_trip_and_plans_nothing() -> None:
-    times = Times()
-    times.network.line(_device(link=Link(rtt=0.2))).download(SECOND, times.noted("a"))
-    assert times.arrivals == [("a", 0.1)]
+@steadily
+def test_a_free_link_takes_half_a_round_trip_and_plans_nothing(steady: bool) -> None:
+    times = Times(steady=steady)
+    times.network.line(_device(link=Link())).download(SECOND, times.noted("at once"))
+    line = times.network.line(_device(link=Link(rtt=0.2)))
+    for name in ("first", "second"):
+        line.download(SECOND, times.noted(name))
+    assert times.arrivals == [("at once", 0.0), ("first", 0.1), ("second", 0.1)]
+    assert times.queue.next is None
+
+
+def test_where_nothing_changes_the_time_of_arrival_is_known_at_once() -> None:
+    times = Times(steady=True)
+    line = times.network.line(_device(link=Link(up=MBIT)))
+    for name in ("first", "second"):
+        line.upload(SECOND, times.noted(name))
+    assert times.arrivals == [("first", 1.0), ("second", 2.0)]
     assert times.queue.next is None
 
 
@@ -96,9 +108,10 @@ def test_the_slowest_pipe_on_the_way_counts() -> None:
     assert times.play() == [("up", 0.5), ("down", 1.0)]
 
 
-def test_who_shares_a_cell_has_half_of_it() -> None:
+@steadily
+def test_who_shares_a_cell_has_half_of_it(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
-    times = Times()
+    times = Times(steady=steady)
     cell = Access("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
@@ -181,6 +194,14 @@ def test_nothing_passes_a_link_that_loses_all(steady: bool) -> None:
     assert times.play() == []
 
 
+def test_what_is_lost_is_sent_again() -> None:
+    """6 % of 1000 s; the last packet may take a few time-outs of 0.2 s, 0.4 s, ..."""
+    times = Times()
+    line = times.network.line(_device(link=Link(up=100_000, loss=0.06)))
+    times.upload(0.0, line, 94_000 * 1000 // 8)
+    assert times.play_times() == [pytest.approx(1000, abs=5)]
+
+
 def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
@@ -188,6 +209,27 @@ def test_a_limit_that_comes_in_mid_transfer_is_for_the_rest() -> None:
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
+
+
+@pytest.mark.parametrize(
+    ("change", "arrives"),
+    [
+        ({"down": MBIT}, 1.5),  # the other way: the cell has it to itself from 1 s on
+        ({"up": MBIT // 2}, 2.0),  # what has not passed both pipes is left
+    ],
+)
+def test_a_change_is_for_what_has_not_passed_all_pipes(
+    change: dict[str, float | None], arrives: float
+) -> None:
+    """After a second ¾ of it have passed the device's own pipe, and half the cell, which it shares
+    until then."""
+    times = Times()
+    cell = Access("cell", up=MBIT, down=None)
+    line = times.network.line(_device(access=cell, link=Link(up=MBIT * 3 // 4)))
+    times.upload(0.0, line, SECOND, "a")
+    times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
+    times.at(1.0, lambda: line.change(change))
+    assert times.play() == [("b", 1.0), ("a", arrives)]
 
 
 def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> None:
@@ -202,15 +244,28 @@ def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> No
     assert times.play() == [("b", 1.5), ("request", 3.0), ("a", 3.5)]
 
 
-def test_what_a_crash_loses_is_in_nobodys_way() -> None:
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_a_crash_loses_is_in_nobodys_way(way: str) -> None:
     times = Times()
-    cell = Access("cell", up=MBIT, down=None)
+    cell = Access("cell", up=MBIT, down=MBIT)
     first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
-        times.upload(0.0, line, SECOND, name)
-    times.at(1.0, first.drop)
-    times.upload(2.0, first, SECOND, "a")
-    assert times.play() == [("b", 1.5), ("a", 3.0)]
+        send(0.0, line, SECOND, name)
+    times.at(1.2, first.drop)
+    send(2.0, first, SECOND, "a")
+    assert times.play() == [("b", 1.6), ("a", 3.0)]
+
+
+def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
+    """It would have been there at 10 s."""
+    times = Times()
+    line = times.network.line(_device(link=Link(rtt=20.0)))
+    line.request(times.noted("lost"))
+    line.drop()
+    line.change({"rtt": 0.0})
+    line.request(times.noted("next"))
+    assert times.arrivals == [("lost", 10.0), ("next", 0.0)]
 
 
 def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
@@ -236,6 +291,26 @@ def test_jitter_and_loss_are_the_devices_own_and_keep_the_order() -> None:
     assert alone[-1] > 1.0
 
 
+@pytest.mark.parametrize("link", [Link(jitter=0.1, rtt=0.2), Link(loss=0.5)])
+def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
+    times = Times()
+    line = times.network.line(_device(link=link))
+    for k in range(8):
+        times.at(1000 * k, lambda: line.request(times.noted("")))
+    delays = {round(at % 1000, 6) for at in times.play_times()}
+    assert len(delays) > 1
+
+
+def test_what_is_certain_draws_no_random_numbers() -> None:
+    def generator() -> np.random.Generator:
+        raise AssertionError
+
+    arrivals: list[Nanoseconds] = []
+    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False)
+    line.request(arrivals.append)
+    assert arrivals == [100_000_000]
+
+
 class Waits:
     """A flow that notes when it is through."""
 
@@ -246,6 +321,17 @@ class Waits:
         self.ended = to_seconds(self.queue.now)
 
 
+@pytest.mark.parametrize(("bits", "ended"), [(1e-9, 0.0), (2e-9, 2e-9)])
+def test_who_has_a_nanosecond_to_wait_is_through(bits: float, ended: float) -> None:
+    """At 1 bit/s, beside a flow that is through at once."""
+    queue = EventQueue()
+    pipe, flows = Pipe(queue, 1.0), [Waits(queue), Waits(queue)]
+    pipe.enter(flows[0], 0.0)
+    pipe.enter(flows[1], bits)
+    play(queue)
+    assert [flow.ended for flow in flows] == [0.0, ended]
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
 def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
@@ -254,10 +340,7 @@ def test_a_shared_pipe_is_as_fair_as_one_bit_each_in_turn(flows: list[tuple[int,
     waiting = [Waits(queue) for _ in flows]
     for flow, (start, size) in zip(waiting, flows, strict=True):
         queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(pipe.enter, flow, size))
-    while (time := queue.next) is not None:
-        queue.now = time
-        while (happens := queue.due()) is not None:
-            happens()
+    play(queue)
     assert [flow.ended for flow in waiting] == pytest.approx(_in_turn(flows), abs=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file
 
 from agents import events
 from agents.transport import KEEPALIVE
+from testbed.errors import RunFailedError
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -135,6 +137,20 @@ def test_jitter_and_loss_are_the_same_each_time_and_another_with_another_seed(tm
         took.append((folder / "run" / "events.jsonl").read_text().splitlines()[1:])
     assert took[0] == took[1]
     assert took[0] != took[2]
+
+
+def test_a_run_in_which_nothing_happens_any_more_is_told(tmp_path: Path) -> None:
+    """No model arrives; only evaluations go on."""
+    cut_off = {"timing": "1s", "link": {"loss": "100%"}}
+    devices = [{"name": name, **cut_off} for name in "ab"]
+    with pytest.raises(RunFailedError, match="after 0 s nothing happens any more"):
+        _run(tmp_path, [], devices=devices, stop={"updates": 5})
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    _run(tmp_path, [])
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_log_tells_what_was_done_and_what_became_of_it(tmp_path: Path) -> None:

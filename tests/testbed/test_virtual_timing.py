@@ -46,6 +46,17 @@ def test_another_share_makes_all_steps_longer() -> None:
     assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
+def test_what_is_unknown_takes_no_time_and_no_share_changes_that() -> None:
+    speed = Speed(_device(cpu=0.5), Work(), np.random.default_rng(0))
+    assert (speed.computing(50), speed.floor()) == (0, 0)
+    assert speed.set_share(0.25) == 1
+
+
+def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
+    speed = Speed(_device(gflops=1.0), Work(flops=1e9), np.random.default_rng(0))
+    assert speed.computing(1) == 1_000_000_000
+
+
 @pytest.mark.parametrize(
     ("link", "bits_per_second"),
     [
@@ -64,6 +75,8 @@ def test_another_share_makes_all_steps_longer() -> None:
         # The link is slower than what loss allows, and what is lost is sent again.
         ((100e3, 0.04, 0.06), 94e3),
         ((100e3, 0.0, 0.06), 94e3),
+        ((100e3, 0.04, 1.0), 0),
+        ((None, 0.0, 1.0), 0),
     ],
 )
 def test_what_tcp_makes_of_a_link(

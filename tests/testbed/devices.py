@@ -1,0 +1,67 @@
+"""Devices in virtual time without a run around them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agents import wire
+from agents.client import core as client
+from agents.client.uploads import Memory
+from agents.config import Link, Local
+from agents.rules.interface import ClientSide
+from testbed.plan import PlannedDevice
+from testbed.virtual.device import Device, Training
+from testbed.virtual.event_queue import EventQueue
+from testbed.virtual.network import Line, Network
+from testbed.virtual.timing import Speed, Work
+
+
+class Steps:
+    """A training of which only the number of steps matters."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def outcome(self) -> client.Outcome:
+        raise NotImplementedError
+
+    def cut(self, steps: int) -> None:
+        self.steps = steps
+
+    def wanted(self) -> None:
+        raise NotImplementedError
+
+
+def device(
+    queue: EventQueue,
+    side: ClientSide | None = None,
+    memory: Memory | None = None,
+    line: Line | None = None,
+) -> Device:
+    """One that takes a second for a step with a whole core, of which it has half, and a nanosecond for a
+    byte to the server."""
+    local = Local(steps=1)
+    planned = PlannedDevice(
+        name="a", group="a", cpu=0.5, memory=0, local=local, link=Link(up=8_000_000_000)
+    )
+    identity = client.Identity("run", "a", 1, side or ClientSide(), local)
+
+    def train(model: wire.ModelMessage, sequence: int) -> Training:
+        raise NotImplementedError
+
+    return Device(
+        index=0,
+        core=client.ClientCore(identity, lambda _: 0, memory),
+        line=line or Network(queue, 0).line(planned),
+        train=train,
+        speed=Speed(planned, Work(seconds=1.0), np.random.default_rng(0)),
+        memory=memory,
+    )
+
+
+def play(queue: EventQueue, until: int | None = None) -> None:
+    """What is planned, to its end or up to a time."""
+    while (time := queue.next) is not None and (until is None or time <= until):
+        queue.now = time
+        while (callback := queue.due()) is not None:
+            callback()

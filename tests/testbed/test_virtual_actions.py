@@ -1,0 +1,241 @@
+"""What actions do to one device in virtual time, with a world that takes notes. Times in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from agents import wire
+from agents.client.uploads import Memory
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    SetCpu,
+    SetLink,
+)
+from agents.nanoseconds import SECOND, Nanoseconds
+from agents.rules.interface import ClientSide
+from testbed.virtual import faults
+from testbed.virtual.device import Device, Work
+from testbed.virtual.event_queue import DEVICE, SCENARIO, EventQueue
+from tests.testbed import devices
+
+Told = list[tuple[float, str]]
+
+
+class World:
+    """Has one device, `a`."""
+
+    def __init__(self, side: ClientSide | None = None, memory: Memory | None = None) -> None:
+        self.queue = EventQueue()
+        self.lives = [devices.device(self.queue, side, memory)]
+        self.told: Told = []
+        self.works: list[Work] = []
+
+    def device(self, name: str) -> Device:
+        return self.lives[-1]
+
+    def begin_life(self, name: str) -> Device:
+        self.lives.append(devices.device(self.queue, line=self.lives[-1].line))
+        return self.lives[-1]
+
+    def report_status(self, name: str, state: str) -> None:
+        self.told.append((self.queue.now / SECOND, state))
+
+    def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
+        self.told.append((self.queue.now / SECOND, f"{message.kind} {message.vector[0]:g}"))
+
+    def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
+        def due() -> None:
+            if device.alive:
+                callback()
+
+        if device.cut_off:
+            device.kept.append(due)
+        elif device.frozen_at is not None:
+            device.held.append(due)
+        else:
+            due()
+
+    def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
+        self.queue.plan(time, DEVICE, 0, callback)
+
+    def work_on(self, device: Device, work: Work) -> None:
+        device.working_on = work
+        self.works.append(work)
+
+    def play(self, *steps: tuple[float, Action], until: float = 1000) -> Told:
+        for at, action in steps:
+            time = int(at * SECOND)
+            self.queue.plan(time, SCENARIO, 0, self._acts(action, time))
+        devices.play(self.queue, int(until * SECOND))
+        return self.told
+
+    def _acts(self, action: Action, now: Nanoseconds) -> Callable[[], None]:
+        return lambda: faults.act(self, "a", action, now)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(2, Crash())], [(2, "offline")]),
+        ([(2, Crash()), (3, Crash())], [(2, "offline")]),
+        ([(2, Leave()), (3, Leave())], [(2, "offline")]),
+        ([(2, Restart()), (3, Join())], []),  # it is there
+        ([(2, Crash()), (3, Restart())], [(2, "offline"), (3, "joining"), (3, "ready")]),
+        ([(2, Leave()), (3, Join())], [(2, "offline"), (3, "joining"), (3, "ready")]),
+        # What freezes the device outlives its process, and what begins then waits for its end.
+        (
+            [(2, Pause()), (3, Crash()), (4, Restart()), (5, Resume())],
+            [(3, "offline"), (5, "joining"), (5, "ready")],
+        ),
+        ([(2, Pause()), (3, Crash()), (4, Join())], [(3, "offline"), (4, "joining"), (4, "ready")]),
+        # So does what cuts it off: the end of the first life is heard with the beginning of the next.
+        (
+            [(2, Disconnect()), (3, Crash()), (4, Restart()), (5, Reconnect())],
+            [(5, "offline"), (5, "joining"), (5, "ready")],
+        ),
+        (
+            [(2, Disconnect()), (3, Leave()), (4, Join())],
+            [(4, "offline"), (4, "joining"), (4, "ready")],
+        ),
+    ],
+)
+def test_lives_begin_and_end(steps: list[tuple[float, Action]], told: Told) -> None:
+    assert World().play(*steps) == told
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(2, Disconnect()), (46, Reconnect())], []),
+        ([(2, Disconnect()), (48, Reconnect())], [(47, "offline"), (48, "ready")]),
+        ([(2, Pause()), (48, Resume())], [(47, "offline"), (48, "ready")]),
+        # It is ready once.
+        (
+            [(2, Pause()), (48, Resume()), (49, Resume()), (50, Reconnect())],
+            [(47, "offline"), (48, "ready")],
+        ),
+        # Silence begins with the first of two, and ends with the last.
+        (
+            [(2, Disconnect()), (22, Pause()), (50, Reconnect()), (51, Resume())],
+            [(47, "offline"), (51, "ready")],
+        ),
+        (
+            [(2, Pause()), (22, Disconnect()), (50, Resume()), (51, Reconnect())],
+            [(47, "offline"), (51, "ready")],
+        ),
+        # A new silence counts anew.
+        (
+            [(2, Disconnect()), (4, Reconnect()), (10, Disconnect())],
+            [(55, "offline")],
+        ),
+        # Who is given up on already ends unheard,
+        ([(2, Disconnect()), (48, Crash()), (49, Reconnect())], [(47, "offline")]),
+        # and who has ended is not given up on.
+        ([(2, Pause()), (3, Crash())], [(3, "offline")]),
+        ([(2, Disconnect()), (3, Crash())], [(47, "offline")]),
+        ([(2, Disconnect()), (3, Crash()), (4, Reconnect())], [(4, "offline")]),
+        ([(2, Disconnect()), (3, Crash()), (48, Reconnect())], [(47, "offline")]),
+        # A life that begins in silence: that of the device counts.
+        (
+            [(2, Disconnect()), (3, Crash()), (4, Restart()), (5, Crash()), (80, Reconnect())],
+            [(47, "offline"), (47, "offline")],
+        ),
+    ],
+)
+def test_the_broker_gives_up_after_45_seconds(steps: list[tuple[float, Action]], told: Told) -> None:
+    assert World().play(*steps) == told
+
+
+def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:
+    world = World()
+    (life,) = world.lives
+    world.play((2, Disconnect()), until=46)
+    life.line.upload(1, lambda _: world.told.append((0, "arrived")))
+    life.kept.append(lambda: world.told.append((0, "passed")))
+    assert world.play((48, Reconnect())) == [(47, "offline"), (48, "ready")]
+
+
+def test_a_second_pause_changes_nothing() -> None:
+    world = World()
+    world.play((2, Pause()), (3, Pause()), (4, Resume()))
+    assert world.lives[0].lost_to_pauses == 2 * SECOND
+
+
+def test_to_resume_who_runs_changes_nothing() -> None:
+    world = World()
+    world.play((2, Resume()), (3, Disconnect()), (4, Resume()), until=5)
+    (life,) = world.lives
+    assert (life.lost_to_pauses, life.cut_off, life.silent_since) == (0, True, 3 * SECOND)
+
+
+def test_a_new_life_is_as_free_as_what_holds_the_device_allows() -> None:
+    held = World()
+    held.play((2, Disconnect()), (3, Pause()), (4, Crash()), (5, Restart()), until=6)
+    first, second = held.lives
+    assert (first.alive, second.alive) == (False, True)
+    assert (second.cut_off, second.frozen_at) == (True, 5 * SECOND)
+    assert (second.silent_since, second.kept) == (2 * SECOND, first.kept)
+    joined = World()
+    joined.play((2, Disconnect()), (3, Pause()), (4, Leave()), (5, Join()), until=6)
+    second = joined.lives[1]
+    assert (second.cut_off, second.frozen_at, second.silent_since) == (False, None, None)
+    second.line.upload(1, lambda _: joined.told.append((6, "arrived")))
+    joined.play()
+    assert joined.told[-1] == (6, "arrived")
+
+
+def test_a_farewell_is_heard_before_the_end() -> None:
+    memory = Memory((1, np.array([2.0], np.float32)), (2, np.array([3.0], np.float32)))
+    side = ClientSide(kind="residual")
+    farewell = ["farewell 2", "farewell 3", "offline"]
+    assert World(side, memory).play((2, Leave())) == [(2, said) for said in farewell]
+    assert World(side, memory).play((2, Crash())) == [(2, "offline")]
+    late = World(side, memory).play((2, Disconnect()), (3, Leave()), (4, Reconnect()))
+    assert late == [(4, said) for said in farewell]
+    assert World(side, memory).play((2, Disconnect()), (3, Leave())) == [(47, "offline")]
+
+
+def _working(*, computed: float) -> World:
+    world = World()
+    world.lives[0].working_on = Work(
+        training=devices.Steps(1), started=0, since=0, computed=int(computed * SECOND), floor=0
+    )
+    return world
+
+
+def test_half_the_share_makes_what_is_left_take_twice_as_long() -> None:
+    world = _working(computed=10)
+    world.play((4, SetCpu(0.25)))
+    assert [work.ended for work in world.works] == [16 * SECOND]
+    assert world.lives[0].speed.computing(1) == 4 * SECOND
+    paused = _working(computed=10)
+    paused.play((3, Pause()), (4, SetCpu(0.25)), (5, Resume()), (6, SetCpu(0.5)))
+    assert [work.ended for work in paused.works] == [17 * SECOND, 10.5 * SECOND]
+
+
+def test_a_share_changes_nothing_about_what_is_done() -> None:
+    done = _working(computed=4)
+    done.play((4, SetCpu(0.25)))
+    crashed = _working(computed=10)
+    crashed.play((3, Crash()), (4, SetCpu(0.25)))
+    idle = World()
+    idle.play((4, SetCpu(0.25)))
+    assert done.works == crashed.works == idle.works == []
+    assert idle.lives[0].speed.computing(1) == crashed.lives[0].speed.computing(1) == 4 * SECOND
+
+
+def test_a_link_changes_for_what_is_under_way() -> None:
+    world = World()
+    world.lives[0].line.upload(1, lambda at: world.told.append((at, "arrived")))
+    assert world.play((0, SetLink({"up": 800_000_000}))) == [(10, "arrived")]

@@ -1,0 +1,145 @@
+"""A device's work in virtual time, and what keeps it from working, in whole nanoseconds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from testbed.virtual.device import Work, release
+from testbed.virtual.event_queue import EventQueue
+from tests.testbed.devices import Steps, device, play
+
+
+def _work(steps: int = 4, *, since: int = 100, computed: int = 110, floor: int = 0) -> Work:
+    return Work(training=Steps(steps), started=7, since=since, computed=computed, floor=floor)
+
+
+@pytest.mark.parametrize(
+    ("at", "done"),
+    [
+        (100, 0),
+        (101, Fraction(4, 10)),
+        (105, 2),
+        (109, Fraction(36, 10)),
+        (110, 4),
+        (111, 4),
+    ],
+)
+def test_steps_are_spread_evenly_over_the_time(at: int, done: Fraction) -> None:
+    assert _work().progress(at) == done
+
+
+def test_what_takes_no_time_is_done_at_once() -> None:
+    assert _work(computed=100).progress(100) == 4
+
+
+def test_the_time_is_the_floor_where_that_ends_later() -> None:
+    assert _work(computed=110, floor=120).ended == 120
+    assert _work(computed=110, floor=105).ended == 110
+    assert _work(computed=110, floor=120).progress(105) == 1
+
+
+def test_on_a_slower_cpu_what_is_left_takes_longer() -> None:
+    work = _work()
+    slower = work.slower(104, 2.5)  # 6 ns are left to compute: they take 15
+    assert slower == Work(
+        training=work.training, started=7, since=104, done=Fraction(16, 10), computed=119, floor=0
+    )
+    assert slower.progress(104) == Fraction(16, 10)
+    assert slower.progress(109) == Fraction(24, 10)  # a third of the 2.4 steps that were left
+    assert slower.slower(109, 0.1).computed == 110
+
+
+def test_a_slower_cpu_does_not_stretch_the_floor() -> None:
+    assert _work(computed=104, floor=110).slower(102, 3).ended == 110  # computed at 108
+    assert _work(computed=104, floor=110).slower(102, 5).ended == 112
+    computed = _work(computed=104, floor=110).slower(106, 5)
+    assert (computed.computed, computed.floor, computed.done) == (106, 110, Fraction(24, 10))
+
+
+@pytest.mark.parametrize(
+    ("at", "steps", "ended"),
+    [
+        (100, 0, 100),
+        (101, 1, 104),  # 3⅓ ns, rounded up
+        (103, 1, 104),
+        (104, 2, 107),
+        (106, 2, 107),
+        (108, 3, 110),
+        (110, 3, 110),
+    ],
+)
+def test_the_step_that_goes_on_is_done_to_its_end(at: int, steps: int, ended: int) -> None:
+    work = _work(3)
+    cut = work.cut_short(at)
+    assert work.training.steps == steps
+    assert cut == Work(training=work.training, started=7, since=100, computed=ended, floor=ended)
+
+
+def test_an_interrupt_after_a_change_of_speed() -> None:
+    """One of 4 steps is done by 110, the other three until 140; that which goes on ends at 120."""
+    work = _work(computed=140).slower(110, 1)
+    assert work.done == 1
+    cut = work.cut_short(111)
+    assert cut.done == 1
+    assert (cut.training.steps, cut.since, cut.ended) == (2, 110, 120)
+    assert work.slower(110, 1).cut_short(110).ended == 110
+
+
+def test_a_training_that_was_cut_to_no_step_ends_at_once() -> None:
+    work = _work().cut_short(100)
+    assert work.progress(100) == 0
+    assert work.cut_short(100).ended == 100
+
+
+def test_running_time_stands_still_in_a_pause() -> None:
+    one = device(EventQueue())
+    assert (one.awake(5), one.running_time(5)) == (5, 5)
+    one.freeze(10)
+    assert (one.awake(17), one.running_time(17)) == (10, 10)
+    one.thaw(20)
+    assert (one.awake(23), one.running_time(23)) == (23, 13)
+    one.freeze(30)
+    one.thaw(35)
+    assert one.lost_to_pauses == 15
+    assert one.running_time(40) == 25
+
+
+def test_what_came_in_a_pause_goes_on_after_it_in_order() -> None:
+    queue, heard = EventQueue(), list[str]()
+    one = device(queue)
+
+    def first() -> None:
+        heard.append(f"first, frozen at {one.frozen_at}")
+        one.held.append(lambda: heard.append("again"))
+
+    one.freeze(10)
+    one.held += [first, lambda: heard.append("second")]
+    one.thaw(20)
+    assert heard == ["first, frozen at None", "second"]
+    release(one.held)
+    assert heard[2:] == ["again"]
+    assert one.held == []
+
+
+def test_packets_that_waited_pass_first() -> None:
+    queue, heard = EventQueue(), list[str]()
+    one = device(queue)
+    one.unplug()
+    assert one.cut_off
+    one.line.upload(1, lambda at: heard.append(f"sent, there at {at}"))
+    one.kept.append(lambda: heard.append(f"kept, cut off: {one.cut_off}"))
+    assert heard == []
+    one.plug()
+    play(queue)
+    assert heard == ["kept, cut off: False", "sent, there at 1"]
+
+
+def test_with_its_end_all_that_is_under_way_is_lost() -> None:
+    queue, heard = EventQueue(), list[int]()
+    one = device(queue)
+    one.line.upload(1, heard.append)
+    one.end()
+    assert not one.alive
+    assert one.line.up._messages == []

@@ -1,0 +1,113 @@
+"""What is computed together, when, and what of it is void. A client goes half of the way to its center
+with each step."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agents.config import Local
+from agents.shards import Shard
+from agents.tasks.quadratic import Quadratic
+from testbed.virtual.pool import Pool, Ticket
+from testbed.virtual.training import BatchTrainer, Job, Result
+
+CENTERS = ((8.0,), (16.0,), (32.0,))
+
+
+class Noted(BatchTrainer):
+    """Notes how many jobs are run together."""
+
+    def __init__(self) -> None:
+        super().__init__(Quadratic(CENTERS), Shard(np.array(CENTERS, np.float32), np.zeros(3, np.int64)))
+        self.together: list[int] = []
+
+    def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
+        self.together.append(len(jobs))
+        return super().run(jobs)
+
+
+def _pool(*, lazily: bool = False, gradient: bool = False) -> tuple[Pool, list[int]]:
+    trainer = Noted()
+    return Pool(trainer, gradient, lazily), trainer.together
+
+
+def _ticket(pool: Pool, client: int, steps: int = 1) -> Ticket:
+    return pool.hand_in(
+        Ticket(
+            pool=pool,
+            start=np.zeros(1, np.float32),
+            indices=np.array([client]),
+            local=Local(steps=steps, lr=0.5),
+            lr=0.5,
+            steps=steps,
+            rng=lambda: np.random.default_rng(0),
+        )
+    )
+
+
+def _ends(*tickets: Ticket) -> list[float]:
+    return [float(ticket.outcome().end[0]) for ticket in tickets]
+
+
+def test_all_that_goes_on_is_computed_with_the_first_that_is_asked_for() -> None:
+    pool, together = _pool()
+    first, second = _ticket(pool, 0), _ticket(pool, 1, steps=2)
+    assert together == []
+    assert _ends(second, first, second) == [12, 4, 12]
+    assert together == [2]
+    assert _ends(_ticket(pool, 2)) == [16]
+    assert together == [2, 1]
+
+
+def test_lazily_only_what_is_wanted_is_computed() -> None:
+    pool, together = _pool(lazily=True)
+    first, second, third = (_ticket(pool, client) for client in range(3))
+    second.wanted()
+    assert _ends(first) == [4]
+    assert together == [2]
+    assert _ends(second) == [8]
+    assert together == [2]
+    assert third.result is None
+
+
+def test_what_is_computed_is_not_computed_again() -> None:
+    pool, together = _pool()
+    first = _ticket(pool, 0)
+    first.outcome()
+    first.wanted()
+    assert _ends(_ticket(pool, 1)) == [8]
+    assert together == [1, 1]
+
+
+def test_a_result_for_more_steps_is_void() -> None:
+    pool, together = _pool()
+    cut = _ticket(pool, 0, steps=3)
+    assert _ends(cut) == [7]
+    cut.cut(3)
+    assert _ends(cut) == [7]
+    assert together == [1]
+    cut.cut(2)
+    assert _ends(cut) == [6]
+    assert together == [1, 1]
+
+
+def test_no_steps_are_not_computed() -> None:
+    pool, together = _pool()
+    none = _ticket(pool, 0, steps=1)
+    none.cut(0)
+    other = _ticket(pool, 1, steps=0)
+    assert _ends(none, other) == [0, 0]
+    assert math.isnan(none.outcome().loss)
+    assert together == []
+    assert _ends(_ticket(pool, 2)) == [16]
+    assert together == [2]  # with the one that was cut afterwards
+
+
+@pytest.mark.parametrize(("gradient", "end"), [(False, 4), (True, -8)])
+def test_a_gradient_is_no_step(gradient: bool, end: float) -> None:
+    pool, _ = _pool(gradient=gradient)
+    outcome = _ticket(pool, 0).outcome()
+    assert (outcome.end.tolist(), outcome.loss) == ([end], 32)
