@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,15 @@ import docker
 import pytest
 
 from testbed.cli import main as cli
-from testbed.host import docker_engine as docker_engine
+from testbed.host import docker_engine
 from tests.running import Said, Testbed
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what tests start, also where a shell started the tests in the background: that has
+    them ignore it, and what they start would do the same."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
