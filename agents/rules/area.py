@@ -296,7 +296,9 @@ class AreaState(State):
 
     @property
     def _due(self) -> bool:
-        return self._params.criterion == "every" and len(self._arrived) >= (self._params.every or 1)
+        if self._params.criterion != "every":
+            return False
+        return len(self._arrived) >= _given(self._params.every)
 
     def _aggregate_if_due(self) -> list[Action]:
         return [self._aggregate()] if self._due else []

@@ -229,3 +229,20 @@ def test_favano_sends_the_start_plus_the_divided_progress() -> None:
     client.interrupt(50)
     (update,) = _sent(client.trained(_trained(end=9.0, steps=2)))
     assert (update.kind, update.vector.tolist()) == ("model", [5.0])  # 1 + 8/2
+
+
+def test_numbers_go_on_after_those_of_a_forgotten_life() -> None:
+    """Only where clients remember: the aggregator's word is of an update of theirs that they forgot."""
+    forgetful = _client(kind="residual")
+    assert forgetful.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 6)]
+    plain = _client()
+    assert plain.model(_model(1, acknowledged=5), 0) == [Train(_model(1, acknowledged=5), 1)]
+
+
+def test_a_memory_of_an_update_that_was_sent_only_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "memory.safetensors"
+    memory.save(Memory(sent=(3, _vector(1.0))), path)
+    known = memory.load(path)
+    assert known.applied is None
+    assert known.sent is not None
+    assert (known.sent[0], known.sent[1].tolist()) == (3, [1.0])

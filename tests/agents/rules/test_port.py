@@ -194,3 +194,14 @@ def test_an_aggregation_that_would_never_come_is_refused(rule: Port) -> None:
         rule.check(4)
     Port(min_updates=3, concurrency=3).check(4)
     Port(min_updates=4, concurrency=4).check(4)
+
+
+def test_who_was_away_is_sent_one_model_when_it_is_back() -> None:
+    server = make_server(0.3, 0.3, 0.4)
+    state = begin(Port(min_updates=2), server)
+    state.update(update("a", 1.0))
+    del server.clients["a"]
+    state.leave("a")
+    server.clients["a"] = 0.3
+    assert sent(state.join("a")) == ["a"]
+    assert sent(state.update(update("b", 1.0))) == ["b"]
