@@ -89,7 +89,7 @@ TESTS: dict[str, list[str]] = {
 SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 """Mutated only where they are named: whole runs in real time test them (45 s each, with --jobs 1)."""
 
-_NETWORK = "testbed/virtual/network.py"
+_NETWORK, _RUN = "testbed/virtual/network.py", "testbed/virtual/run.py"
 _OBJECTIVES, _SIMULATION = "testbed/virtual/objectives.py", "testbed/virtual/simulation.py"
 _FIRST_ENTRY = "the first flow that enters sets both"
 _PLAN_A_LOOK = "if self._look is None or at < self._look:"
@@ -187,6 +187,46 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "with torch.random.fork_rng():",
     ): "without a GPU there is no other generator",
     (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
+    (
+        _SIMULATION,
+        "if self._snapshot is None or self._snapshot[0] != version:",
+        "if True:",
+    ): "copies of a version are equal; it takes more memory",
+    (
+        _SIMULATION,
+        "device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before",
+        "device.trainings.pop(sequence + 2, None)  # overwritten in the send buffer by the one before",
+    ): "what nobody asks for is kept: it takes more memory",
+    (
+        "testbed/virtual/training.py",
+        "places = [place for place in order if jobs[place].gradient is gradient]",
+        "places = [place for place in order if jobs[place].gradient is not gradient]",
+    ): "the other kind first: the results are put in order",
+    (
+        "testbed/virtual/training.py",
+        "width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)",
+        "width = max(max(job.local.batch_size, len(job.indices)) for job in jobs)",
+    ): "smaller parts, with the same results",
+    (
+        _RUN,
+        "self._looks += 1",
+        "pass",
+    ): "how often the view is refreshed",
+    (
+        _RUN,
+        "self._looks += 1",
+        "self._looks += 2",
+    ): "how often the view is refreshed",
+    (
+        _RUN,
+        "if self._looks % 64 == 0 and time.monotonic() >= self._due:",
+        "if self._looks % 64 == 0 and time.monotonic() > self._due:",
+    ): "how often the view is refreshed",
+    (
+        _RUN,
+        "self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)",
+        "self._network = Network(queue, spec.topology.seed, link, )",
+    ): "steady links are computed faster, to the same times",
     (
         _SIMULATION,
         "_MAX_EVENTS_AT_ONCE = 100",

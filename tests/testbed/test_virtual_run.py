@@ -250,3 +250,28 @@ def test_ctrl_c_closes_the_books(tmp_path: Path) -> None:
     records = list(events.read(path / "events.jsonl"))
     assert isinstance(records[-1], events.RunEnded)
     assert records[-1].reason == "interrupted"
+
+
+@pytest.mark.parametrize(("record", "kept"), [({}, False), ({"record": "updates"}, True)])
+def test_inputs_are_kept_where_the_topology_asks_for_it(
+    record: dict[str, str], kept: bool, tmp_path: Path
+) -> None:
+    run = _run(_topology(tmp_path, **record), tmp_path)
+    assert (run.path / "inputs.bin").exists() == kept
+
+
+def test_a_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
+    """20 ms of a core at a tenth of one."""
+    run = _run(
+        _topology(
+            tmp_path,
+            rule={"name": "asysg", "gradients": 1},
+            devices=[{"name": "d", "count": 2, "cpu": 0.1}],
+            runtime={"name": "virtual", "step_time": "20ms"},
+        ),
+        tmp_path,
+    )
+    assert (run.updates["train_end"] - run.updates["train_start"]).tolist() == pytest.approx(
+        [0.2] * len(run.updates)
+    )
+    assert len(run.updates) > 50
