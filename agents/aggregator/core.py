@@ -428,12 +428,11 @@ class AggregatorCore:
             return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
         if timer.period is not None:
             self._set_periodic(name, timer.period, at)
-        match name:
-            case "evaluate":
-                return self._evaluate(at)
-            case "checkpoint":
-                return [Save(self._server.version)]
-        return self._end("after", at)
+        if name == _EVALUATE:
+            return self._evaluate(at)
+        if name == _CHECKPOINT:
+            return [Save(self._server.version)]
+        return self._end(_AFTER, at)
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from agents.nanoseconds import Nanoseconds
 from agents.wire import UpdateMessage
@@ -97,16 +98,4 @@ Input = (
     | InstantOver
     | EndRequested
 )
-INPUTS: dict[str, type[Input]] = {
-    kind.__name__: kind
-    for kind in (
-        Started,
-        StatusChanged,
-        UpdateArrived,
-        Unreadable,
-        EvaluationDone,
-        TimersDue,
-        InstantOver,
-        EndRequested,
-    )
-}
+INPUTS: dict[str, type[Input]] = {kind.__name__: kind for kind in get_args(Input)}
