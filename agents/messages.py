@@ -228,6 +228,11 @@ class Sample:
     """Of the CPU quota."""
     throttled_periods: Count | None = None
     throttled: Seconds | None = None
+    ran: Seconds | None = None
+    """For how long the client's main thread, which trains, was on a CPU."""
+    waited: Seconds | None = None
+    """For how long that thread wanted to run but was not on a CPU: throttled, suspended, or behind
+    others in the queue of a core."""
     memory: Count
     """Bytes."""
     received: Count | None = None
@@ -243,6 +248,8 @@ class LinkFigures:
     jitter: Seconds | None = None
     loss: Share | None = None
     """Of round trips."""
+    round_trips: Count | None = None
+    """How many were tried."""
     up: Rate | None = None
     """bit/s."""
     down: Rate | None = None

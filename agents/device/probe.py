@@ -6,6 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from agents import packettrain, probe_server
 from agents.config import Link
@@ -38,7 +39,8 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
         count, interval = pace(requested, echo.SIZE + 14)
         trips = echo.round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
         answered = [trip for trip in trips if trip is not None]
-        found = {"loss": 1 - len(answered) / len(trips), **round_trip_figures(requested, answered)}
+        found: dict[str, Any] = round_trip_figures(requested, answered)
+        found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
         if requested.up is not None:
             found["up"] = _fastest(packettrain.upload, host, requested.up, answer_timeout)
         if requested.down is not None:

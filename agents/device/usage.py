@@ -17,7 +17,20 @@ def sample(device: str, pid: int | None) -> Sample:
     """Of `device`, which is this container; `pid` is its client's. Counters run since its start."""
     received, sent = _traffic()
     at = time.monotonic()
-    return Sample(device=device, at=at, **_cpu(), memory=_memory(pid), received=received, sent=sent)
+    demand = {} if pid is None else schedstat(pid)
+    return Sample(
+        device=device, at=at, **_cpu(), **demand, memory=_memory(pid), received=received, sent=sent
+    )
+
+
+def schedstat(pid: int) -> dict[str, Any]:
+    """`ran` and `waited` of the process's main thread, in seconds (see `agents.messages.Sample`); empty
+    where it has ended, or the kernel does not count them."""
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return {}
+    return {"ran": int(ran) / 1e9, "waited": int(waited) / 1e9}
 
 
 def _memory(pid: int | None) -> int:

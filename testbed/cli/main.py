@@ -252,10 +252,15 @@ def _show(judgement: Judgement) -> None:
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
         print_text(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
-    if not judgement.validity.valid:
-        out.print("\nNot valid:", style="bold red")
-        for reason in judgement.validity.reasons:
-            print_text(f"  {reason}")
+    validity = judgement.validity
+    for title, style, sentences in (
+        ("Not valid", "bold red", validity.reasons),
+        ("Not judged", "bold", validity.unjudged),
+    ):
+        if sentences:
+            out.print(f"\n{title}:", style=style)
+            for sentence in sentences:
+                print_text(f"  {sentence}")
 
 
 def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:

@@ -20,6 +20,7 @@ from analysis.charts.chart import INKS, Theme
 from analysis.load import Run
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
+from testbed.fidelity.validity import Validity
 from testbed.traits import is_simulated
 
 _LOOK = 150
@@ -139,7 +140,8 @@ def _validity(run: Run, feed: Feed) -> str:
     if judged is None:
         simulated = is_simulated(run.manifest.get("runtime"))
         return "simulated" if simulated else "judged at the end" if feed.lives else "unknown"
-    return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])
+    validity = Validity.from_dict(judged)
+    return ": ".join(filter(None, [validity.verdict, "; ".join(validity.reasons or validity.unjudged)]))
 
 
 def _share(value: float) -> str:

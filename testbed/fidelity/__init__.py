@@ -10,8 +10,14 @@ two signs of that:
   seconds ÷ seconds of the interval. Without throttling counters (`process` runtime) this is the only
   sign; with them it shows a host that had less CPU than was requested, where nobody is throttled.
 
-Pauses that these miss make `got` too small: by a few per cent, at the very most by 10 %. Where neither
-sign is seen, the device was never busy, and `got` is None.
+Pauses that these miss make `got` too small: by a few per cent, at the very most by 10 %. Where
+neither sign is seen, the device was never busy, and `got` is None.
+
+A device that waits in between is judged by its demand: the kernel counts for how long the client's
+thread ran, and for how long it wanted to run and could not (throttled, suspended, or behind others in
+the queue of a core). CPU seconds ÷ both is the share that it got while it wanted to run. Under a quota
+that is the share requested, or more where short bursts fit into the quota; it is less only where others
+took the CPU.
 
 Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
 
@@ -28,12 +34,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from agents import events
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,
+    ENOUGH_DEMAND_SECONDS,
     ENOUGH_SECONDS,
     RATES,
     DeviceFidelity,
@@ -92,12 +99,13 @@ def measure(
             probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
-            usage.setdefault(name, []).append(_Usage(when, cpu, *counters))
+            demand = (_number(sample, key) for key in ("ran", "waited"))
+            usage.setdefault(name, []).append(_Usage(when, cpu, *counters, *demand))
     devices = []
     for one in requested:
         used = sorted(usage.get(one.device, ()))
         trained = _covered(trainings.get(one.device, ()))
-        devices.append(_device(one, used, probes.get(one.device, ()), trained))
+        devices.append(_device(one, used, probes.get(one.device, ()), trained, clock))
     return Fidelity(tuple(devices))
 
 
@@ -115,6 +123,9 @@ class _Usage(NamedTuple):
     periods: float
     throttled: float
     """Periods in which it was throttled."""
+    ran: float | None
+    """Seconds in which the client's thread was on a CPU, and in which it wanted to be; None: unknown."""
+    waited: float | None
 
 
 class _Probe(NamedTuple):
@@ -123,13 +134,35 @@ class _Probe(NamedTuple):
 
 
 def _device(
-    requested: Requested, usage: Sequence[_Usage], probes: Sequence[_Probe], trained: _Covered
+    requested: Requested,
+    usage: Sequence[_Usage],
+    probes: Sequence[_Probe],
+    trained: _Covered,
+    clock: Clock,
 ) -> DeviceFidelity:
-    share, measured = _share(requested, usage, trained)
-    link = {name: _link_figure(name, requested.link, probes) for name in (*RATES, *DELAYS)}
-    figures = {CPU: share, **link}
+    away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
+    phases = _phases(requested, usage, trained, away)
+    end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
+    busy, demand = (
+        _worst(phases, "busy", ENOUGH_SECONDS),
+        _worst(phases, "demand", ENOUGH_DEMAND_SECONDS),
+    )
+    counted = any(_wanted_seconds(a, b) is not None for a, b in pairwise(usage))
     return DeviceFidelity(
-        requested.device, requested.group, figures, measured, _used(usage), len(probes)
+        requested.device,
+        requested.group,
+        {
+            CPU: busy.figure,
+            **{name: _link_figure(name, requested.link, probes) for name in (*RATES, *DELAYS)},
+        },
+        measured=busy.seconds,
+        demand=demand.figure,
+        wanted=demand.seconds if counted else None,
+        present=max(0.0, end - clock.begin - away(clock.begin, end)),
+        observed=sum(phase.observed for phase in phases),
+        used=_used(usage),
+        probes=len(probes),
+        round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
     )
 
 
@@ -146,28 +179,69 @@ def _restarted(before: _Usage, after: _Usage) -> bool:
     return after.cpu < before.cpu or after.periods < before.periods
 
 
-def _share(requested: Requested, usage: Sequence[_Usage], trained: _Covered) -> tuple[Figure, float]:
-    """The measured share and the seconds that it is based on: those of the worst phase that is based on
-    enough seconds, or else of the longest phase."""
-    cpu, seconds = [0.0] * len(requested.cpu), [0.0] * len(requested.cpu)
-    away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
+@dataclass(slots=True)
+class _Cpu:
+    """CPU seconds of a device, and the seconds in which it got them."""
+
+    requested: float
+    cpu: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, cpu: float, seconds: float) -> None:
+        if seconds > 0:
+            self.cpu += cpu
+            self.seconds += seconds
+
+    @property
+    def figure(self) -> Figure:
+        return Figure(self.requested, self.cpu / self.seconds if self.seconds else None)
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A time in which the same share was requested."""
+
+    busy: _Cpu
+    """While the device demanded more than it had."""
+    demand: _Cpu
+    """While its client ran or waited for a CPU."""
+    observed: float = 0.0
+
+
+def _phases(
+    requested: Requested, usage: Sequence[_Usage], trained: _Covered, away: _Covered
+) -> list[_Phase]:
+    phases = [_Phase(_Cpu(one.share), _Cpu(one.share)) for one in requested.cpu]
     for before, after in pairwise(usage):
-        phase = _phase(requested.cpu, before.at, after.at)
-        if phase is None or _restarted(before, after) or away(before.at, after.at):
+        index = _phase(requested.cpu, before.at, after.at)
+        if index is None or _restarted(before, after) or away(before.at, after.at):
             continue
-        busy = _busy_seconds(before, after, requested.cpu[phase].period, trained(before.at, after.at))
-        if busy:
-            cpu[phase] += after.cpu - before.cpu
-            seconds[phase] += busy
-    found = [
-        (Figure(one.share, used / over), over)
-        for one, used, over in zip(requested.cpu, cpu, seconds, strict=True)
-        if over
-    ]
-    if enough := [entry for entry in found if entry[1] >= ENOUGH_SECONDS]:
-        return max(enough, key=lambda entry: entry[0].distance)
-    never = Figure(requested.cpu[0].share), 0.0
-    return max(found, key=lambda entry: entry[1], default=never)
+        phase, cpu = phases[index], after.cpu - before.cpu
+        phase.observed += after.at - before.at
+        period = requested.cpu[index].period
+        phase.busy.add(cpu, _busy_seconds(before, after, period, trained(before.at, after.at)))
+        if (wanted := _wanted_seconds(before, after)) is not None:
+            phase.demand.add(cpu, wanted)
+    return phases
+
+
+def _worst(phases: Sequence[_Phase], name: Literal["busy", "demand"], enough: float) -> _Cpu:
+    """That of the worst phase that is based on enough seconds, or else of the longest phase."""
+    found: list[_Cpu] = [getattr(phase, name) for phase in phases]
+    if sufficient := [one for one in found if one.seconds >= enough]:
+        if name == "demand":  # more than requested is no error
+            return min(sufficient, key=lambda one: one.cpu / one.seconds / one.requested)
+        return max(sufficient, key=lambda one: one.figure.distance)
+    return max(found, key=lambda one: one.seconds)
+
+
+def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:
+    """Seconds of an interval in which the client ran or waited for a CPU; None where that is unknown."""
+    if before.ran is None or before.waited is None or after.ran is None or after.waited is None:
+        return None
+    if after.ran < before.ran:  # another client
+        return None
+    return after.ran - before.ran + after.waited - before.waited
 
 
 def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:

@@ -19,10 +19,19 @@ CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 ENOUGH_SECONDS = 3.0
 """What a CPU figure must be based on to count against a run: of one second, a period more or less is
 some per cent."""
+ENOUGH_DEMAND_SECONDS = 0.5
+"""The same for what a device got while it wanted to run: less than that can have cost it no more."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of a round trip of two legs, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
 """How far a round trip may be off: a throttled device answers late, whatever its link."""
+_UNREQUESTED_RTT_SECONDS = 0.01
+"""How long a round trip may take where no delay was requested, besides sending it."""
+_ECHO_BITS = 1000
+"""At most what a probe's echo has on the wire."""
+_LOSS_SLACK = 0.02
+"""How far a share of lost packets may be off, besides what is chance."""
+_CHANCE_SIGMAS = 4.0
 
 Interval = tuple[float, float]
 """Begin and end."""
@@ -106,14 +115,30 @@ class DeviceFidelity:
     (standard deviation of round trips), `loss` (share of round trips)."""
     measured: float
     """Seconds that `cpu` is based on: in these the device demanded more than it had."""
+    demand: Figure
+    """The share that it got while it wanted to run, which is more than requested where short bursts fit
+    into the quota; of the phase with the worst."""
+    wanted: float | None
+    """Seconds that `demand` is based on: those in which the client ran or waited for a CPU. None: this
+    kernel does not count them."""
+    present: float
+    """Seconds of the run in which it was neither frozen, down nor starting up."""
+    observed: float
+    """Seconds of these that telemetry covers."""
     used: float | None
     """Share of one core over the whole run, start-up after a crash included; None without telemetry."""
     probes: int
     """Number of probes that the link's figures are based on."""
+    round_trips: int = 0
+    """Number of round trips of all probes."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
-        """The figures that can count against a run. Jitter and loss cannot: they would take thousands of
-        round trips. Nor can rates where packets are lost: fewer arrive."""
+        """The figures that can count against a run by their error. Jitter cannot: it would take
+        thousands of round trips. Loss can beyond chance (`loss_is_off`). Rates cannot where packets are
+        lost: fewer arrive."""
+        error = self.demand.error
+        if error is not None and error < 0 and (self.wanted or 0.0) >= ENOUGH_DEMAND_SECONDS:
+            yield CPU, self.demand
         for name in (CPU, *RATES, "rtt"):
             figure = self.figures[name]
             if not figure.requested or figure.got is None:
@@ -126,13 +151,51 @@ class DeviceFidelity:
                 continue
             yield name, figure
 
+    @property
+    def loss_is_off(self) -> bool:
+        """Whether more or fewer round trips were lost than requested (none, where nothing was), beyond
+        chance."""
+        loss = self.figures["loss"]
+        if loss.got is None:
+            return False
+        wanted, trips = loss.requested or 0.0, max(self.round_trips, 1)
+        chance = max(_CHANCE_SIGMAS * math.sqrt(wanted * (1 - wanted) / trips), 1 / trips)
+        return abs(loss.got - wanted) > _LOSS_SLACK + chance
+
+    @property
+    def unrequested_delay(self) -> float | None:
+        """The round trip, in seconds, where none was requested and it takes longer than it takes to send
+        it; else None."""
+        rtt, rates = self.figures["rtt"], [self.figures[name].requested for name in RATES]
+        if rtt.requested or rtt.got is None:
+            return None
+        sending = sum(_ECHO_BITS / rate for rate in rates if rate)
+        return rtt.got if rtt.got > _UNREQUESTED_RTT_SECONDS + sending else None
+
+    def unjudged(self) -> Iterator[str]:
+        """What of this device could not be checked, and why."""
+        if self.present >= ENOUGH_SECONDS:
+            if self.observed < self.present / 2:
+                yield f"CPU: telemetry of {self.observed:.0f} of {self.present:.0f} s"
+            elif self.wanted is None and self.measured < ENOUGH_SECONDS:
+                yield "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+        if any(
+            figure.requested is not None for name, figure in self.figures.items() if name != CPU
+        ) and (not self.probes):
+            yield "its link: never measured"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values; None where nothing was requested, or the value is not known."""
         entries: dict[str, Any] = {"group": self.group}
         for name, figure in self.figures.items():
             values = {"asked": figure.requested, "got": figure.got, "error": figure.error}
             if name == CPU:
-                values |= {"measured": self.measured, "used": self.used}
+                values |= {
+                    "measured": self.measured,
+                    "used": self.used,
+                    "demand": self.demand.got,
+                    "wanted": self.wanted,
+                }
             entries[name] = {key: _rounded(value) for key, value in values.items()}
         return {**entries, "probes": self.probes}
 
@@ -164,7 +227,7 @@ class Fidelity:
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its
         figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
-        `probes`; `cpu` has `measured` and `used` too."""
+        `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted` too."""
         return {"format": FORMAT, "devices": {one.device: one.as_dict() for one in self.devices}}
 
     def save(self, path: Path) -> None:

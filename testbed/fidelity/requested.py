@@ -11,7 +11,7 @@ from agents import events
 from agents.config import Link
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLink
-from testbed.fidelity.validity import StepDone
+from testbed.fidelity.validity import StepDone, Training
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
 
@@ -45,6 +45,23 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
     ]
 
 
+def trainings(requested: Iterable[Requested], records: Iterable[events.Record]) -> list[Training]:
+    """The trainings of applied updates during which nothing was done to the device's CPU."""
+    by_device = {one.device: one for one in requested}
+    found = []
+    for record in records:
+        if not isinstance(record, events.UpdateApplied) or record.steps < 1:
+            continue
+        device, begin, end = by_device[record.client], record.train_start, record.train_end
+        share = [one for one in device.cpu if one.at <= begin][-1:]
+        changed = any(begin < one.at < end for one in device.cpu)
+        away = any(since < end and begin < until for since, until in device.away)
+        if share and not changed and not away and end > begin:
+            pace = (end - begin) * share[0].share / record.steps
+            found.append(Training(record.client, begin, end, pace))
+    return found
+
+
 def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     """A sample in the host's time, converted to device time."""
     converted = {**sample, "at": sample["at"] / dilation}
@@ -55,6 +72,7 @@ def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]
             "rtt": 1 / dilation,
             "jitter": 1 / dilation,
             "loss": 1.0,
+            "round_trips": 1,
         }
         converted["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
     return converted

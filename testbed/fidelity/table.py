@@ -11,7 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed import console
-from testbed.fidelity.figures import CPU, DELAYS, RATES, DeviceFidelity, Fidelity, Figure
+from testbed.fidelity.figures import (
+    CPU,
+    DELAYS,
+    ENOUGH_DEMAND_SECONDS,
+    RATES,
+    DeviceFidelity,
+    Fidelity,
+    Figure,
+)
 
 _MAX_ROWS = 20  # more devices than this are shown by group, as in the other tables
 _NONE = "–"
@@ -64,7 +72,9 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 def summary(fidelity: Fidelity) -> str:
     """One line: the worst CPU error and, where links were requested, the worst of theirs."""
-    line = "CPU: no device was busy long enough to tell"
+    line = "CPU: every device got its share whenever it wanted to run"
+    if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
+        line = "CPU: no device was busy long enough to tell"
     if worst := fidelity.worst(CPU):
         line = f"CPU: at worst {worst.off} than asked ({worst.whose})"
     links = [one.figures[name] for one in fidelity.devices for name in (*RATES, *DELAYS)]
@@ -83,11 +93,26 @@ def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
     for one in shown:
         requested, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
-            got = "never busy"
+            got, error = _by_demand(one)
         table.add_row(
-            console.short(one.device), requested, got, error, f"{one.measured:.0f} s", _number(one.used)
+            console.short(one.device),
+            requested,
+            got,
+            error,
+            f"{one.measured or one.wanted or 0:.0f} s",
+            _number(one.used),
         )
     return table
+
+
+def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
+    """`got` and its error of a device that was never busy for long: judged by what it got when it wanted
+    to run."""
+    if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
+        return "hardly used", _NONE
+    if one.demand.error is not None and one.demand.error < 0:
+        return _cells(one.demand)[1:]
+    return "enough", _NONE
 
 
 def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:

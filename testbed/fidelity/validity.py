@@ -6,9 +6,11 @@ are compared with thresholds; a run that exceeds one is not valid, and the reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
@@ -38,6 +40,13 @@ FAILED_LINK_PERCENT = 25.0
 """No run starts on a link whose rate is as far off as that. A busy host does less to it: beside
 twice as many busy processes as there are cores, rates were within 1 %. Round trips it may delay:
 once, one of 80 ms took 44 % more."""
+_DRIFT = 1.25
+"""Ratio of training times from which a run counts as disturbed: other guests of a hypervisor change
+them by some per cent from one second to the next."""
+_DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
+"""Parts of a run that are compared, and how many trainings each must have."""
+_MIN_SECONDS = 3.0
+"""A run that is shorter than this says too little of its host."""
 _STEP_LATE_SECONDS = 0.5
 """A change of many devices takes some tenths, and samples of what it did are a second apart."""
 
@@ -72,13 +81,53 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class Training:
+    """A training of a device while its request did not change."""
+
+    device: str
+    begin: float
+    end: float
+    pace: float
+    """Seconds per step at one core: what it took × the share requested ÷ steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Validity:
-    valid: bool
     reasons: tuple[str, ...] = ()
+    """Why the run is not valid."""
+    unjudged: tuple[str, ...] = ()
+    """What could not be checked, and why."""
+
+    @property
+    def valid(self) -> bool | None:
+        """Whether all that was requested was checked and met; None where something could not be checked,
+        and nothing else speaks against the run."""
+        return False if self.reasons else None if self.unjudged else True
+
+    @property
+    def verdict(self) -> Literal["valid", "not valid", "not judged"]:
+        return _VERDICTS[self.valid]
 
     def as_dict(self) -> dict[str, Any]:
         """For the manifest."""
-        return {"valid": self.valid, "reasons": list(self.reasons)}
+        return {
+            "valid": self.valid,
+            "reasons": list(self.reasons),
+            "unjudged": list(self.unjudged),
+        }
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Validity:
+        """Of a manifest's entry."""
+        reasons, unjudged = (tuple(map(str, entry.get(key, ()))) for key in ("reasons", "unjudged"))
+        return cls(reasons, unjudged)
+
+
+_VERDICTS: dict[bool | None, Literal["valid", "not valid", "not judged"]] = {
+    True: "valid",
+    False: "not valid",
+    None: "not judged",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +142,89 @@ class Judgement:
 
 def verdict(
     host: Sequence[HostSample],
-    fidelity: Fidelity | None = None,
+    fidelity: Fidelity,
+    *,
     steps: Iterable[StepDone] = (),
+    trainings: Iterable[Training] = (),
     failures: Sequence[str] = (),
 ) -> Validity:
-    """Whether the run can be believed, from samples taken while its clock went, and the actions on
-    devices that failed. Missing samples, figures or steps do not count against it."""
-    reasons = [*_server(host), *_stolen(host), *_late(host)]
-    if fidelity is not None:
-        reasons += _shares(fidelity, host)
-        if (doubt := link_doubt(fidelity)) is not None:
-            reasons.append(doubt)
-    reasons += _late_steps(steps)
+    """Whether the run can be believed, from samples of the host taken while its clock went, what devices
+    got, and the actions on devices that failed. Lack of evidence is never `valid`."""
+    reasons = [*load(host), *_shares(fidelity, host)]
+    if (doubt := link_doubt(fidelity)) is not None:
+        reasons.append(doubt)
+    reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps)]
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
-    return Validity(not reasons, tuple(reasons))
+    return Validity(tuple(reasons), tuple(_unjudged(host, fidelity)))
+
+
+def load(host: Sequence[HostSample]) -> Iterator[str]:
+    """What of the host's load speaks against a run."""
+    yield from _server(host)
+    yield from _stolen(host)
+    yield from _late(host)
+
+
+def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
+    if _seconds(host) < _MIN_SECONDS:
+        yield f"the load of this host: sampled for {_seconds(host):.1f} s, which is too short"
+    reasons: dict[str, list[str]] = {}
+    for one in fidelity.devices:
+        for what in one.unjudged():
+            reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
+    for found in reasons.values():
+        yield f"{found[0]}{_others(len(found))}"
+
+
+def _unrequested(fidelity: Fidelity) -> Iterator[str]:
+    """Loss beyond chance, and delay where none was requested."""
+    lossy = [one for one in fidelity.devices if one.loss_is_off]
+    if lossy:
+        worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
+        loss = worst.figures["loss"]
+        requested = "no loss" if not loss.requested else f"{loss.requested:.1%}"
+        yield (
+            f"{worst.device} lost {loss.got:.1%} of its round trips where {requested} was "
+            f"asked{_others(len(lossy))}"
+        )
+    slow = [(delay, one) for one in fidelity.devices if (delay := one.unrequested_delay) is not None]
+    if slow:
+        delay, device = max(slow, key=lambda entry: entry[0])
+        yield (
+            f"round trips of {device.device} took {1e3 * delay:.0f} ms where no delay was "
+            f"asked{_others(len(slow))}"
+        )
+
+
+def _drift(trainings: Iterable[Training]) -> Iterator[str]:
+    """Whether trainings took longer in some part of the run than in the rest of it."""
+    by_device: dict[str, list[Training]] = {}
+    for one in trainings:
+        by_device.setdefault(one.device, []).append(one)
+    paces: list[tuple[float, float]] = []
+    for same in by_device.values():
+        typical = median(one.pace for one in same)
+        if len(same) > 1 and typical > 0:
+            paces += [((one.begin + one.end) / 2, one.pace / typical) for one in same]
+    if len(paces) < 2 * _WINDOW_TRAININGS:
+        return
+    begin, end = min(paces)[0], max(paces)[0]
+    width = (end - begin) / _DRIFT_WINDOWS
+    worst = 1.0, 0.0
+    for index in range(_DRIFT_WINDOWS if width > 0 else 0):
+        low, high = begin + index * width, begin + (index + 1) * width
+        inside = [pace for at, pace in paces if low <= at <= high]
+        outside = [pace for at, pace in paces if not low <= at <= high]
+        if min(len(inside), len(outside)) >= _WINDOW_TRAININGS:
+            ratio = median(inside) / median(outside)
+            worst = max(worst, (ratio, low), key=lambda entry: abs(math.log(entry[0])))
+    ratio, low = worst
+    if abs(math.log(ratio)) > math.log(_DRIFT):
+        yield (
+            f"trainings took {ratio:.2g} times as long from {low:.0f} to {low + width:.0f} s as in the "
+            "rest of the run: something disturbed the devices"
+        )
 
 
 def _server(host: Sequence[HostSample]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from agents.config import Link
 from agents.device.probe import pace, round_trip_figures
@@ -30,7 +31,7 @@ def measure(requested: Link, host: str, transfers: int, echoes: int) -> LinkFigu
     """
     count, every = pace(requested, on_wire(1))
     echoed = round_trips(host, echoes, count, every, _ECHO_TIMEOUT_SECONDS + requested.rtt)
-    found = round_trip_figures(requested, echoed)
+    found: dict[str, Any] = round_trip_figures(requested, echoed)
     for name, rate in (("up", requested.up), ("down", requested.down)):
         if rate is not None:
             move = transfer.upload if name == "up" else transfer.download

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -154,14 +155,22 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
     """The run's fidelity, saved in the run directory, and its validity."""
     records = list(events.read(spec.directory.events))
     begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
+    end = max((record.at for record in records), default=math.inf)
     dilation = spec.plan.dilation
+    devices = requested.devices(spec, records)
     fidelity = measure(
-        requested.devices(spec, records),
+        devices,
         (requested.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
-        Clock(epoch / dilation, begin=begin),
+        Clock(epoch / dilation, begin=begin, end=end),
         trainings(records),
     )
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
-    judged = verdict(controller.host_samples, fidelity, steps, controller.failures)
+    judged = verdict(
+        controller.host_samples,
+        fidelity,
+        steps=steps,
+        trainings=requested.trainings(devices, records),
+        failures=controller.failures,
+    )
     return Judgement(fidelity, judged, steps)

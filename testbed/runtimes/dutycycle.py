@@ -14,6 +14,7 @@ import functools
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -45,6 +46,7 @@ class DutyCycle:
 
     def __init__(self) -> None:
         self._limited: dict[str, _Limited] = {}
+        self._suspended_s: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="duty-cycle", daemon=True)
@@ -72,6 +74,10 @@ class DutyCycle:
             if limited := self._limited.pop(name, None):
                 limited.run()
 
+    def suspended_s(self, name: str) -> float:
+        """For how long `name` was suspended so far, in seconds: it had used up its budget."""
+        return self._suspended_s[name]
+
     def close(self) -> None:
         """Lift every limit and end the thread. Idempotent."""
         self._closing.set()
@@ -97,6 +103,8 @@ class DutyCycle:
 
     def _tick(self, elapsed: float) -> None:
         for name, limited in list(self._limited.items()):
+            if limited.suspended:
+                self._suspended_s[name] += elapsed
             limited.budget = step(limited.budget, limited.share, elapsed, limited.used())
             if not limited.members:
                 del self._limited[name]

@@ -23,6 +23,7 @@ from typing import assert_never
 import psutil
 
 from agents.config import Broker
+from agents.device.usage import schedstat
 from agents.device_actions import (
     Action,
     Crash,
@@ -271,8 +272,11 @@ class ProcessRuntime:
                 memory = process.memory_info().rss
                 cpu = cpu_clock(process)()
                 passed = {} if self._traffic is None else self._traffic.of(name)
+                demand = schedstat(child.pid)
+                if demand and self._duty_cycle is not None:
+                    demand["waited"] += self._duty_cycle.suspended_s(name)
                 at = time.monotonic()
-                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed))
+                samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand))
         return samples
 
     def stop(self) -> None:

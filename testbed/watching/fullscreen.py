@@ -12,7 +12,7 @@ from rich.console import Console
 from agents import events
 from agents.device_actions import to_json
 from testbed.errors import TestbedError
-from testbed.fidelity.validity import HostSample, Sampler, Validity, verdict
+from testbed.fidelity.validity import HostSample, Sampler, Validity, load
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
@@ -183,7 +183,7 @@ class FullScreenView(LiveView):
             self._host.append(sample)
         if self._host and now >= self._judged + _JUDGE_INTERVAL_SECONDS:
             self._judged = now
-            self._screen.host = verdict(self._host)
+            self._screen.host = Validity(tuple(load(self._host)))
 
     def _press(self, key: str) -> None:
         screen, height = self._screen, self._terminal.size.lines

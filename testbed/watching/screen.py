@@ -120,9 +120,9 @@ class Screen:
         if self.host is None:
             return Text()
         so_far = "" if self.outcome else " so far"
-        if self.host.valid:
-            return Text(f"valid{so_far}")
-        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self.colours[OFFLINE])
+        why = self.host.reasons or self.host.unjudged
+        colour = self.colours[OFFLINE] if self.host.reasons else ""
+        return Text(f"{self.host.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}", colour)
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop

@@ -110,4 +110,4 @@ def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
     """How the run ended, and its validity where that is known."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
     description = "crashed" if outcome is None else f"ended: {events.ended_by(outcome)}"
-    return description, None if judged is None else Validity(judged["valid"], tuple(judged["reasons"]))
+    return description, None if judged is None else Validity.from_dict(judged)
