@@ -7,17 +7,16 @@ are compared with thresholds; a run that exceeds one is not valid, and the reaso
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal, NamedTuple
-
-import psutil
+from typing import Any, Literal
 
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
+from testbed.fidelity.host_load import HostSample
 
 _FULL_LOAD = 0.95
-"""Busy share from which a core counts as full: kernel and sampling itself take the rest."""
+"""Load from which a core or a server counts as full: kernel and sampling itself take the rest."""
 _FULL_SHARE_OF_RUN = 0.2
 """Short full phases of the server's core are normal, and only some updates fall into them."""
 _FULL_SECONDS = 3.0
@@ -49,24 +48,6 @@ _MIN_SECONDS = 3.0
 """A run that is shorter than this says too little of its host."""
 _STEP_LATE_SECONDS = 0.5
 """A change of many devices takes some tenths, and samples of what it did are a second apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostSample:
-    """The load of this host since the sample before. Loads are from 0 to 1."""
-
-    at: float
-    """When it ended, in seconds of the run."""
-    seconds: float
-    """How long it was."""
-    infrastructure_busy: float
-    """Load of the CPUs of broker and aggregator, without work at low priority (nice: evaluations)."""
-    device_busy: float
-    """Load of the CPUs of the devices, low priority included: it only matters within a container."""
-    steal: float
-    """Share of all these CPUs that the hypervisor gave to others."""
-    tick_lateness: float
-    """The most by which the controller overslept, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +150,8 @@ def load(host: Sequence[HostSample]) -> Iterator[str]:
 def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
     if _seconds(host) < _MIN_SECONDS:
         yield f"the load of this host: sampled for {_seconds(host):.1f} s, which is too short"
+    elif all(sample.server_load is None for sample in host):
+        yield "aggregator and broker: this host does not see their processes, nor how long they waited"
     reasons: dict[str, list[str]] = {}
     for one in fidelity.devices:
         for what in one.unjudged():
@@ -228,12 +211,11 @@ def _drift(trainings: Iterable[Training]) -> Iterator[str]:
 
 
 def _server(host: Sequence[HostSample]) -> Iterator[str]:
-    full = [sample for sample in host if sample.infrastructure_busy >= _FULL_LOAD]
-    if _seconds(full) >= max(_FULL_SECONDS, _FULL_SHARE_OF_RUN * _seconds(host)) and full:
-        busy = sum(s.infrastructure_busy * s.seconds for s in full) / _seconds(full)
+    full = [sample for sample in host if (sample.server_load or 0.0) >= _FULL_LOAD]
+    if full and _seconds(full) >= max(_FULL_SECONDS, _FULL_SHARE_OF_RUN * _seconds(host)):
         yield (
-            f"the aggregator's and broker's cores were {busy:.0%} busy for {_of(full, host)}: "
-            "updates may have waited for the server"
+            f"aggregator, broker or router ran or waited for a CPU without a pause in {_of(full, host)}:"
+            " updates waited for the server"
         )
 
 
@@ -315,71 +297,3 @@ def _of(part: Sequence[HostSample], whole: Sequence[HostSample]) -> str:
 
 def _seconds(samples: Iterable[HostSample]) -> float:
     return sum(sample.seconds for sample in samples)
-
-
-class _Times(NamedTuple):
-    """Seconds since this host's boot, summed over some CPUs."""
-
-    total: float
-    idle: float
-    nice: float
-    steal: float
-
-
-class Sampler:
-    """Takes HostSamples from the kernel's CPU counters."""
-
-    def __init__(
-        self,
-        infrastructure: Set[int],
-        devices: Set[int],
-        read: Callable[[], Sequence[Any]] = lambda: psutil.cpu_times(percpu=True),
-    ) -> None:
-        """The CPUs of broker and aggregator, and those of the devices, by number."""
-        self._sets = (infrastructure, devices, infrastructure | devices)
-        self._read = read
-        self._at: float | None = None
-        self._before: list[_Times] = []
-
-    def sample(self, at: float, tick_lateness: float) -> HostSample | None:
-        """The load since the last call, at `at` seconds of the run; None the first time."""
-        cpus = self._read()
-        now = [_times([cpus[n] for n in numbers if n < len(cpus)]) for numbers in self._sets]
-        last, before = self._at, self._before
-        self._at, self._before = at, now
-        if last is None:
-            return None
-        spent = [
-            _Times(*(b - a for a, b in zip(*pair, strict=True)))
-            for pair in zip(before, now, strict=True)
-        ]
-        server, devices, all_of_them = spent
-        return HostSample(
-            at,
-            at - last,
-            _busy(server, server.idle + server.nice),
-            _busy(devices, devices.idle),
-            _share(all_of_them.steal, all_of_them),
-            tick_lateness,
-        )
-
-
-def _busy(spent: _Times, free: float) -> float:
-    return 1.0 - _share(free, spent) if spent.total > 0 else 0.0
-
-
-def _share(part: float, spent: _Times) -> float:
-    """The kernel's counters may step back a little."""
-    return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
-
-
-def _times(cpus: Iterable[Any]) -> _Times:
-    total = idle = nice = steal = 0.0
-    for cpu in cpus:
-        values = cpu._asdict()
-        # A guest's time is in `user` and `nice` already.
-        total += sum(value for name, value in values.items() if not name.startswith("guest"))
-        idle += values.get("idle", 0.0) + values.get("iowait", 0.0)
-        nice += values.get("nice", 0.0)
-        steal += values.get("steal", 0.0)
-    return _Times(total, idle, nice, steal)

@@ -23,7 +23,8 @@ from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
 from testbed.fidelity.figures import RATES
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, HostSample, Sampler, link_doubt
+from testbed.fidelity.host_load import HostSample, Sampler
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
@@ -88,7 +89,9 @@ class Controller:
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
-        self._sampler = Sampler(cpu_numbers(plan.infrastructure_cpus), cpu_numbers(plan.device_cpus))
+        devices = cpu_numbers(plan.device_cpus)
+        cpus = devices | cpu_numbers(plan.infrastructure_cpus)
+        self._sampler = Sampler(cpus, devices, runtime.server_pids)
 
     def run(self) -> events.RunEnded:
         """Run to the end and remove everything, also after an error or Ctrl-C.

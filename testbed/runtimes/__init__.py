@@ -45,6 +45,9 @@ class Runtime(Protocol):
     def telemetry(self) -> list[Telemetry]:
         """One sample per device where the runtime itself takes them; called about once a second."""
 
+    def server_pids(self) -> list[int]:
+        """Process ids of broker, aggregator and router, as far as this host sees them."""
+
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""
 

@@ -68,6 +68,8 @@ class Container:
     mounts: tuple[Mount, ...] = ()
     cpu: CpuLimits = CpuLimits()
     """As it starts."""
+    cgroup_parent: str
+    """Control group that it shares with other containers of the run."""
     memory: int | None = None
     """Bytes, swap included; None: without limit."""
     pids: int = 128

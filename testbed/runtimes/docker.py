@@ -14,12 +14,13 @@ import docker
 from agents.config import Broker
 from agents.device_actions import Action, Join, Restart
 from agents.messages import AddressedOrder, Telemetry
-from agents.topics import CONTROLLER, ROUTER
+from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
+from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.docker_engine import available
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -31,6 +32,9 @@ from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, C
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
     BROKER_FILES,
+    DEVICES,
+    GROUP_WEIGHTS,
+    INFRASTRUCTURE,
     MQTT_PORT,
     appended,
     launch,
@@ -100,13 +104,20 @@ class DockerRuntime:
         self.congestion_control = kernel.congestion_control()
         """Of all containers' TCP; None: the host's."""
         self._launch = launch(
-            spec, images, owner=self._owner, congestion_control=self.congestion_control
+            spec,
+            images,
+            owner=self._owner,
+            congestion_control=self.congestion_control,
+            cgroup_driver=executor.cgroup_driver(client),
         )
         absent = spec.absent
         self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._containers: dict[str, str] = {}
         """Id, by part."""
         self._codes: dict[str, int] = {}
+        self._server_pids: list[int] = []
+        self.unweighted: str | None = None
+        """Why the run's control groups have no weights of their own; None where they have."""
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
     def start(self) -> Broker:
@@ -119,6 +130,7 @@ class DockerRuntime:
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
             for part in parts:
                 part.result()
+            self.unweighted = self._pool.submit(self._weigh).result()
             if what.router is not None:
                 self._pool.submit(self._start_router, what.router, accounts[ROUTER]).result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
@@ -158,6 +170,18 @@ class DockerRuntime:
         """Nothing: the devices send their own, over the control network."""
         return []
 
+    def server_pids(self) -> list[int]:
+        if not self._server_pids:
+            servers = (BROKER, AGGREGATOR, ROUTER)
+            with as_host_error("look at the servers"):
+                pids = [
+                    executor.pid(self._engine, self._containers[part])
+                    for part in servers
+                    if part in self._containers
+                ]
+            self._server_pids = [pid for pid in pids if pid]
+        return self._server_pids
+
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
@@ -169,6 +193,16 @@ class DockerRuntime:
     def _start(self, container: Container) -> str:
         self._containers[container.part] = executor.start(self._engine, container)
         return self._containers[container.part]
+
+    def _weigh(self) -> str | None:
+        plan = self._spec.plan
+        cores = {
+            DEVICES: len(cpu_numbers(plan.device_cpus)),
+            INFRASTRUCTURE: len(cpu_numbers(plan.infrastructure_cpus)),
+        }
+        factors = {part: weight * cores[part] for part, weight in GROUP_WEIGHTS.items()}
+        image = self._launch.broker.image
+        return executor.weigh(self._engine, image, self._directory.run, factors)
 
     def _start_broker(self) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import docker
@@ -14,6 +16,7 @@ from docker import types
 from docker.errors import APIError, NotFound
 
 from testbed.errors import HostError
+from testbed.host import cgroups
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
@@ -66,6 +69,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
+        cgroup_parent=container.cgroup_parent,
         **_limits(container.cpu),
     )
     first, *others = container.networks
@@ -86,6 +90,60 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
     api.start(created)
     return created
+
+
+def cgroup_driver(engine: docker.DockerClient) -> str:
+    """`cgroupfs` or `systemd`."""
+    return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
+
+
+def weigh(engine: docker.DockerClient, image: str, run: str, factors: Mapping[str, float]) -> str | None:
+    """Give the control groups of `run` CPU weights, by their parts, in those of a single process. Returns
+    why that was not possible; None where it was."""
+    found = [
+        change
+        for part, factor in factors.items()
+        for folder in cgroups.folders(run, part)
+        if (change := cgroups.weight(folder, factor)) is not None
+    ]
+    if len(found) < len(factors):
+        return "the engine's control groups are not in this host's file system"
+    if cgroups.writable([file for file, _ in found]):
+        for file, text in found:
+            file.write_text(text, encoding="ascii")
+        return None
+    return _as_root(engine, image, [f"echo {text} > {quote(str(file))}" for file, text in found])
+
+
+def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
+    """Remove the control groups of `run`, which the engine leaves behind."""
+    found = cgroups.folders(run)
+    if cgroups.writable([folder.parent for folder in found]):
+        for folder in found:
+            with suppress(OSError):  # one that is not empty yet, or gone
+                folder.rmdir()
+    elif image is not None:
+        _as_root(engine, image, [f"rmdir {quote(str(folder))}" for folder in found])
+
+
+def _as_root(engine: docker.DockerClient, image: str, commands: Sequence[str]) -> str | None:
+    """Run shell commands on this host's control groups as root, without capabilities or network. Returns
+    what went wrong."""
+    try:
+        engine.containers.run(
+            image,
+            ["sh", "-c", "; ".join(commands)],
+            user="0:0",
+            cap_drop=["ALL"],
+            security_opt=["no-new-privileges:true"],
+            network_mode="none",
+            read_only=True,
+            remove=True,
+            volumes={"/sys/fs/cgroup": {"bind": "/sys/fs/cgroup", "mode": "rw"}},
+        )
+    except ERRORS as error:
+        return str(error)
+    return None
 
 
 def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
@@ -115,6 +173,16 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
     except NotFound:
         return _REMOVED_EXIT_CODE
     return None if state["Running"] else int(state["ExitCode"])
+
+
+def pid(engine: docker.DockerClient, container: str) -> int:
+    """Process id of its first process; 0 where it has ended or this host does not see it."""
+    found = int(engine.api.inspect_container(container)["State"]["Pid"])
+    try:
+        seen = container in Path(f"/proc/{found}/cgroup").read_text()
+    except OSError:
+        seen = False
+    return found if seen else 0
 
 
 def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:
@@ -164,10 +232,12 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
         if directory is not None and directory.logs.is_dir():
             list(pool.map(partial(_save_log, engine, directory), containers(engine, run)))
+        image = next((str(one["Image"]) for one in containers(engine, run)), None)
         while (left := containers(engine, run)) and time.monotonic() < deadline:
             list(pool.map(end, left))
         for network in networks(engine, run):
             _if_there(partial(_remove_network, engine, network["Id"]))
+        remove_cgroups(engine, image, run)
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import BROKER
-from testbed.host import kernel
+from testbed.host import cgroups, kernel
 from testbed.plan import PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes.containers import (
@@ -45,21 +45,31 @@ BROKER_FILES = "/testbed"
 
 _DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
-_MIN_WEIGHT, _MAX_WEIGHT = 2, 262_144
-"""The kernel's bounds of a container's CPU weight."""
+_MIN_WEIGHT = 2
+"""The kernel's least CPU weight of a container."""
+DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
+"""Control groups of a run's containers."""
+GROUP_WEIGHTS = {DEVICES: 100.0, INFRASTRUCTURE: 10.0}
+"""CPU weights of the groups, per core, in those of a single process of the host. Against two busy ones
+on its core, the devices' group gets 98 %. It may take no more than its devices' quotas, which the run
+was promised; the infrastructure has none, and leaves others a share. The groups are siblings, each with
+its weight on its own cores: in one group, the busier would draw the weight from the other's cores."""
 
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
 """Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
 CPU that others are entitled to."""
 
 
-def launch(spec: RunSpec, images: Images, *, owner: int, congestion_control: str | None) -> Launch:
+def launch(
+    spec: RunSpec, images: Images, *, owner: int, congestion_control: str | None, cgroup_driver: str
+) -> Launch:
     """The specifications of a run whose files belong to the user `owner`.
 
-    `congestion_control` is that of all TCP in containers; None: the host's.
+    `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
+    engine's, `cgroupfs` or `systemd`.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
-    builder = _SpecificationBuilder(spec, images, owner, sysctls)
+    builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
     return Launch(
         networks=builder.networks(),
         broker=builder.broker(),
@@ -94,6 +104,7 @@ class _SpecificationBuilder:
     images: Images
     owner: int
     sysctls: Mapping[str, str]
+    cgroup_driver: str
 
     def networks(self) -> tuple[Network, ...]:
         data, control, server = map(self._network, ("data", "control", "server"))
@@ -159,6 +170,7 @@ class _SpecificationBuilder:
                 *((memory,) if self.spec.remembers else ()),
             ),
             memory=device.memory,
+            cgroup_parent=self._cgroup(DEVICES),
             cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
             # It measures its link by echoes.
             sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
@@ -187,7 +199,10 @@ class _SpecificationBuilder:
     @property
     def _infrastructure(self) -> CpuLimits:
         """Limits of broker, aggregator and router; on a host with one core the devices share it."""
-        return CpuLimits(weight=_MAX_WEIGHT, cpus=self.spec.plan.infrastructure_cpus)
+        return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
+
+    def _cgroup(self, part: str) -> str:
+        return cgroups.parent(self.spec.directory.run, part, self.cgroup_driver)
 
     def _named(self, what: str) -> str:
         return name_of(self.spec.directory.run, what)
@@ -211,4 +226,5 @@ class _SpecificationBuilder:
             user=user,
             labels=self._labels(part),
             sysctls=self.sysctls,
+            cgroup_parent=self._cgroup(INFRASTRUCTURE),
         )

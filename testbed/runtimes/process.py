@@ -279,6 +279,10 @@ class ProcessRuntime:
                 samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand))
         return samples
 
+    def server_pids(self) -> list[int]:
+        parts = (BROKER, AGGREGATOR, ROUTER)
+        return [self._children[part].pid for part in parts if part in self._children]
+
     def stop(self) -> None:
         """End every process of the run: agents first, so that none reports a lost broker. Idempotent."""
         self._restarting.clear()

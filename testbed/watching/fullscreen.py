@@ -12,7 +12,8 @@ from rich.console import Console
 from agents import events
 from agents.device_actions import to_json
 from testbed.errors import TestbedError
-from testbed.fidelity.validity import HostSample, Sampler, Validity, load
+from testbed.fidelity.host_load import HostSample, Sampler
+from testbed.fidelity.validity import Validity, load
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
@@ -136,9 +137,8 @@ class FullScreenView(LiveView):
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
             if read.cpus:  # of this host
-                self._sampler = Sampler(
-                    cpu_numbers(read.cpus["infrastructure"]), cpu_numbers(read.cpus["devices"])
-                )
+                devices = cpu_numbers(read.cpus["devices"])
+                self._sampler = Sampler(devices | cpu_numbers(read.cpus["infrastructure"]), devices)
 
     def _draw(self, now: float) -> None:
         if not self._watching:

@@ -1,0 +1,115 @@
+"""Load of this host during a run, sampled from the kernel's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+_NICE_FIELD = 16
+"""Of `/proc/<pid>/stat`, counted from 0 after the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The load of this host since the sample before. Loads are from 0 to 1."""
+
+    at: float
+    """When it ended, in seconds of the run."""
+    seconds: float
+    """How long it was."""
+    server_load: float | None
+    """Share of the time in which the busiest thread of broker, aggregator or router ran or waited for a
+    CPU, without those of low priority (evaluations). None: unknown."""
+    device_busy: float
+    """Load of the CPUs of the devices, whoever it is from."""
+    steal: float
+    """Share of the CPUs' time that the hypervisor gave to others."""
+    tick_lateness: float
+    """The most by which the controller overslept, in seconds."""
+
+
+class Sampler:
+    """Takes HostSamples from the kernel's counters."""
+
+    def __init__(
+        self,
+        cpus: Set[int],
+        devices: Set[int],
+        servers: Callable[[], Iterable[int]] = tuple,
+        read: Callable[[], Sequence[Any]] = lambda: psutil.cpu_times(percpu=True),
+        proc: Path = Path("/proc"),
+    ) -> None:
+        """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
+        broker, aggregator and router."""
+        self._sets = (cpus, devices)
+        self._servers = servers
+        self._read = read
+        self._proc = proc
+        self._at: float | None = None
+        self._before: list[_Times] = []
+        self._threads: dict[str, float] = {}
+
+    def sample(self, at: float, tick_lateness: float) -> HostSample | None:
+        """The load since the last call, at `at` seconds of the run; None the first time."""
+        counters = self._read()
+        now = [_times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets]
+        threads = dict(self._demands())
+        last, before, earlier = self._at, self._before, self._threads
+        self._at, self._before, self._threads = at, now, threads
+        if last is None or at <= last:
+            return None
+        cpus, devices = (
+            _Times(*(b - a for a, b in zip(*pair, strict=True)))
+            for pair in zip(before, now, strict=True)
+        )
+        loads = [
+            min(1.0, (threads[one] - earlier[one]) / (at - last)) for one in threads.keys() & earlier
+        ]
+        return HostSample(
+            at,
+            at - last,
+            max(loads, default=None),
+            1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
+            _share(cpus.steal, cpus),
+            tick_lateness,
+        )
+
+    def _demands(self) -> Iterator[tuple[str, float]]:
+        """Of each of the servers' threads: seconds in which it ran or waited for a CPU."""
+        for pid in self._servers():
+            for thread in (self._proc / str(pid) / "task").glob("*"):
+                try:
+                    nice = (thread / "stat").read_text().rpartition(")")[2].split()[_NICE_FIELD]
+                    ran, waited, _ = (thread / "schedstat").read_text().split()
+                except (OSError, ValueError, IndexError):
+                    continue
+                if int(nice) <= 0:
+                    yield str(thread), (int(ran) + int(waited)) / 1e9
+
+
+class _Times(NamedTuple):
+    """Seconds since this host's boot, summed over some CPUs."""
+
+    total: float
+    idle: float
+    steal: float
+
+
+def _share(part: float, spent: _Times) -> float:
+    """The kernel's counters may step back a little."""
+    return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
+
+
+def _times(cpus: Iterable[Any]) -> _Times:
+    total = idle = steal = 0.0
+    for cpu in cpus:
+        values = cpu._asdict()
+        # A guest's time is in `user` and `nice` already.
+        total += sum(value for name, value in values.items() if not name.startswith("guest"))
+        idle += values.get("idle", 0.0) + values.get("iowait", 0.0)
+        steal += values.get("steal", 0.0)
+    return _Times(total, idle, steal)
