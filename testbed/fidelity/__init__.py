@@ -241,7 +241,8 @@ def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:
         return None
     if after.ran < before.ran:  # another client
         return None
-    return after.ran - before.ran + after.waited - before.waited
+    wanted = after.ran - before.ran + after.waited - before.waited
+    return min(wanted, after.at - before.at)  # a process may be suspended while it waits for a core
 
 
 def _busy_seconds(before: _Usage, after: _Usage, period: float | None, trained: float) -> float:

@@ -24,12 +24,27 @@ class HostSample:
     server_load: float | None
     """Share of the time in which the busiest thread of broker, aggregator or router ran or waited for a
     CPU, without those of low priority (evaluations). None: unknown."""
+    foreign: float | None
+    """Load of the devices' CPUs that is not from devices. None: unknown."""
     device_busy: float
     """Load of the CPUs of the devices, whoever it is from."""
     steal: float
     """Share of the CPUs' time that the hypervisor gave to others."""
     tick_lateness: float
     """The most by which the controller overslept, in seconds."""
+
+
+def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
+    """For the manifest: means over the run, and the latest timer."""
+    seconds = sum(sample.seconds for sample in samples)
+
+    def mean(name: str) -> float | None:
+        known = [(getattr(one, name), one.seconds) for one in samples if getattr(one, name) is not None]
+        return round(sum(value * s for value, s in known) / seconds, 4) if known and seconds else None
+
+    names = ("server_load", "foreign", "device_busy", "steal")
+    latest = max((sample.tick_lateness for sample in samples), default=None)
+    return {**{name: mean(name) for name in names}, "tick_lateness": latest}
 
 
 class Sampler:
@@ -40,13 +55,16 @@ class Sampler:
         cpus: Set[int],
         devices: Set[int],
         servers: Callable[[], Iterable[int]] = tuple,
+        own: Callable[[], float | None] = lambda: None,
         read: Callable[[], Sequence[Any]] = lambda: psutil.cpu_times(percpu=True),
         proc: Path = Path("/proc"),
     ) -> None:
         """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
-        broker, aggregator and router."""
+        broker, aggregator and router, `own` the CPU seconds that all devices have used."""
         self._sets = (cpus, devices)
         self._servers = servers
+        self._own = own
+        self._used: float | None = None
         self._read = read
         self._proc = proc
         self._at: float | None = None
@@ -57,9 +75,9 @@ class Sampler:
         """The load since the last call, at `at` seconds of the run; None the first time."""
         counters = self._read()
         now = [_times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets]
-        threads = dict(self._demands())
-        last, before, earlier = self._at, self._before, self._threads
-        self._at, self._before, self._threads = at, now, threads
+        threads, used = dict(self._demands()), self._own()
+        last, before, earlier, used_before = self._at, self._before, self._threads, self._used
+        self._at, self._before, self._threads, self._used = at, now, threads, used
         if last is None or at <= last:
             return None
         cpus, devices = (
@@ -73,6 +91,7 @@ class Sampler:
             at,
             at - last,
             max(loads, default=None),
+            None if used is None or used_before is None else _foreign(devices, used - used_before),
             1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
             _share(cpus.steal, cpus),
             tick_lateness,
@@ -97,6 +116,10 @@ class _Times(NamedTuple):
     total: float
     idle: float
     steal: float
+
+
+def _foreign(spent: _Times, own: float) -> float:
+    return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
 def _share(part: float, spent: _Times) -> float:

@@ -21,6 +21,10 @@ _FULL_SHARE_OF_RUN = 0.2
 """Short full phases of the server's core are normal, and only some updates fall into them."""
 _FULL_SECONDS = 3.0
 """In a short run some seconds of start and end are many per cent."""
+_FOREIGN_SHARE = 0.08
+"""Of the CPU time of the devices' cores. Where shares are kept all the same, other work between two of a
+device's slices leaves it cold caches: beside two busy loops, steps of small shares cost 20 to 35 % more.
+Work on the cores of broker and aggregator made no difference."""
 _STEAL_SHARE = 0.05
 """Of the CPU time: many kernels charge it to the device that was running, so that no figure of a device
 shows it."""
@@ -143,6 +147,7 @@ def verdict(
 def load(host: Sequence[HostSample]) -> Iterator[str]:
     """What of the host's load speaks against a run."""
     yield from _server(host)
+    yield from _foreign(host)
     yield from _stolen(host)
     yield from _late(host)
 
@@ -150,14 +155,19 @@ def load(host: Sequence[HostSample]) -> Iterator[str]:
 def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
     if _seconds(host) < _MIN_SECONDS:
         yield f"the load of this host: sampled for {_seconds(host):.1f} s, which is too short"
-    elif all(sample.server_load is None for sample in host):
-        yield "aggregator and broker: this host does not see their processes, nor how long they waited"
+    elif any(all(seen is None for seen in kind) for kind in _visible(host)):
+        yield "other work, and waiting servers: the run's processes cannot be seen from this host"
     reasons: dict[str, list[str]] = {}
     for one in fidelity.devices:
         for what in one.unjudged():
             reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
     for found in reasons.values():
         yield f"{found[0]}{_others(len(found))}"
+
+
+def _visible(host: Sequence[HostSample]) -> Iterator[list[float | None]]:
+    yield [sample.server_load for sample in host]
+    yield [sample.foreign for sample in host]
 
 
 def _unrequested(fidelity: Fidelity) -> Iterator[str]:
@@ -216,6 +226,16 @@ def _server(host: Sequence[HostSample]) -> Iterator[str]:
         yield (
             f"aggregator, broker or router ran or waited for a CPU without a pause in {_of(full, host)}:"
             " updates waited for the server"
+        )
+
+
+def _foreign(host: Sequence[HostSample]) -> Iterator[str]:
+    known = [sample for sample in host if sample.foreign is not None]
+    share = sum((s.foreign or 0.0) * s.seconds for s in known) / (_seconds(known) or 1.0)
+    if share > _FOREIGN_SHARE:
+        yield (
+            f"other work on this host took {share:.0%} of the devices' cores: a training step may have "
+            "cost more than on a quiet host"
         )
 
 

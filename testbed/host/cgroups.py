@@ -9,12 +9,12 @@ core from all devices together. What a group may take is still bounded by the qu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mounts")
-_DEFAULT_SHARES, _MAX_SHARES = 1024, 262_144  # of cgroup v1
-_DEFAULT_WEIGHT, _MAX_WEIGHT = 100, 10_000  # of cgroup v2
+_WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
+"""File, weight of a single process, and the most there can be, of cgroup v1 and v2."""
 
 
 def parent(run: str, part: str, driver: str) -> str:
@@ -34,13 +34,30 @@ def folders(run: str, part: str = "*", mounts: Path = _MOUNTS) -> list[Path]:
     return sorted({found for root in _roots(mounts) for p in patterns for found in root.glob(p)})
 
 
-def weight(folder: Path, factor: float) -> tuple[Path, str] | None:
-    """The file, and what to write into it, for a weight of `factor` times that of a single process; None
-    where the folder is of a hierarchy that has no weights."""
-    if (file := folder / "cpu.shares").exists():
-        return file, str(min(_MAX_SHARES, round(factor * _DEFAULT_SHARES)))
-    if (file := folder / "cpu.weight").exists():
-        return file, str(min(_MAX_WEIGHT, round(factor * _DEFAULT_WEIGHT)))
+def weights(run: str, parts: Mapping[str, float]) -> list[tuple[Path, str]]:
+    """The files of CPU weights, each with what to write into it; `parts` has the weight of each group in
+    those of a single process."""
+    found = []
+    for part, factor in parts.items():
+        for folder in folders(run, part):
+            for name, single, most in _WEIGHTS:
+                if (file := folder / name).exists():
+                    found.append((file, str(min(most, round(factor * single)))))
+    return found
+
+
+def cpu_seconds(run: str, part: str) -> float | None:
+    """CPU seconds that the containers of a group have used; None where it cannot be seen."""
+    for folder in folders(run, part):  # of v1 and v2, where both are mounted, either serves
+        try:
+            if (file := folder / "cpuacct.usage").exists():
+                return int(file.read_text()) / 1e9
+            lines = (folder / "cpu.stat").read_text().splitlines()
+        except OSError:
+            continue
+        counters = dict(line.split() for line in lines)
+        if "usage_usec" in counters:
+            return int(counters["usage_usec"]) / 1e6
     return None
 
 

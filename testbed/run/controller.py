@@ -91,7 +91,7 @@ class Controller:
         plan = spec.plan
         devices = cpu_numbers(plan.device_cpus)
         cpus = devices | cpu_numbers(plan.infrastructure_cpus)
-        self._sampler = Sampler(cpus, devices, runtime.server_pids)
+        self._sampler = Sampler(cpus, devices, runtime.server_pids, runtime.device_cpu_seconds)
 
     def run(self) -> events.RunEnded:
         """Run to the end and remove everything, also after an error or Ctrl-C.

@@ -11,7 +11,7 @@ from typing import Any
 
 from agents import events
 from testbed.errors import BadInputError
-from testbed.fidelity import Clock, measure, requested, trainings
+from testbed.fidelity import Clock, host_load, measure, requested, trainings
 from testbed.fidelity.validity import Judgement, verdict
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.signals import uninterrupted
@@ -147,6 +147,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
                     judgement = _judged(spec, controller, controller.epoch)
+                    entries["host_load"] = host_load.summary(controller.host_samples)
                     entries["validity"] = judgement.validity.as_dict()
                     view.judged(judgement)
 

@@ -48,6 +48,9 @@ class Runtime(Protocol):
     def server_pids(self) -> list[int]:
         """Process ids of broker, aggregator and router, as far as this host sees them."""
 
+    def device_cpu_seconds(self) -> float | None:
+        """CPU seconds that all devices have used; None where this host does not see it."""
+
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""
 

@@ -19,7 +19,7 @@ from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER
 from testbed.errors import HostError
-from testbed.host import docker_engine, kernel
+from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.docker_engine import available
 from testbed.images import Images
@@ -181,6 +181,9 @@ class DockerRuntime:
                 ]
             self._server_pids = [pid for pid in pids if pid]
         return self._server_pids
+
+    def device_cpu_seconds(self) -> float | None:
+        return cgroups.cpu_seconds(self._directory.run, DEVICES)
 
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -97,16 +97,11 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
-def weigh(engine: docker.DockerClient, image: str, run: str, factors: Mapping[str, float]) -> str | None:
-    """Give the control groups of `run` CPU weights, by their parts, in those of a single process. Returns
-    why that was not possible; None where it was."""
-    found = [
-        change
-        for part, factor in factors.items()
-        for folder in cgroups.folders(run, part)
-        if (change := cgroups.weight(folder, factor)) is not None
-    ]
-    if len(found) < len(factors):
+def weigh(engine: docker.DockerClient, image: str, run: str, parts: Mapping[str, float]) -> str | None:
+    """Give the control groups of `run` CPU weights, by their parts, in those of a single process.
+    Returns why that was not possible; None where it was."""
+    found = cgroups.weights(run, parts)
+    if len(found) < len(parts):
         return "the engine's control groups are not in this host's file system"
     if cgroups.writable([file for file, _ in found]):
         for file, text in found:

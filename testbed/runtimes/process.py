@@ -283,6 +283,15 @@ class ProcessRuntime:
         parts = (BROKER, AGGREGATOR, ROUTER)
         return [self._children[part].pid for part in parts if part in self._children]
 
+    def device_cpu_seconds(self) -> float | None:
+        """Without those of clients that have ended."""
+        used = 0.0
+        for name in self._devices:
+            if self._alive(name):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    used += cpu_clock(psutil.Process(self._children[name].pid))()
+        return used
+
     def stop(self) -> None:
         """End every process of the run: agents first, so that none reports a lost broker. Idempotent."""
         self._restarting.clear()
