@@ -248,11 +248,11 @@ class LinkFigures:
     jitter: Seconds | None = None
     loss: Share | None = None
     """Of round trips."""
-    round_trips: Count | None = None
-    """How many were tried."""
     up: Rate | None = None
     """bit/s."""
     down: Rate | None = None
+    round_trips: Count | None = None
+    """How many were tried."""
 
 
 def _link_figures(value: Any) -> LinkFigures:

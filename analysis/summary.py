@@ -56,8 +56,9 @@ def headline(run: Run) -> Headline:
 
 def is_valid(run: Run) -> bool:
     """Whether it was judged valid; in virtual time, where no host is involved, each run is."""
-    simulated = run.manifest.get("cpus") is None
-    return simulated or (run.manifest.get("validity") or {}).get("valid") is True
+    if (validity := run.manifest.get("validity")) is None:
+        return run.manifest.get("cpus") is None
+    return bool(validity.get("valid"))
 
 
 def devices(run: Run) -> pd.DataFrame:

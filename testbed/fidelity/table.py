@@ -48,11 +48,17 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
     def worst(name: str) -> DeviceFidelity:
         return max(members, key=lambda one: one.figures[name].distance)
 
+    def cpu_error(one: DeviceFidelity) -> float:
+        return max((figure.distance for name, figure in one.judged() if name == CPU), default=-1.0)
+
     used = [one.used for one in members if one.used is not None]
     return replace(
-        worst(CPU),  # with the seconds that it is based on
+        max(members, key=cpu_error),  # with the seconds that it is based on
         device=f"{members[0].group} ×{len(members)}",
-        figures={name: worst(name).figures[name] for name in members[0].figures},
+        figures={
+            name: (max(members, key=cpu_error) if name == CPU else worst(name)).figures[name]
+            for name in members[0].figures
+        },
         used=fmean(used) if used else None,
         probes=sum(one.probes for one in members),
     )

@@ -113,6 +113,12 @@ class Idle:
     def telemetry(self) -> list[Telemetry]:
         return []
 
+    def server_pids(self) -> list[int]:
+        return []
+
+    def device_cpu_seconds(self) -> float | None:
+        return None
+
 
 def test_an_order_that_could_not_be_done_is_noted_and_held_against_the_run(tmp_path: Path) -> None:
     run = spec(tmp_path)

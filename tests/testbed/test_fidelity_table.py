@@ -14,10 +14,27 @@ from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
 
 
 def device(
-    name: str, group: str = "pis", *, measured: float = 20.0, **figures: Figure
+    name: str,
+    group: str = "pis",
+    *,
+    measured: float = 20.0,
+    demand: Figure = Figure(0.25),  # noqa: B008
+    wanted: float = 0.25,
+    **figures: Figure,
 ) -> DeviceFidelity:
     every = dict.fromkeys(("cpu", "up", "down", "rtt", "jitter", "loss"), Figure()) | figures
-    return DeviceFidelity(name, group, every, measured, 0.125, 1)
+    return DeviceFidelity(
+        name,
+        group,
+        every,
+        measured=measured,
+        demand=demand,
+        wanted=wanted,
+        present=30.0,
+        observed=30.0,
+        used=0.125,
+        probes=1,
+    )
 
 
 def test_fidelity_json(tmp_path: Path) -> None:
@@ -29,7 +46,15 @@ def test_fidelity_json(tmp_path: Path) -> None:
         "devices": {
             "pi-1": {
                 "group": "pis",
-                "cpu": {"asked": 0.25, "got": 0.24, "error": -4.0, "measured": 20.0, "used": 0.125},
+                "cpu": {
+                    "asked": 0.25,
+                    "got": 0.24,
+                    "error": -4.0,
+                    "measured": 20.0,
+                    "used": 0.125,
+                    "demand": None,
+                    "wanted": 0.25,
+                },
                 "up": {"asked": 5e6, "got": None, "error": None},
                 **dict.fromkeys(("down", "rtt", "jitter", "loss"), nothing),
                 "probes": 1,
@@ -50,27 +75,35 @@ def test_the_tables_say_what_was_asked_and_got() -> None:
         Fidelity((
             device("fast", cpu=Figure(0.25, 0.249), rtt=Figure(0.06, 0.0606)),
             device("slow", cpu=Figure(0.1, None), measured=0.0, up=Figure(5e6, 4.8e6)),
+            device("waits", cpu=Figure(0.1), measured=0.0, demand=Figure(0.1, 0.8), wanted=7.0),
+            device("starved", cpu=Figure(0.1), measured=0.0, demand=Figure(0.1, 0.05), wanted=7.0),
             device("a-device-of-a-very-long-name", cpu=Figure(1.5, 1.5), up=Figure(250e6, None)),
         ))
     )  # fmt: skip
     assert lines == [
         "",
-        "device             cpu         got  error  measured   used",
-        "fast              0.25       0.249  -0.4%      20 s  0.125",
-        "slow               0.1  never busy      –       0 s  0.125",
-        "a-devic…ong-name   1.5         1.5  +0.0%      20 s  0.125",
+        "device             cpu          got   error  measured   used",
+        "fast              0.25        0.249   -0.4%      20 s  0.125",
+        "slow               0.1  hardly used       –       0 s  0.125",
+        "waits              0.1       enough       –       7 s  0.125",
+        "starved            0.1         0.05  -50.0%       7 s  0.125",
+        "a-devic…ong-name   1.5          1.5   +0.0%      20 s  0.125",
         "",
         "device            up Mbit/s  got  error",
         "fast                      –    –      –",
         "slow                      5  4.8  -4.0%",
+        "waits                     –    –      –",
+        "starved                   –    –      –",
         "a-devic…ong-name        250    –      –",
         "",
         "device            rtt ms   got  error",
         "fast                  60  60.6  +1.0%",
         "slow                   –     –      –",
+        "waits                  –     –      –",
+        "starved                –     –      –",
         "a-devic…ong-name       –     –      –",
         "",
-        "CPU: at worst 0.4% less than asked (fast); links: 4.0% less (slow, up)",
+        "CPU: at worst 50.0% less than asked (starved); links: 4.0% less (slow, up)",
     ]
 
 

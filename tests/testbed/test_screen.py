@@ -60,7 +60,7 @@ def small() -> Screen:
 
 def test_every_device_has_a_row() -> None:
     shown = small()
-    shown.host = Validity(valid=False, reasons=("the server was busy",))
+    shown.host = Validity(("the server was busy",))
     shown.messages.append("pi-3 has not come")
     lines = drawn(shown, at=7.0)
     assert lines[:8] == [

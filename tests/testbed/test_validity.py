@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
-from testbed.fidelity.validity import HostSample, Sampler, StepDone, Validity, verdict
+from testbed.fidelity.host_load import HostSample, Sampler, summary
+from testbed.fidelity.validity import StepDone, Training, Validity, verdict
 
 
 def host(
     seconds: int = 30,
     *,
     server: Sequence[float] = (),
+    foreign: float = 0.0,
     devices: float = 0.5,
     steal: float = 0.0,
     late: Sequence[float] = (),
@@ -22,64 +26,125 @@ def host(
     """A sample for each second; `server` and `late` are those of the first ones."""
     busy = [*server, *[0.3] * (seconds - len(server))]
     lateness = [*late, *[0.001] * (seconds - len(late))]
-    return [HostSample(at + 1.0, 1.0, busy[at], devices, steal, lateness[at]) for at in range(seconds)]
+    return [
+        HostSample(at + 1.0, 1.0, busy[at], foreign, devices, steal, lateness[at])
+        for at in range(seconds)
+    ]
 
 
-def device(name: str = "pi", measured: float = 20.0, **figures: Figure) -> DeviceFidelity:
+QUIET = host()
+NOTHING = Fidelity(())
+
+
+def device(
+    name: str = "pi",
+    measured: float = 20.0,
+    demand: Figure = Figure(0.25, 0.26),  # noqa: B008
+    wanted: float | None = 20.0,
+    observed: float = 30.0,
+    round_trips: int = 500,
+    **figures: Figure,
+) -> DeviceFidelity:
     every = dict.fromkeys(("cpu", "up", "down", "rtt", "jitter", "loss"), Figure()) | figures
-    return DeviceFidelity(name, "pis", every, measured, 0.2, 1)
+    return DeviceFidelity(
+        name,
+        "pis",
+        every,
+        measured=measured,
+        demand=demand,
+        wanted=wanted,
+        present=30.0,
+        observed=observed,
+        used=0.2,
+        probes=1,
+        round_trips=round_trips,
+    )
+
+
+def judged(*devices: DeviceFidelity) -> Validity:
+    return verdict(QUIET, Fidelity(devices))
 
 
 def reason(found: Validity) -> str:
-    assert not found.valid
+    assert found.verdict == "not valid"
     (only,) = found.reasons
     return only
 
 
 def test_a_run_that_nothing_speaks_against_is_valid() -> None:
-    assert verdict([]) == Validity(valid=True)
+    assert verdict(QUIET, NOTHING) == Validity()
     fidelity = Fidelity((device(cpu=Figure(0.25, 0.24), up=Figure(5e6, 4.8e6)),))
-    found = verdict(host(devices=1.0), fidelity, [StepDone("crash of pi", 20.0, 20.1)])
-    assert found.as_dict() == {"valid": True, "reasons": []}
+    found = verdict(host(devices=1.0), fidelity, steps=[StepDone("crash of pi", 20.0, 20.1)])
+    assert found.as_dict() == {"valid": True, "reasons": [], "unjudged": []}
+    assert Validity.from_dict(found.as_dict()) == found
+
+
+def test_lack_of_evidence_is_not_valid() -> None:
+    assert verdict([], NOTHING) == Validity(
+        (), ("the load of this host: sampled for 0.0 s, which is too short",)
+    )
+    unseen = [HostSample(at, 1.0, None, None, 0.5, 0.0, 0.0) for at in range(30)]
+    assert verdict(unseen, NOTHING).unjudged == (
+        "other work, and waiting servers: the run's processes cannot be seen from this host",
+    )
+    silent = [device(f"pi-{n}", observed=5.0) for n in (1, 2)]
+    assert judged(*silent).unjudged == ("pi-1, CPU: telemetry of 5 of 30 s (and 1 more)",)
+    uncounted = device(cpu=Figure(0.25), measured=0.0, wanted=None)
+    assert judged(uncounted).unjudged == (
+        "pi, CPU: it was never busy, and this kernel does not say whether it waited for a CPU",
+    )
+    unprobed = replace(device(up=Figure(5e6)), probes=0)
+    assert judged(unprobed).unjudged == ("pi, its link: never measured",)
+    found = verdict([], Fidelity((device(cpu=Figure(0.25, 0.1)),)))
+    assert found.valid is False
+    assert (judged(unprobed).valid, judged(unprobed).verdict) == (None, "not judged")
 
 
 def test_what_could_not_be_done_speaks_against_a_run() -> None:
     failures = ["pi could not do as it was told: no tbf", "router could not do as it was told: no queue"]
-    assert reason(verdict(host(), failures=failures[:1])) == failures[0]
-    assert reason(verdict(host(), failures=failures)) == f"{failures[0]} (and 1 more)"
+    assert reason(verdict(QUIET, NOTHING, failures=failures[:1])) == failures[0]
+    assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
 
 
 def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
-    assert verdict(host(server=[1.0] * 5)).valid  # evaluations
-    assert verdict(host(4, server=[1.0] * 2)).valid  # the end of a short run
-    assert verdict(host(server=[0.9] * 30)).valid
-    assert reason(verdict(host(server=[0.95, 0.97, 0.99] * 4))) == (
-        "the aggregator's and broker's cores were 97% busy for 12 of 30 s: updates may have waited for "
-        "the server"
+    assert verdict(host(server=[1.0] * 5), NOTHING).valid  # evaluations
+    assert verdict(host(4, server=[1.0] * 2), NOTHING).valid  # the end of a short run
+    assert verdict(host(server=[0.9] * 30), NOTHING).valid
+    assert reason(verdict(host(server=[0.95, 0.97, 0.99] * 4), NOTHING)) == (
+        "aggregator, broker or router ran or waited for a CPU without a pause in 12 of 30 s: updates "
+        "waited for the server"
+    )
+
+
+def test_other_work_on_the_cores_of_the_devices() -> None:
+    assert verdict(host(foreign=0.07), NOTHING).valid
+    assert reason(verdict(host(foreign=0.16), NOTHING)) == (
+        "other work on this host took 16% of the devices' cores: a training step may have cost more "
+        "than on a quiet host"
     )
 
 
 def test_time_that_the_hypervisor_took() -> None:
-    assert verdict(host(steal=0.04)).valid
-    assert reason(verdict(host(steal=0.07))) == (
+    assert verdict(host(steal=0.04), NOTHING).valid
+    assert reason(verdict(host(steal=0.07), NOTHING)) == (
         "the hypervisor took 7% of this machine's CPU time: devices were slower than their shares say"
     )
 
 
 def test_timers_that_come_late() -> None:
-    assert verdict(host(late=[1.5])).valid  # a hiccup
-    assert reason(verdict(host(late=[0.1, 0.3, 0.45]))) == (
+    assert verdict(host(late=[1.5]), NOTHING).valid  # a hiccup
+    assert reason(verdict(host(late=[0.1, 0.3, 0.45]), NOTHING)) == (
         "timers came up to 0.45 s late, in 2 of 30 s: the host could not keep up"
     )
-    assert reason(verdict(host(late=[0.1, 0.3, 6.0]))) == (
+    assert reason(verdict(host(late=[0.1, 0.3, 6.0]), NOTHING)) == (
         "this host stood still for 6.0 s at 3 s, while the run's clock went on"
     )
 
 
 def test_devices_that_got_another_share_than_asked() -> None:
-    assert verdict([], Fidelity((device(cpu=Figure(0.25, 0.226)),))).valid
-    assert verdict([], Fidelity((device(measured=2.0, cpu=Figure(0.25, 0.1)),))).valid
-    assert verdict([], Fidelity((device(cpu=Figure(0.25, None)),))).valid
+    assert judged(device(cpu=Figure(0.25, 0.226))).valid
+    assert judged(device(measured=2.0, cpu=Figure(0.25, 0.1))).valid
+    assert judged(device(cpu=Figure(0.25, None))).valid
     starved = device("pi-1", cpu=Figure(0.25, 0.2))
     assert reason(verdict(host(devices=0.99), Fidelity((starved, device("pi-2"))))) == (
         "pi-1 got 0.2 of a core where 0.25 was asked, 20.0% less; the devices' cores were full for "
@@ -91,12 +156,55 @@ def test_devices_that_got_another_share_than_asked() -> None:
     )
 
 
+def test_devices_that_waited_for_a_core() -> None:
+    assert judged(device(demand=Figure(0.25, 0.226))).valid
+    assert judged(device(demand=Figure(0.25, 0.9))).valid  # short bursts fit into the quota
+    assert judged(device(demand=Figure(0.25, 0.1), wanted=0.4)).valid
+    never_busy = device(cpu=Figure(0.25), demand=Figure(0.25, 0.0025), measured=0.0)
+    assert reason(judged(never_busy)) == "pi got 0.0025 of a core where 0.25 was asked, 99.0% less"
+
+
 def test_links_that_were_not_as_asked() -> None:
     near = device("near", up=Figure(5e6, 4.6e6), rtt=Figure(0.01, 0.0119), loss=Figure(0.01, 0.0))
-    assert verdict([], Fidelity((near,))).valid
+    assert judged(near).valid
     far = device("far", down=Figure(5e6, 4e6), rtt=Figure(0.06, 0.078))
-    assert reason(verdict([], Fidelity((near, far)))) == (
-        "the round trip of far was 30.0% more than asked"
+    assert reason(judged(near, far)) == "the round trip of far was 30.0% more than asked"
+
+
+def test_loss_and_delay_that_nobody_asked_for() -> None:
+    assert judged(device(up=Figure(256e3), loss=Figure(None, 0.02), rtt=Figure(None, 0.013))).valid
+    assert judged(device(loss=Figure(None, 0.2), round_trips=5)).valid  # one of five
+    assert judged(device(loss=Figure(0.19, 0.25), round_trips=500)).valid
+    lossy = [device("a", loss=Figure(None, 0.41)), device("b", loss=Figure(0.1, 0.57))]
+    assert reason(judged(lossy[0])) == "a lost 41.0% of its round trips where no loss was asked"
+    assert reason(judged(*lossy)) == (
+        "b lost 57.0% of its round trips where 10.0% was asked (and 1 more)"
+    )
+    assert not judged(device(loss=Figure(0.19, 0.0))).valid
+    slow = device(up=Figure(1e6), rtt=Figure(None, 0.25))
+    assert reason(judged(slow)) == "round trips of pi took 250 ms where no delay was asked"
+
+
+def trained(times: Sequence[float], device: str = "pi") -> list[Training]:
+    """One training after the other, each with its seconds per step."""
+    return [Training(device, 1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
+
+
+def test_trainings_that_take_longer_within_a_run() -> None:
+    def found(*trainings: Training) -> Validity:
+        return verdict(QUIET, NOTHING, trainings=trainings)
+
+    assert found().valid
+    assert found(*trained([1.0, 1.1, 0.9, 1.2] * 10), *trained([7.0] * 40, "nano")).valid
+    assert found(*trained([1.0] * 20 + [5.0] * 3 + [1.0] * 17)).valid  # a hiccup
+    assert found(*trained([1.0] * 6 + [2.7] * 6)).valid  # too few to tell
+    assert reason(found(*trained([1.0] * 20 + [2.7] * 20))) == (
+        "trainings took 0.37 times as long from 0 to 10 s as in the rest of the run: something "
+        "disturbed the devices"
+    )
+    assert reason(found(*trained([1.0] * 30 + [1.5] * 10))) == (
+        "trainings took 1.5 times as long from 30 to 39 s as in the rest of the run: something "
+        "disturbed the devices"
     )
 
 
@@ -106,14 +214,15 @@ def test_steps_of_the_scenario_that_came_late() -> None:
         StepDone("crash of pi-2", 30.5, 32.0),
         StepDone("restart of pi-2", 40.0, 40.25),
     ]
-    assert reason(verdict([], None, steps)) == (
+    assert reason(verdict(QUIET, NOTHING, steps=steps)) == (
         "the scenario's step at 30.5 s (crash of pi-2) came 1.5 s late (and 1 more)"
     )
 
 
 def test_every_reason_is_told() -> None:
     off = Fidelity((device(cpu=Figure(0.25, 0.2), up=Figure(1e6, 2e6)),))
-    found = verdict(host(server=[1.0] * 30, steal=0.5), off, [StepDone("join of pi", 1.0, 9.0)])
+    samples = host(server=[1.0] * 30, steal=0.5)
+    found = verdict(samples, off, steps=[StepDone("join of pi", 1.0, 9.0)])
     assert len(found.reasons) == 5
 
 
@@ -139,19 +248,54 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     ]
     third = [second[0], second[1]._replace(idle=0.4), Times(user=2.0, guest=2.0), Times()]
     looks: list[list[Any]] = [first, second, third]
-    sampler = Sampler({0, 7}, {1, 2}, lambda: looks.pop(0))  # CPU 7 is offline
+    used = iter([5.0, 5.5, 9.0])
+    sampler = Sampler(  # CPU 7 is offline
+        {0, 1, 2, 7}, {1, 2}, own=lambda: next(used), read=lambda: looks.pop(0)
+    )
     assert sampler.sample(at=1.0, tick_lateness=0.5) is None
     assert sampler.sample(at=2.0, tick_lateness=0.01) == HostSample(
         at=2.0,
         seconds=1.0,
-        infrastructure_busy=0.5,
+        server_load=None,
+        foreign=0.375,  # of 2 s, 0.25 were stolen, 0.5 idle, and 0.5 the devices'
         device_busy=0.75,
         steal=0.25 / 3,
         tick_lateness=0.01,
     )
     again = sampler.sample(at=2.5, tick_lateness=0.0)
     assert again is not None
-    assert (again.seconds, again.infrastructure_busy, again.device_busy) == (0.5, 0.0, 1.0)
+    assert (again.seconds, again.foreign, again.device_busy) == (0.5, 0.0, 1.0)
+
+
+def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_path: Path) -> None:
+    def thread(number: int, nice: int, ran: float, waited: float) -> None:
+        folder = tmp_path / "10" / "task" / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        fields = " ".join(["0"] * 15)
+        (folder / "stat").write_text(f"{number} (python (3)) S {fields} {nice} 1\n")
+        (folder / "schedstat").write_text(f"{int(ran * 1e9)} {int(waited * 1e9)} 7\n")
+
+    thread(1, 0, 1.0, 2.0)
+    thread(2, 19, 0.0, 0.0)
+    sampler = Sampler({0}, {0}, lambda: [10, 11], proc=tmp_path)  # 11 has ended
+    sampler.sample(0.0, 0.0)
+    thread(1, 0, 1.25, 2.25)
+    thread(2, 19, 1.0, 0.0)
+    found = sampler.sample(1.0, 0.0)
+    assert found is not None
+    assert found.server_load == 0.5
+
+
+def test_a_summary_of_the_load() -> None:
+    samples = [HostSample(1.0, 1.0, 0.5, None, 1.0, 0.0, 0.25), *host(2)]
+    assert summary(samples) == {
+        "server_load": 0.3667,
+        "foreign": 0.0,
+        "device_busy": 0.6667,
+        "steal": 0.0,
+        "tick_lateness": 0.25,
+    }
+    assert summary([])["foreign"] is None
 
 
 def test_the_sampler_reads_this_host() -> None:
@@ -159,6 +303,4 @@ def test_the_sampler_reads_this_host() -> None:
     sampler.sample(0.0, 0.0)
     found = sampler.sample(1.0, 0.0)
     assert found is not None
-    assert all(
-        0.0 <= load <= 1.0 for load in (found.infrastructure_busy, found.device_busy, found.steal)
-    )
+    assert all(0.0 <= load <= 1.0 for load in (found.device_busy, found.steal))
