@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,38 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
     names = ("server_load", "foreign", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     return {**{name: mean(name) for name in names}, "tick_lateness": latest}
+
+
+class FreeCores:
+    """How much of some CPUs is free before a run, from its making on; what this process uses itself is
+    not counted."""
+
+    SECONDS = 2.0
+    """How long it takes to tell."""
+    _QUIET, _BUSY = 0.05, 0.2
+
+    def __init__(self, cpus: Set[int]) -> None:
+        self._cpus = cpus
+        self._sampler = Sampler(cpus, cpus, own=time.process_time)
+        self._begin = time.monotonic()
+        self._sampler.sample(self._begin, 0.0)
+
+    def expectation(self) -> str:
+        """A sentence on what a run may expect of them. Waits until enough time has gone."""
+        time.sleep(max(0.0, self._begin + self.SECONDS - time.monotonic()))
+        sample = self._sampler.sample(time.monotonic(), 0.0)
+        if sample is None:
+            return "What of this host's cores is free is not known"
+        foreign = sample.foreign or 0.0
+        cores = f"{len(self._cpus)} core{'' if len(self._cpus) == 1 else 's'}"
+        facts = f"other work uses {foreign:.0%} of the run's {cores}"
+        if sample.steal >= 0.01:
+            facts += f", the hypervisor takes {sample.steal:.0%}"
+        if max(foreign, sample.steal) < self._QUIET:
+            return f"Quiet host: {facts}"
+        if max(foreign, sample.steal) < self._BUSY:
+            return f"Not quite quiet: {facts}. The run may turn out not valid"
+        return f"Busy host: {facts}. The run will probably not be valid; better wait until that is done"
 
 
 class Sampler:

@@ -12,8 +12,10 @@ from typing import Any
 from agents import events
 from testbed.errors import BadInputError
 from testbed.fidelity import Clock, host_load, measure, requested, trainings
+from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
 from testbed.host.cpu_latency import keep_awake
+from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, hardware, model_check, plan, this_host
 from testbed.plan.agent_configs import RunSpec
@@ -86,8 +88,11 @@ def run(
     """
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
-        spec, prepared = _prepare(topology, plan, directory, options, view)
         simulated = plan.traits.simulated
+        free = None if simulated else FreeCores(_cpus(plan))
+        spec, prepared = _prepare(topology, plan, directory, options, view)
+        if free is not None:
+            view.progress(free.expectation())
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         return ended
@@ -121,6 +126,10 @@ def _prepare(
     spec = RunSpec(directory, topology, plan, samples, options.resume)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
     return spec, prepared
+
+
+def _cpus(plan: Plan) -> set[int]:
+    return cpu_numbers(plan.infrastructure_cpus) | cpu_numbers(plan.device_cpus)
 
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:

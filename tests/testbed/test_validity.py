@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pytest
 
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
-from testbed.fidelity.host_load import HostSample, Sampler, summary
+from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, summary
 from testbed.fidelity.validity import StepDone, Training, Validity, verdict
 
 
@@ -284,6 +285,34 @@ def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_pa
     found = sampler.sample(1.0, 0.0)
     assert found is not None
     assert found.server_load == 0.5
+
+
+@pytest.mark.parametrize(
+    ("busy", "stolen", "expected"),
+    [
+        (0.02, 0.0, "Quiet host: other work uses 2% of the run's 2 cores"),
+        (
+            0.1,
+            0.03,
+            "Not quite quiet: other work uses 10% of the run's 2 cores, the hypervisor takes 3%. The "
+            "run may turn out not valid",
+        ),
+        (
+            0.5,
+            0.0,
+            "Busy host: other work uses 50% of the run's 2 cores. The run will probably not be valid; "
+            "better wait until that is done",
+        ),
+    ],
+)
+def test_what_to_expect_of_a_host(
+    busy: float, stolen: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([[Times()] * 2, [Times(user=busy, steal=stolen, idle=1 - busy - stolen)] * 2])
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(looks))
+    monkeypatch.setattr(FreeCores, "SECONDS", 0.01)
+    monkeypatch.setattr("time.process_time", lambda: 7.0)
+    assert FreeCores({0, 1}).expectation() == expected
 
 
 def test_a_summary_of_the_load() -> None:
