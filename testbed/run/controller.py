@@ -28,6 +28,7 @@ from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
+from testbed.run.returning import Returning
 from testbed.run.scenario_player import ScenarioPlayer, parsed
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import Follower, Samples
@@ -76,6 +77,7 @@ class Controller:
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
+        self._returning = Returning(spec.topology.start.timeout)
         self._player = ScenarioPlayer(
             spec.steps(), runtime, self._orders.append, self._record_failure, self._dilation
         )
@@ -220,6 +222,8 @@ class Controller:
             self._read_records()
             self._commands.serve(self._execute)
             self._player.play()
+            for failure in self._returning.overdue(time.monotonic()):
+                self._record_failure(failure)
             for order in self._orders:
                 self._send(connection, order)
             self._orders.clear()
@@ -310,6 +314,7 @@ class Controller:
     def _read_records(self) -> None:
         for record in self._new_records():
             self._view.record(record)
+            self._returning.record(record, time.monotonic())
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
                 self._shares[record.device] = action.share
             if isinstance(record, events.RunStarted):  # both clocks are this host's

@@ -1,0 +1,44 @@
+"""Devices that are to come back after a restart or a join, and whether they do so in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agents import events
+from agents.device_actions import Crash, Join, Leave, Restart
+
+
+class Returning:
+    """Follows the records of a run; times are readings of one clock, in seconds."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._present: set[str] = set()
+        self._deadlines: dict[str, float] = {}
+
+    def record(self, record: events.Record, now: float) -> None:
+        match record:
+            case events.RunStarted():
+                self._present |= set(record.clients)
+            case events.ClientStatus(client=device, state="ready"):
+                self._present.add(device)
+                self._deadlines.pop(device, None)
+            case events.ClientStatus():
+                self._present.discard(record.client)
+            case events.Acted():
+                self._acted(record, now)
+
+    def _acted(self, record: events.Acted, now: float) -> None:
+        match record.action:
+            case Crash() | Leave():
+                self._present.discard(record.device)
+                self._deadlines.pop(record.device, None)
+            case Restart() | Join() if record.device not in self._present:
+                self._deadlines[record.device] = now + self._timeout_s
+
+    def overdue(self, now: float) -> Iterator[str]:
+        """A sentence on each device that has not come back in time, once."""
+        late = [device for device, deadline in self._deadlines.items() if deadline <= now]
+        for device in late:
+            del self._deadlines[device]
+            yield f"{device} did not come back within {self._timeout_s:g} s of its start"

@@ -1,0 +1,44 @@
+"""Devices that are restarted and do not come back."""
+
+from __future__ import annotations
+
+from agents import events
+from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, to_json
+from testbed.run.returning import Returning
+
+
+def acted(device: str, action: Action) -> events.Acted:
+    return events.Acted(1.0, device, "scenario", 0.0, to_json(action))
+
+
+def returning(*records: events.Record) -> Returning:
+    found = Returning(timeout_s=10.0)
+    for record in [events.RunStarted(0.0, 0.0, ("pi", "nano"), ("late",)), *records]:
+        found.record(record, 100.0)
+    return found
+
+
+def test_a_device_that_does_not_come_back_is_named_once() -> None:
+    found = returning(acted("pi", Crash()), acted("pi", Restart()), acted("late", Join()))
+    assert list(found.overdue(109.0)) == []
+    assert list(found.overdue(110.0)) == [
+        "pi did not come back within 10 s of its start",
+        "late did not come back within 10 s of its start",
+    ]
+    assert list(found.overdue(200.0)) == []
+
+
+def test_a_device_that_comes_back_is_not() -> None:
+    offline, ready = events.ClientStatus(2.0, "pi", "offline"), events.ClientStatus(3.0, "pi", "ready")
+    found = returning(acted("pi", Crash()), acted("pi", Restart()), offline, ready)
+    assert list(found.overdue(200.0)) == []
+    found = returning(offline, acted("pi", Restart()))
+    assert list(found.overdue(200.0)) != []
+
+
+def test_a_device_that_is_there_or_is_ended_again_is_not_waited_for() -> None:
+    assert list(returning(acted("pi", Join()), acted("pi", Restart())).overdue(200.0)) == []
+    again = returning(acted("pi", Crash()), acted("pi", Restart()), acted("pi", Pause()))
+    assert list(again.overdue(200.0)) != []
+    gone = returning(acted("pi", Leave()), acted("pi", Join()), acted("pi", Leave()))
+    assert list(gone.overdue(200.0)) == []
