@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of(traffic: Path) -> Of:
-    return lambda link: OwnLink.of(link, 1, "pi", Traffic(traffic, ["pi"]))
+    return lambda link: OwnLink(link, 1, "pi", Traffic(traffic, ["pi"]))
 
 
 def received(sock: socket.socket) -> bytes:
@@ -132,14 +133,14 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
 ) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
-    relay.submit(lambda now: access.apply(Disconnect(), now))
+    relay.submit(partial(access.apply, Disconnect()))
     time.sleep(0.05)
     device.sendall(b"up")
     broker.sendall(b"down")
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
-    relay.submit(lambda now: access.apply(Reconnect(), now))
+    relay.submit(partial(access.apply, Reconnect()))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
 
@@ -160,7 +161,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
 def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
-    relay.submit(lambda now: access.apply(SetLink({"rtt": 0.02}), now))
+    relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
     assert access.link.up == 1_000_000
     time.sleep(0.05)
     begin = time.monotonic()
@@ -229,7 +230,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
-    relay.submit(lambda now: own.apply(Disconnect(), now))
+    relay.submit(partial(own.apply, Disconnect()))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()
     time.sleep(0.05)
@@ -237,7 +238,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     sent(there[0], bytes(100_000))
     assert len(received(there[1])) == 100_000
     assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
-    relay.submit(lambda now: own.apply(Reconnect(), now))
+    relay.submit(partial(own.apply, Reconnect()))
     assert len(received(away[1])) == 500_000
 
 
