@@ -16,7 +16,7 @@ import pytest
 
 from agents.config import Access, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
-from testbed.relay import transfer
+from testbed.relay import probe
 from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
@@ -243,21 +243,19 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
 
 
 def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
-    assert transfer.size(2_000_000) == 250_000
-    assert transfer.size(64_000) == 12_000
-    assert transfer.size(1_000_000_000) == 4_000_000
+    assert probe.size(2_000_000) == 250_000
+    assert probe.size(64_000) == 12_000
+    assert probe.size(1_000_000_000) == 4_000_000
 
 
 def test_transfers_tell_the_rate_each_way() -> None:
     """Through the loopback interface, which is faster than any link."""
-    server = transfer.listen(HOST)
-    for move in (transfer.upload, transfer.download):
-        assert move(HOST, server.server_address[1], 100_000_000) > 100_000_000
-    server.shutdown()
-    server.server_close()
+    with probe.answering(HOST) as port:
+        for move in (probe.upload, probe.download):
+            assert move(HOST, port, 100_000_000) > 100_000_000
 
 
-@pytest.mark.parametrize("move", [transfer.upload, transfer.download])
+@pytest.mark.parametrize("move", [probe.upload, probe.download])
 def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
     move: Callable[[str, int, int], float],
 ) -> None:
