@@ -120,7 +120,7 @@ class ProcessRuntime:
         self._directory = spec.directory
         self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, psutil.Popen] = {}
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
         """Devices that were ended by an action, and may come back."""
@@ -262,14 +262,10 @@ class ProcessRuntime:
         sent and received continue over a restart; without a relay they are not counted."""
         samples: list[Telemetry] = list(self._probes)
         self._probes = ()
-        for name in self._devices:
-            child = self._children.get(name)
-            if child is None or child.poll() is not None:
-                continue
+        for name in filter(self._alive, self._devices):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(child.pid)
-                memory = process.memory_info().rss
-                cpu = cpu_clock(process)()
+                memory = self._children[name].memory_info().rss
+                cpu = cpu_clock(self._children[name])()
                 passed = {} if self._traffic is None else self._traffic.of(name)
                 at = time.monotonic()
                 samples.append(Sample(device=name, at=at, cpu=cpu, memory=memory, **passed))
@@ -280,12 +276,11 @@ class ProcessRuntime:
         self._restarting.clear()
         if self._duty_cycle is not None:
             self._duty_cycle.close()
-        children = dict(self._children)
-        for device in self._paused & children.keys():  # one that never joined has no process
-            children[device].send_signal(signal.SIGCONT)
-        last = [children.pop(part) for part in (ROUTER, BROKER) if part in children]
-        end(children.values())
-        end(last)
+        last = (ROUTER, BROKER)
+        end([child for part, child in self._children.items() if part not in last])
+        end([child for part, child in self._children.items() if part in last])
+        for child in self._children.values():
+            child.wait()
         # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
 
@@ -325,7 +320,7 @@ class ProcessRuntime:
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         with (self._directory.logs / f"{name}.log").open("ab") as log:
-            self._children[name] = subprocess.Popen(
+            self._children[name] = psutil.Popen(
                 [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -362,21 +357,6 @@ def environment(directory: RunDirectory, part: str) -> dict[str, str]:
         DIRECTORY: str(directory.path),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def end(children: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End and reap `children`, none of which may be suspended: SIGTERM, and SIGKILL after
-    GRACE_SECONDS."""
-    children = list(children)
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +400,12 @@ def remove(run: str | None = None) -> int:
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
     processes = [info.process for info in find() if run in (None, info.run) and info.pid not in spared]
+    end(processes)
+    return len(processes)
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    """End processes, suspended ones too: SIGTERM, and SIGKILL after GRACE_SECONDS. It reaps none."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -428,7 +414,6 @@ def remove(run: str | None = None) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     still_alive(processes, GRACE_SECONDS)
-    return len(processes)
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
