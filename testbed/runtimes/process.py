@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import assert_never
 
 import psutil
@@ -86,7 +85,7 @@ def live_runs() -> list[LiveRun]:
     for run, infos in runs.items():
         parts = sum(info.part != CONTROLLER for info in infos)
         runtime = "process" if parts else None
-        found.append(LiveRun.labelled(run, runtime, parts, str(infos[0].directory)))
+        found.append(LiveRun.labelled(run, runtime, parts, infos[0].directory))
     return found
 
 
@@ -363,12 +362,11 @@ def environment(directory: RunDirectory, part: str) -> dict[str, str]:
 class ProcessInfo:
     """A living process that belongs to a run."""
 
-    pid: int
+    process: psutil.Process
+    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
     run: str
     part: str
-    directory: Path
-    process: psutil.Process = field(repr=False)
-    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
+    directory: str | None
 
 
 def find() -> list[ProcessInfo]:
@@ -380,15 +378,7 @@ def find() -> list[ProcessInfo]:
         except psutil.Error:  # ended meanwhile, or another user's
             continue
         if RUN in marks:
-            found.append(
-                ProcessInfo(
-                    process.pid,
-                    marks[RUN],
-                    marks.get(PART, ""),
-                    Path(marks.get(DIRECTORY, "")),
-                    process,
-                )
-            )
+            found.append(ProcessInfo(process, marks[RUN], marks.get(PART, ""), marks.get(DIRECTORY)))
     return found
 
 
@@ -399,7 +389,8 @@ def remove(run: str | None = None) -> int:
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
-    processes = [info.process for info in find() if run in (None, info.run) and info.pid not in spared]
+    marked = [info.process for info in find() if run in (None, info.run)]
+    processes = [process for process in marked if process.pid not in spared]
     end(processes)
     return len(processes)
 

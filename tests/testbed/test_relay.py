@@ -118,7 +118,7 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: O
     assert received(broker) == b" words"
 
 
-def test_where_nobody_answers_the_device_is_told(relay: Relay, of: Of) -> None:
+def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     door = socket.create_server((HOST, 0))
@@ -158,7 +158,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
     assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
 
 
-def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
+def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
     relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
@@ -248,7 +248,7 @@ def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> N
     assert probe.size(1_000_000_000) == 4_000_000
 
 
-def test_transfers_tell_the_rate_each_way() -> None:
+def test_transfers_measure_the_rate_in_each_direction() -> None:
     """Through the loopback interface, which is faster than any link."""
     with probe.answering(HOST) as port:
         for move in (probe.upload, probe.download):
