@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError
 
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
@@ -118,11 +118,7 @@ def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
 
 
 def _exists(client: docker.DockerClient, tag: str) -> bool:
-    try:
-        client.images.get(tag)
-    except ImageNotFound:
-        return False
-    return True
+    return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
