@@ -118,6 +118,17 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: O
     assert received(broker) == b" words"
 
 
+def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of: Of) -> None:
+    connect = through(of(Link(rtt=0.1)))
+    (device, broker), (other_device, other_broker) = connect(), connect()
+    sent(broker, bytes(1000))
+    time.sleep(0.02)  # the bytes and the end are under way to a device that is no longer there
+    device.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    device.close()
+    sent(other_broker, b"later")
+    assert received(other_device) == b"later"
+
+
 def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
