@@ -1,7 +1,7 @@
-"""The broker of a run: who may log in, what each may publish and read, and the files that say so.
+"""Accounts of a run's broker, the rights of each, and the broker's configuration files.
 
-Accounts live as long as their run. The broker decides from the login, never from a payload, who a
-message comes from: a client can write under its own name only and read what is addressed to it.
+Accounts last as long as their run. The login, never a payload, decides who a message comes from: a
+client can publish under its own name only, and read only what is addressed to it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 BROKER = "broker"
-"""The broker among the parts of a run, as AGGREGATOR and CONTROLLER are the others."""
+"""Name of the broker as a part of a run, beside AGGREGATOR and CONTROLLER."""
 MAX_PACKET = 128 * 2**20
 """Bytes of the largest MQTT packet: a model of 33 million float32 parameters."""
 _ITERATIONS = 101
@@ -29,12 +29,12 @@ _ITERATIONS = 101
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A login and its rights: topics, in which `+` stands for any one level."""
+    """A login and its rights: topic filters, in which `+` stands for any one level."""
 
     username: str
     password: str = field(repr=False)
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
+    publish: Sequence[str]
+    subscribe: Sequence[str]
 
     def may_publish(self, topic: str) -> bool:
         return any(covers(pattern, topic) for pattern in self.publish)
@@ -44,7 +44,7 @@ class Account:
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int) -> Broker:
-        """The connection settings of the one who logs in with this account."""
+        """Connection settings for a login with this account."""
         return Broker(host, port, self.username, self.password)
 
 
@@ -93,19 +93,17 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether every topic that `topic` (a topic or a filter) stands for is one of `pattern`'s."""
-    wanted, given = pattern.split("/"), topic.split("/")
-    return len(wanted) == len(given) and all(
-        want == level or (want == "+" and level != "#")
-        for want, level in zip(wanted, given, strict=True)
+    """Whether the filter `pattern` matches every topic that `topic`, a topic or a filter, stands for."""
+    patterns, levels = pattern.split("/"), topic.split("/")
+    return len(patterns) == len(levels) and all(
+        part == level or (part == "+" and level != "#")
+        for part, level in zip(patterns, levels, strict=True)
     )
 
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
-    """A line's second half in Mosquitto's password file: `$7$`, PBKDF2 with SHA-512.
-
-    Without `salt`, a fresh one.
-    """
+    """Hash in the format of Mosquitto's password file: `$7$`, PBKDF2 with SHA-512; by default with a
+    fresh salt."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))
@@ -119,7 +117,7 @@ def is_password(password: str, hashed: str) -> bool:
 
 
 def password_file(accounts: Mapping[str, Account]) -> str:
-    """Mosquitto's password file, salted anew; it holds no password that could be used."""
+    """Mosquitto's password file, with fresh salts; it holds hashes alone."""
     return "".join(
         f"{account.username}:{hash_password(account.password)}\n" for account in accounts.values()
     )
@@ -138,7 +136,7 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
 def mosquitto_conf(host: str, port: int, directory: str) -> str:
     """Mosquitto's configuration, for version 2.0 on.
 
-    `directory` is where the broker sees its files; `host` the address it binds to.
+    `directory` is the path of its files as the broker sees it; `host` the address it binds to.
     """
     return f"""\
 listener {port} {host}
@@ -175,7 +173,7 @@ def write_mosquitto(
 ) -> Path:
     """Write conf, passwd and acl into `directory`; return the path of the conf.
 
-    `seen_at` is where the broker finds the directory, if it is mounted elsewhere (in a container).
+    `seen_at` is the directory's path as the broker sees it, where it is mounted in a container.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / "mosquitto.conf"
@@ -196,22 +194,14 @@ def write_embedded(path: Path, accounts: Mapping[str, Account], host: str, port:
 
 
 def read_embedded(path: Path) -> tuple[str, int, dict[str, Account]]:
-    """What `write_embedded` wrote: host, port, and accounts with hashes in place of passwords."""
+    """Read the file of `write_embedded`: host, port, and accounts with hashes in place of passwords."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    accounts = {
-        entry["username"]: Account(
-            entry["username"],
-            entry["password"],
-            tuple(entry["publish"]),
-            tuple(entry["subscribe"]),
-        )
-        for entry in config["accounts"]
-    }
-    return config["host"], config["port"], accounts
+    accounts = [Account(**entry) for entry in config["accounts"]]
+    return config["host"], config["port"], {account.username: account for account in accounts}
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` for this user's eyes only, from the first byte on."""
+    """Write `text` to a file that only this user may read, from the first byte on."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

@@ -22,10 +22,10 @@ from testbed.broker import Account, is_password, read_embedded
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     """amqtt with the accounts of a run instead of plugins.
 
-    amqtt asks plugins through tasks. Meanwhile another client may come or go, which breaks off the
-    walk through the subscriptions ("dictionary changed size"): the subscribers behind that point get
-    nothing. And it asks nobody about last wills and retained messages. Hence these overrides. Should
-    a later amqtt no longer call them, its own `_authenticate`, finding no plugin, refuses everyone.
+    amqtt calls plugins in tasks. If another client connects or leaves meanwhile, its iteration over the
+    subscriptions breaks off ("dictionary changed size"), and the remaining subscribers get nothing. And
+    it checks no rights for last wills and retained messages. Hence these overrides. Should a later amqtt
+    no longer call them, its own `_authenticate`, which finds no plugin, refuses everyone.
     """
 
     def __init__(self, host: str, port: int, accounts: Mapping[str, Account]) -> None:
@@ -63,7 +63,7 @@ async def serve(host: str, port: int, accounts: Mapping[str, Account]) -> None:
 
 
 def worth_logging(record: logging.LogRecord) -> bool:
-    """Leave out what is no fault here: port probes, and slow devices that acknowledge late."""
+    """False for what is no fault here: port probes, and slow devices that acknowledge late."""
     late = record.exc_info is not None and isinstance(record.exc_info[1], TimeoutError)
     return not (late or any(phrase in record.getMessage() for phrase in ("No data", "PUBACK")))
 

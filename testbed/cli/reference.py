@@ -113,7 +113,7 @@ def build(
 
     client = docker_engine.connect()
     try:
-        built = images.build(client, print_text, force=force)
+        built = images.ensure(client, print_text, force=force)
     finally:
         client.close()
     print_text(f"{built.agent}\n{built.broker}")

@@ -7,7 +7,7 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import docker
 import requests
@@ -46,10 +46,8 @@ def if_present() -> Iterator[docker.DockerClient | None]:
         yield None
         return
     client.api.timeout = _REQUEST_TIMEOUT_SECONDS
-    try:
+    with closing(client):
         yield client
-    finally:
-        client.close()
 
 
 def available() -> bool:
@@ -60,13 +58,11 @@ def available() -> bool:
 
 def registry_has(image: str, timeout: int = 5) -> bool:
     """Whether the engine reaches a registry that has `image`; False where none answers in time."""
-    client = connect(timeout)
-    try:
-        client.images.get_registry_data(image)
-    except ERRORS:
-        return False
-    finally:
-        client.close()
+    with closing(connect(timeout)) as client:
+        try:
+            client.images.get_registry_data(image)
+        except ERRORS:
+            return False
     return True
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -14,48 +14,39 @@ Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 @contextmanager
 def interrupting() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handlers(dict.fromkeys(_wanted(signal.SIGTERM, signal.SIGHUP), interrupt)):
+    with _handlers(signal.default_int_handler, _not_ignored(signal.SIGTERM, signal.SIGHUP)):
         yield
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Inside, Ctrl-C, SIGTERM and SIGHUP are ignored."""
-    ignore = signal.SIG_IGN
-    with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
+    with _handlers(signal.SIG_IGN, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
         yield
 
 
 @contextmanager
-def noted() -> Iterator[Callable[[], bool]]:
+def interrupt_flag() -> Iterator[Callable[[], bool]]:
     """Inside, signals that would interrupt are only recorded; yields whether one came, as a function."""
-    came: list[int] = []
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
-
-    wanted = _wanted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _handlers(dict.fromkeys(wanted, note)):
-        yield lambda: bool(came)
+    received: list[int] = []
+    numbers = _not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _handlers(lambda number, _frame: received.append(number), numbers):
+        yield lambda: bool(received)
 
 
-def _wanted(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Those of `numbers` that are not ignored from the start, as `nohup` does."""
+def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Those of `numbers` that are not ignored from the start, as with `nohup`."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
-def _handlers(handlers: dict[signal.Signals, Handler]) -> Iterator[None]:
+def _handlers(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers, and only it gets signals
         return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

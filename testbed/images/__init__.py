@@ -1,8 +1,8 @@
-"""The container images, made where they are missing: base -> libraries -> agent, and base -> broker.
+"""The container images, built where they are missing: base -> libraries -> agent, and base -> broker.
 
-A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is
-right, and a change makes just the images below it anew. Everything goes through the Docker SDK and the
-engine's own builder.
+A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is up to
+date, and a change rebuilds only the images that depend on it. Everything goes through the Docker SDK and
+the engine's own builder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError
 
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
@@ -35,13 +35,15 @@ _ROOT = Path(__file__).parents[2]
 FOLDER = _ROOT / "images"
 AGENTS = _ROOT / "agents"
 LABEL = "testbed.image"
-"""On every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
+"""Label of every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
 
 _BUILD_LABEL = "testbed.build"
-"""One value for each building of an image: finds the containers that an interrupted one left."""
+"""Label with one value for each build, by which the containers of an interrupted one are found."""
+
+_DISCARD_TIMEOUT_SECONDS = 5.0
 
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Architectures that torch has wheels for, in Docker's (and Debian's) words and in pip's."""
+"""Architectures that torch has wheels for: Docker's (and Debian's) name, and pip's."""
 
 Progress = Callable[[str], None]
 Tags = Mapping[str, str]
@@ -56,16 +58,12 @@ class Images:
     broker: str
 
 
-def ensure(client: docker.DockerClient, progress: Progress) -> Images:
-    """The images for this version of the code; builds what is missing, saying so line by line.
+def ensure(client: docker.DockerClient, progress: Progress, *, force: bool = False) -> Images:
+    """The images for this version of the code; builds what is missing, or with `force` all of them with
+    the newest packages, and reports each to `progress`.
 
-    Raises HostError with the last words of pip, mmdebstrap or the engine where one fails.
+    Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails.
     """
-    return build(client, progress)
-
-
-def build(client: docker.DockerClient, progress: Progress, *, force: bool = False) -> Images:
-    """As `ensure`; `force` makes all of them anew, with the newest packages."""
     tags = current_tags(FOLDER, AGENTS)
     if force or _missing(client, tags):
         try:
@@ -84,7 +82,7 @@ def are_built(client: docker.DockerClient) -> bool:
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
-    """The tags that belong to the inputs in `folder` (as `images/`) and the package `sources`."""
+    """The tag of each image, from the inputs in `folder` (as `images/`) and the package `sources`."""
     base = _tag("base", _inputs(folder / "base"), repr(debian.OPTIONS))
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
     agent = _tag("agent", _inputs(folder / "agent") | _sources(sources), libraries)
@@ -105,12 +103,12 @@ def _inputs(folder: Path) -> dict[str, Path]:
 
 
 def _sources(package: Path) -> dict[str, Path]:
-    """The modules of `package` alone: no byte code, no editor's backups."""
+    """The modules of `package` alone: no byte code, no editor's backups. Path in the image -> here."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}
 
 
 def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
-    """The kinds that have to be made; an image that nothing missing is built on is not needed."""
+    """The kinds that have to be built; one that no missing image is built on is not needed."""
     missing = {kind for kind in ("agent", "broker") if not _exists(client, tags[kind])}
     if "agent" in missing and not _exists(client, tags["libraries"]):
         missing.add("libraries")
@@ -120,16 +118,12 @@ def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
 
 
 def _exists(client: docker.DockerClient, tag: str) -> bool:
-    try:
-        client.images.get(tag)
-    except ImageNotFound:
-        return False
-    return True
+    return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Two runs started at once share one building of the images: the second waits for the first."""
+    """Lock for building: of two runs started at once, the second waits for the first one's images."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -138,7 +132,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for all temporary files: beside the cache, since /tmp may be memory."""
+    """A folder for all temporary files, in the cache, since /tmp may be in memory."""
     folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache.folder()))
     try:
         yield folder
@@ -149,7 +143,7 @@ def _scratch() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Builder:
-    """Makes images in the order of their dependence; its folder `scratch` is gone afterwards."""
+    """Builds images in the order of their dependence; `scratch` is for temporary files."""
 
     client: docker.DockerClient
     tags: Tags
@@ -166,7 +160,7 @@ class _Builder:
         stop = threading.Event()
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
-                if "libraries" in kinds:  # beside the base image: each takes half a minute
+                if "libraries" in kinds:  # while the base image is built: each takes half a minute
                     machine = _MACHINES[architecture]
                     libraries = pool.submit(self._libraries_context, machine, stop)
                 if "base" in kinds:
@@ -178,7 +172,7 @@ class _Builder:
                 if "agent" in kinds:
                     self._image("agent", self._context("agent", _sources(AGENTS)), "libraries")
             except BaseException:
-                stop.set()  # the pool waits for its thread, which ends pip at this
+                stop.set()  # at which the pool's thread, which the pool waits for, ends pip
                 raise
 
     def _libraries_context(self, machine: str, stop: threading.Event) -> Path:
@@ -248,7 +242,7 @@ def engine_build(
     (None: the engine's default). Whatever ends it early leaves no container and no layer.
     """
     token = secrets.token_hex(6)
-    said: deque[str] = deque(maxlen=15)
+    output: deque[str] = deque(maxlen=15)
     try:
         for entry in client.api.build(
             fileobj=context,
@@ -261,9 +255,9 @@ def engine_build(
             forcerm=True,
             decode=True,
         ):
-            said.extend(str(entry.get("stream", "")).rstrip().splitlines())
+            output.extend(str(entry.get("stream", "")).rstrip().splitlines())
             if "error" in entry:
-                lines = "\n".join(f"    {line}" for line in said)
+                lines = "\n".join(f"    {line}" for line in output)
                 raise HostError(f"Building {tag} failed: {entry['error'].strip()}\n{lines}")
     except BaseException:
         with uninterrupted():
@@ -271,14 +265,14 @@ def engine_build(
         raise
 
 
-def _discard(client: docker.DockerClient, token: str, patience: float = 5.0) -> None:
-    """Remove the containers and layers of an unfinished build, looking until there are none.
+def _discard(client: docker.DockerClient, token: str) -> None:
+    """Remove the containers and layers of an unfinished build, until there are none left.
 
     The engine ends a build whose connection is closed, but within a second or so rather than at once,
     and it keeps the layers made so far.
     """
-    deadline = time.monotonic() + patience
-    with contextlib.suppress(*docker_engine.ERRORS):  # whatever ended the build is the error to tell of
+    deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
+    with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build
         while time.monotonic() < deadline:
             containers = client.containers.list(
                 all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True
@@ -301,14 +295,10 @@ def remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
     _remove_untagged(client)
 
 
-def _remove_untagged(client: docker.DockerClient) -> int:
-    """Remove our layers that no tag leads to and no container uses; how many.
+def _remove_untagged(client: docker.DockerClient) -> bool:
+    """Remove our layers that no tag leads to and no container uses; whether there were any.
 
     They are left-overs: `_one_at_a_time` lets nobody else build meanwhile.
     """
-    removed = 0
-    for image in client.images.list(filters={"label": LABEL, "dangling": True}):
-        with contextlib.suppress(APIError):  # in use
-            client.images.remove(str(image.id))
-            removed += 1
-    return removed
+    pruned = client.images.prune(filters={"label": LABEL, "dangling": True})
+    return bool(pruned["ImagesDeleted"])

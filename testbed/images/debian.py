@@ -12,10 +12,10 @@ from testbed.host.subprocesses import run
 
 SUITE = "bookworm"
 IMAGE = f"debian:{SUITE}-slim"
-"""The official image, for where a registry answers."""
+"""The official image, used where a registry answers."""
 
 OPTIONS = (
-    # Essential packages and ours, no apt: nothing is installed into it later.
+    # No apt: nothing is installed into it later.
     "--variant=essential",
     "--quiet",
     "--dpkgopt=force-unsafe-io",
@@ -25,10 +25,11 @@ OPTIONS = (
 
 
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
-    """The tar archive of Debian with `packages`, for `architecture` as Debian and Docker name it.
+    """Make the tar archive of Debian's essential packages and `packages`; return its path.
 
-    Needs no root: mmdebstrap falls back to a user namespace. Its temporary files stay in its own place,
-    as that namespace's users must reach them. Raises HostError where it cannot be made.
+    `architecture` is Debian's and Docker's name. Needs no root: mmdebstrap falls back to a user
+    namespace. It chooses the place of its temporary files, as that namespace's users must reach them.
+    Raises HostError where the archive cannot be made.
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(

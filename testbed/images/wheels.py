@@ -1,8 +1,7 @@
-"""The agents' Python libraries: wheels fetched with the user's own pip configuration, then unpacked.
+"""The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
 
-They are for Python 3.11 on glibc, in the engine's architecture, whatever this host runs. Unpacking
-happens on the host: it overlaps with the making of the base image, and neither pip nor a wheel ever
-enters a layer.
+They are for Python 3.11 on glibc and the engine's architecture, whatever this host runs. They are
+unpacked on the host, while the base image is built, so that neither pip nor a wheel enters a layer.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event
 
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
-    """The names of all packages that pip would take, asked before gigabytes of them are downloaded."""
+    """The names of all packages that pip would download: some would be gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
@@ -59,7 +58,7 @@ def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> 
 
 
 def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.Event) -> None:
-    """Add the content of `wheels` to `archive` as `site/`, but for what the globs of `trim` name."""
+    """Add the content of `wheels` to `archive` as `site/`, except what the globs in `trim` match."""
     unwanted = significant_lines(trim.read_text(encoding="utf-8"))
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as source:
@@ -72,10 +71,10 @@ def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.E
 
 
 def installed_path(name: str) -> str | None:
-    """Where a wheel's member goes under site-packages; None for folders, scripts and other data.
+    """Path of a wheel's member under site-packages; None for folders, scripts and other data.
 
-    A wheel is the content of site-packages, but for its `*.data` folder, with a folder for each other
-    place (Python packaging's binary distribution format).
+    A wheel is the content of site-packages, except for its `*.data` folder, which has a folder for each
+    place of installation (Python packaging's binary distribution format).
     """
     if name.endswith("/"):
         return None
@@ -95,13 +94,13 @@ def _copy(source: zipfile.ZipFile, entry: zipfile.ZipInfo, to: tarfile.TarFile, 
 
 
 def significant_lines(text: str) -> list[str]:
-    """The lines of `text` that say something: comments and blank lines left out."""
+    """The lines of `text` without comments and blank lines."""
     return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
 
 
 def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
     """`requirements` with the pinned torch as the CPU build `torch` (`2.13.0+cpu`), where this host has
-    it: so pip can find it, and from the bare pin it might take a build with CUDA."""
+    it: then pip can find it, and for the bare pin it might choose a build with CUDA."""
     if torch is None or not torch.endswith("+cpu"):
         return list(requirements)
     pin = f"torch=={torch.removesuffix('+cpu')}"
@@ -109,7 +108,7 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 
 def platform_options(machine: str) -> list[str]:
-    """pip's options for wheels that run in the image: pip does not derive older glibc tags itself."""
+    """pip's options for wheels that run in the image. pip does not derive tags of older glibc itself."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 import time
 from collections import ChainMap, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from testbed.relay import probe
 from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
 
-_BROKER, _, _ECHO = range(3)
+_BROKER, _PROBES = range(2)
 """Indices of the targets, and of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 30.0
 """Until the relay must serve; more than any round trip."""
@@ -59,15 +59,17 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
     """
     devices = spec.plan.devices
     host = broker.host
-    with (
-        probe.answering(host) as answering,
-        _opened(host, [d.name for d in devices]) as opened,
-    ):
+    with probe.answering(host) as probe_port, ExitStack() as opened:
+        listeners = {
+            device.name: [opened.enter_context(socket.create_server((host, 0))) for _ in range(2)]
+            for device in devices
+        }
+        ports = {name: [sock.getsockname()[1] for sock in own] for name, own in listeners.items()}
         cfg = RelayConfig(
             run=spec.directory.run,
             broker=broker,
-            targets=(broker.port, *answering),
-            listeners={name: tuple(sock.fileno() for sock in own) for name, own in opened.items()},
+            targets=(broker.port, probe_port),
+            listeners={name: tuple(map(socket.socket.fileno, own)) for name, own in listeners.items()},
             links={d.name: d.host_link for d in devices if d.host_link is not None},
             access={d.name: d.host_access for d in devices if d.host_access is not None},
             traffic=str(spec.directory.work / "traffic"),
@@ -76,31 +78,13 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
         traffic = Traffic(Path(cfg.traffic), cfg.listeners)
         config.dump(cfg, spec.directory.config(ROUTER))
         spawn([fd for fds in cfg.listeners.values() for fd in fds])
-        ports = {name: tuple(map(_port, own)) for name, own in opened.items()}
-        for own in opened.values():  # only the relay keeps them open: they close where it ends
-            for sock in own:
-                sock.close()
+        opened.close()  # only the relay keeps them open: they close where it ends
         # It serves as soon as a byte comes back.
-        probe.round_trips(host, next(iter(ports.values()))[_ECHO], 1, 0.0, _START_TIMEOUT_SECONDS)
+        probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
         found = _measured(host, ports, [d for d in devices if not d.direct])
     at = time.monotonic()
     probes = [Probe(device, at, figures) for device, figures in found.items()]
     return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
-
-
-@contextmanager
-def _opened(host: str, devices: Sequence[str]) -> Iterator[dict[str, tuple[socket.socket, ...]]]:
-    """Each device's listening sockets that lead through its link, in the order of the targets."""
-    with ExitStack() as stack:
-        yield {
-            name: tuple(stack.enter_context(socket.create_server((host, 0))) for _ in range(3))
-            for name in devices
-        }
-
-
-def _port(sock: socket.socket) -> int:
-    port: int = sock.getsockname()[1]
-    return port
 
 
 def _measured(
@@ -108,24 +92,23 @@ def _measured(
 ) -> dict[str, LinkFigures]:
     """Measure the path of each of `devices`: all at once, but those that share a part of it in turn.
     Raises HostError."""
-    turns: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
+    sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
-        turns[device.shared].append(device)
+        sharing[device.shared].append(device)
 
-    def one(device: PlannedDevice) -> LinkFigures:
-        _, transfers, echoes = ports[device.name]
+    def measure(device: PlannedDevice) -> LinkFigures:
         try:
-            return probe.measure(device.host_way or Link(), host, transfers, echoes)
+            return probe.measure(device.host_way or Link(), host, ports[device.name][_PROBES])
         except OSError as error:  # fail closed
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."
             ) from error
 
     def in_turn(members: Sequence[PlannedDevice]) -> dict[str, LinkFigures]:
-        return {member.name: one(member) for member in members}
+        return {member.name: measure(member) for member in members}
 
-    pool = ThreadPoolExecutor(max(1, len(turns)))
+    pool = ThreadPoolExecutor(max(1, len(sharing)))
     try:
-        return dict(ChainMap(*pool.map(in_turn, turns.values())))
+        return dict(ChainMap(*pool.map(in_turn, sharing.values())))
     finally:
         pool.shutdown(wait=False)  # where we are interrupted they end with the relay

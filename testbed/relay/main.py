@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 import socket
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from agents import config, messages
 from agents.config import Access, Broker, Link
@@ -19,9 +21,9 @@ from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.realtime import realtime
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Event, Received
-from testbed.relay.pipe import Pipe, Way
+from testbed.relay.pipe import Shape
 from testbed.relay.server import Lane, Relay
-from testbed.relay.traffic import WAYS, Traffic
+from testbed.relay.traffic import COUNTED, Traffic
 
 LinkAction = SetLink | Disconnect | Reconnect
 
@@ -43,61 +45,52 @@ class RelayConfig:
     seed: int
 
 
-def ways(link: Link) -> tuple[Way, Way]:
-    """The directions of `link`: up and down."""
-    return (
-        Way(link.up, link.rtt / 2, link.jitter),
-        Way(link.down, link.rtt / 2, link.jitter),
-    )
-
-
-@dataclass(slots=True)
 class OwnLink:
     """A device's own link, without what it shares with others."""
 
-    link: Link
-    up: Lane
-    down: Lane
-
-    @classmethod
-    def of(cls, link: Link, seed: int, device: str, traffic: Traffic) -> OwnLink:
-        up, down = (
+    def __init__(self, link: Link, seed: int, device: str, traffic: Traffic) -> None:
+        self.link = link
+        self.up, self.down = (
             Lane(
-                way,
-                random.Random(f"{seed} {device} {name}").random,  # noqa: S311
+                shape,
+                random.Random(f"{seed} {device} {direction}").random,  # noqa: S311
                 traffic.counter(device, counted),
             )
-            for way, name, counted in zip(ways(link), ("up", "down"), WAYS, strict=True)
+            for direction, counted, shape in zip(("up", "down"), COUNTED, _shapes(link), strict=True)
         )
-        return cls(link, up, down)
 
-    def apply(self, action: LinkAction, now: float) -> Iterable[Lane]:
-        lanes = self.up, self.down
-        match action:
-            case SetLink(changes):
-                given: dict[str, Any] = dict(changes)
-                self.link = replace(self.link, **given)
-                for lane, way in zip(lanes, ways(self.link), strict=True):
-                    lane.change(way, now)
-            case Disconnect():
-                for lane in lanes:
+    def apply(self, action: LinkAction) -> None:
+        """Change the link, in the relay's thread."""
+        now = time.monotonic()
+        if isinstance(action, SetLink):
+            self.link = self.link.changed(action.changes)
+        for lane, shape in zip((self.up, self.down), _shapes(self.link), strict=True):
+            match action:
+                case SetLink():
+                    lane.change(shape, now)
+                case Disconnect():
                     lane.cut(now)
-            case Reconnect():
-                for lane in lanes:
+                case Reconnect():
                     lane.mend(now)
-            case _:
-                assert_never(action)
-        return lanes
+                case _:
+                    assert_never(action)
+            lane.advance()
+
+
+def _shapes(link: Link) -> tuple[Shape, Shape]:
+    """The directions of `link`: up and down."""
+    up, down = (Shape(rate, link.rtt / 2, link.jitter) for rate in (link.up, link.down))
+    return up, down
 
 
 def shared_lanes(access: Mapping[str, Access]) -> dict[str, tuple[list[Lane], list[Lane]]]:
     """The lanes of shared access links, up and down, that each device's traffic passes."""
     made: dict[tuple[str, str], Lane] = {}
 
-    def lanes(shared: Access, way: str, rate: int | None) -> list[Lane]:
+    def lanes(shared: Access, direction: str, rate: int | None) -> list[Lane]:
         if rate is None:
             return []
-        return [made.setdefault((shared.name, way), Pipe(Way(rate), random.random))]
+        return [made.setdefault((shared.name, direction), Lane(Shape(rate), random.random))]
 
     return {
         device: (lanes(shared, "up", shared.up), lanes(shared, "down", shared.down))
@@ -110,9 +103,7 @@ def main() -> None:
     relay = Relay()
     shared = shared_lanes(cfg.access)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
-    own = {
-        name: OwnLink.of(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.listeners
-    }
+    own = {name: OwnLink(cfg.links.get(name, Link()), cfg.seed, name, traffic) for name in cfg.listeners}
     for name, link in own.items():
         # The shared access first, both ways: what it has no room for is not even read.
         up, down = shared.get(name, ([], []))
@@ -136,8 +127,7 @@ def main() -> None:
         except messages.MessageError as error:
             refusals.add(event.topic, error)
             return
-        link = own[order.device]
-        relay.submit(lambda now: link.apply(action, now))
+        relay.submit(partial(own[order.device].apply, action))
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")

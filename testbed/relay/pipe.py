@@ -31,7 +31,7 @@ _MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Shape:
     """Properties of one direction of a link."""
 
     rate: int | None = None
@@ -47,16 +47,12 @@ def on_wire(size: int) -> int:
     return size + _HEADERS * -(-size // SEGMENT)
 
 
-class _Waiting(NamedTuple, Generic[T]):
+class _Entry(NamedTuple, Generic[T]):
     item: T
     size: int
-    arrived: float
-
-
-class _UnderWay(NamedTuple, Generic[T]):
-    item: T
-    size: int
-    due: float
+    """Bytes of payload."""
+    at: float
+    """When it arrived in the queue, or is due where it is under way."""
 
 
 class Pipe(Generic[T]):
@@ -66,18 +62,18 @@ class Pipe(Generic[T]):
     """
 
     def __init__(
-        self, way: Way, uniform: Callable[[], float], count: Callable[[int], None] | None = None
+        self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
     ) -> None:
         """`count` is called with the bytes on the wire of each item that passes the bucket."""
-        self._way = way
+        self._shape = shape
         self._uniform = uniform
         self._count = count
-        self._waiting: deque[_Waiting[T]] = deque()
+        self._waiting: deque[_Entry[T]] = deque()
         self._queued = 0
         """Bytes on the wire in the queue."""
         self._held = 0
         """Bytes of payload of all that is in the pipe."""
-        self._under_way: deque[_UnderWay[T]] = deque()
+        self._under_way: deque[_Entry[T]] = deque()
         self._empty_at = float("-inf")
         """When the bucket would have been empty, had it filled ever since."""
         self._open = True
@@ -88,16 +84,16 @@ class Pipe(Generic[T]):
     @property
     def piece(self) -> int:
         """Bytes of payload to hand over at a time: what the bucket lets pass at once."""
-        if self._way.rate is None:
+        if self._shape.rate is None:
             return _MAX_PIECE_BYTES
-        return min(burst(self._way.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
+        return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
 
     @property
     def full(self) -> bool:
         """Whether the sender has to wait: for room, or for an outage to end."""
         if not self._open:
             return True
-        rate = self._way.rate
+        rate = self._shape.rate
         queue_full = rate is not None and self._queued >= max(
             _MIN_QUEUE_BYTES, rate / 8 * _QUEUE_SECONDS
         )
@@ -105,7 +101,7 @@ class Pipe(Generic[T]):
 
     def put(self, item: T, size: int, now: float) -> None:
         """`size` bytes of payload arrive; 0 for what takes no time, as the end of a stream."""
-        self._waiting.append(_Waiting(item, size, now))
+        self._waiting.append(_Entry(item, size, now))
         self._queued += on_wire(size)
         self._held += size
 
@@ -113,7 +109,7 @@ class Pipe(Generic[T]):
         """Remove and return the items that have come out by `now`, in order."""
         self._advance(now)
         found = []
-        while self._open and self._under_way and self._under_way[0].due <= now:
+        while self._open and self._under_way and self._under_way[0].at <= now:
             item, size, _ = self._under_way.popleft()
             self._held -= size
             found.append(item)
@@ -124,20 +120,22 @@ class Pipe(Generic[T]):
         while nothing will."""
         if not self._open:
             return None
-        times = [self._under_way[0].due] if self._under_way else []
+        times = [self._under_way[0].at] if self._under_way else []
         if self._waiting:
             times.append(self._passes(self._waiting[0]))
         return max(min(times), self._opened) if times else None
 
-    def change(self, way: Way, now: float) -> None:
+    def change(self, shape: Shape, now: float) -> None:
         """What waits goes on at the new rate; what is under way is due as before."""
         self._advance(now)
-        if way.rate is not None:
-            depth = float(burst(way.rate))
-            if self._way.rate is not None:
-                depth = min(depth, burst(self._way.rate), (now - self._empty_at) * self._way.rate / 8)
-            self._empty_at = now - 8 * depth / way.rate
-        self._way = way
+        if shape.rate is not None:
+            depth = float(burst(shape.rate))
+            if self._shape.rate is not None:
+                depth = min(
+                    depth, burst(self._shape.rate), (now - self._empty_at) * self._shape.rate / 8
+                )
+            self._empty_at = now - 8 * depth / shape.rate
+        self._shape = shape
 
     def cut(self, now: float) -> None:
         """Let nothing pass any more; what is in the pipe stays there."""
@@ -150,12 +148,12 @@ class Pipe(Generic[T]):
         if not self._open:
             self._open, self._opened = True, now
 
-    def _passes(self, first: _Waiting[T]) -> float:
+    def _passes(self, first: _Entry[T]) -> float:
         """When the first item of the queue passes the bucket."""
-        earliest = max(first.arrived, self._opened)
-        if self._way.rate is None:
+        earliest = max(first.at, self._opened)
+        if self._shape.rate is None:
             return earliest
-        return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._way.rate)
+        return max(earliest, self._empty_at + 8 * on_wire(first.size) / self._shape.rate)
 
     def _advance(self, now: float) -> None:
         while self._open and self._waiting and (passes := self._passes(self._waiting[0])) <= now:
@@ -164,14 +162,14 @@ class Pipe(Generic[T]):
             self._queued -= wire
             if self._count is not None:
                 self._count(wire)
-            if (rate := self._way.rate) is not None:
+            if (rate := self._shape.rate) is not None:
                 # No more than a bucket is saved up; a piece that a slower rate found here may be larger.
                 depth = max(burst(rate), wire)
                 self._empty_at = max(self._empty_at, passes - 8 * depth / rate) + 8 * wire / rate
             self._last = max(passes + self._delay(), self._last)
-            self._under_way.append(_UnderWay(item, size, self._last))
+            self._under_way.append(_Entry(item, size, self._last))
 
     def _delay(self) -> float:
-        if not self._way.jitter:
-            return self._way.delay
-        return max(0.0, self._way.delay + self._way.jitter * (2 * self._uniform() - 1))
+        if not self._shape.jitter:
+            return self._shape.delay
+        return max(0.0, self._shape.delay + self._shape.jitter * (2 * self._uniform() - 1))

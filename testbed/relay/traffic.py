@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 _COUNTER_BYTES = 8
-WAYS = ("sent", "received")
+COUNTED = ("sent", "received")
+"""What is counted of a device, in the order of the file."""
 
 
 class Traffic:
@@ -18,15 +19,15 @@ class Traffic:
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """`path` is made if it is not there; all who map it name the same `devices`, in one order."""
-        self._places = {name: len(WAYS) * number for number, name in enumerate(devices)}
-        size = _COUNTER_BYTES * len(WAYS) * len(self._places)
+        self._places = {name: len(COUNTED) * number for number, name in enumerate(devices)}
+        size = _COUNTER_BYTES * len(COUNTED) * len(self._places)
         with path.open("ab+") as file:
             file.truncate(size)
             self._counts = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
 
-    def counter(self, device: str, way: str) -> Callable[[int], None]:
+    def counter(self, device: str, counted: str) -> Callable[[int], None]:
         """A function that adds to the bytes that `device` has `sent` or `received`."""
-        counts, place = self._counts, self._places[device] + WAYS.index(way)
+        counts, place = self._counts, self._places[device] + COUNTED.index(counted)
 
         def count(size: int) -> None:
             counts[place] += size
@@ -34,6 +35,6 @@ class Traffic:
         return count
 
     def of(self, device: str) -> dict[str, int]:
-        """Bytes by way, named as in telemetry."""
+        """Bytes by name, as in telemetry."""
         place = self._places[device]
-        return dict(zip(WAYS, self._counts[place : place + len(WAYS)], strict=True))
+        return dict(zip(COUNTED, self._counts[place : place + len(COUNTED)], strict=True))

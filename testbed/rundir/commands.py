@@ -1,4 +1,4 @@
-"""The way of a user's command to the controller of a running run: a folder of small files.
+"""Users' commands to the controller of a running run, handed over as small files in a folder.
 
 Whoever may write into the run's `work/` may give commands; it is closed to other users.
 """

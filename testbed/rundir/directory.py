@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,29 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Names every file of one run. `work/` holds what only the living run needs; teardown removes it."""
+    """The files and folders of one run. `work/` is for the living run alone; teardown removes it."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run = path.name
+        """The run's id."""
+        self.topology = path / "topology.yaml"
+        """The resolved topology, every default spelled out."""
+        self.manifest = path / "manifest.json"
+        self.events = path / "events.jsonl"
+        self.inputs = path / "inputs.bin"
+        """The aggregator's recorded inputs, where `record: updates` (`agents.aggregator.recording`)."""
+        self.telemetry = path / "telemetry.jsonl"
+        self.fidelity = path / "fidelity.json"
+        self.models = path / "models"
+        self.logs = path / "logs"
+        """One `<process name>.log` each: aggregator, broker, controller and every device."""
+        self.work = path / "work"
+        """Shards, agents' configurations, broker configuration; gone when the run has ended."""
+        self.orders = self.work / "orders"
+        """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
+        self.test_set = self.work / "test.safetensors"
 
     @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:
@@ -50,50 +67,6 @@ class RunDirectory:
                 "name a folder that you may write to with --runs"
             ) from error
 
-    @property
-    def run(self) -> str:
-        return self.path.name
-
-    @property
-    def topology(self) -> Path:
-        """The resolved topology, every default spelled out."""
-        return self.path / "topology.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def inputs(self) -> Path:
-        """The aggregator's recorded inputs, where `record: updates` (`agents.aggregator.recording`)."""
-        return self.path / "inputs.bin"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.path / "telemetry.jsonl"
-
-    @property
-    def fidelity(self) -> Path:
-        return self.path / "fidelity.json"
-
-    @property
-    def models(self) -> Path:
-        return self.path / "models"
-
-    @property
-    def logs(self) -> Path:
-        """One `<process name>.log` each: aggregator, broker, controller and every device."""
-        return self.path / "logs"
-
-    @property
-    def work(self) -> Path:
-        """Shards, agents' configurations, broker configuration; gone when the run has ended."""
-        return self.path / "work"
-
     def config(self, name: str) -> Path:
         """The JSON configuration (agents.config) of one process."""
         return self.work / f"{name}.json"
@@ -104,15 +77,6 @@ class RunDirectory:
     def memory(self, client: str) -> Path:
         """A client's memory across restarts (AREA), in a folder of its own."""
         return self.work / f"{client}.memory" / "memory.safetensors"
-
-    @property
-    def orders(self) -> Path:
-        """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
-        return self.work / "orders"
-
-    @property
-    def test_set(self) -> Path:
-        return self.work / "test.safetensors"
 
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
@@ -133,7 +97,7 @@ class RunDirectory:
         return manifest
 
     def claim(self) -> None:
-        """Note in the manifest that the run is live, and that this process is its controller."""
+        """Write to the manifest that the run is live, and that this process is its controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         self.write_manifest(controller=me, outcome=None, error=None)
 

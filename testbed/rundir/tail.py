@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,40 +11,36 @@ from agents import events
 
 
 class _Lines:
+    """Reads the lines of a growing file."""
+
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._offset = 0
+
+    def skip_to_last(self, size: int) -> None:
+        """Leave out the lines that begin before the last `size` bytes."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - size))
+            if file.tell():
+                file.readline()
+            self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
         """The lines that are new, in `most` bytes at the most; one still being written waits."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                lines = file.read(most).rpartition(b"\n")[0]
-        except FileNotFoundError:
-            return []
+        lines = b""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read(most).rpartition(b"\n")[0]
         if not lines:
             return []
         self._offset += len(lines) + 1
         return lines.decode(errors="replace").split("\n")
-
-    def skip_to_last(self, size: int) -> None:
-        """Leave out what comes before the last `size` bytes."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(max(0, self._path.stat().st_size - size))
-                if file.tell():
-                    file.readline()
-                self._offset = file.tell()
-        except FileNotFoundError:
-            return
 
 
 class Follower:
     """Reads a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._lines = _Lines(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
@@ -55,7 +52,7 @@ class Follower:
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]
         except ValueError as error:
-            raise ValueError(f"{self._path}: {error}") from error
+            raise ValueError(f"{self._lines.path}: {error}") from error
         return [record for record in records if record is not None]
 
 
@@ -72,14 +69,8 @@ class Samples:
         """The new samples, each with `device` and `at`; what is no sample is passed over."""
         samples = []
         for line in self._lines.read():
-            try:
-                sample = json.loads(line)
-            except ValueError:
-                continue
-            if (
-                isinstance(sample, dict)
-                and isinstance(sample.get("device"), str)
-                and isinstance(sample.get("at"), int | float)
-            ):
-                samples.append(sample)
+            with suppress(ValueError):
+                match json.loads(line):
+                    case {"device": str(), "at": int() | float()} as sample:
+                        samples.append(sample)
         return samples

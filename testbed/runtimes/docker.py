@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 
 import docker
 
@@ -49,15 +49,12 @@ __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
-    client = docker_engine.connect()
-    try:
+    with closing(docker_engine.connect()) as client:
         built = images.ensure(client, view.progress)
-        spec.directory.write_manifest(images={"agent": built.agent, "broker": built.broker})
+        spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
         yield runtime
-    finally:
-        client.close()
 
 
 def live_runs() -> list[LiveRun]:
@@ -244,22 +241,11 @@ class DockerRuntime:
         written = appended(self._spec)
         for file in written:
             file.touch()
-        self._give_away([folder, *folder.iterdir(), *written, directory.models])
-        if self._spec.remembers:
-            for device in self._devices:
-                _let_write(directory.memory(device).parent)
-
-    def _give_away(self, paths: Iterable[Path]) -> None:
-        """Make the containers' user the owner where this process is root; elsewhere it is the owner
-        already."""
-        if os.getuid() == 0:
-            for path in paths:
+        remembering = self._devices if self._spec.remembers else ()
+        memories = [directory.memory(device).parent for device in remembering]
+        if os.getuid() == 0:  # else it owns the files already
+            for path in (folder, *folder.iterdir(), *written, directory.models, *memories):
                 os.chown(path, self._owner, self._owner)
-
-
-def _let_write(folder: Path) -> None:
-    """Let the client, an ordinary user in its container, write into `folder`."""
-    if os.getuid() == 0:
-        os.chown(folder, agent_configs.CLIENT_USER, agent_configs.CLIENT_USER)
-    else:
-        folder.chmod(0o777)  # `work/`, around it, is closed to others
+        else:  # the clients are another user; `work/`, around these, is closed to others
+            for path in memories:
+                path.chmod(0o777)

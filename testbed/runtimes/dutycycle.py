@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
@@ -66,7 +65,10 @@ class DutyCycle:
             if earlier := self._limited.pop(name, None):
                 earlier.run()
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._limited[name] = _Limited.of(pid, share)
+                limited = _Limited(pid, share)
+                member = limited.adopt(pid)
+                member.seen = member.clock()
+                self._limited[name] = limited
 
     def release(self, name: str) -> None:
         """Lift the limit of `name`, resuming it if need be; no limit is no error."""
@@ -91,7 +93,7 @@ class DutyCycle:
                 with self._lock:
                     self._tick(now - last)
                     if now - scanned >= SCAN:
-                        _adopt_children(self._limited.values())
+                        self._adopt_children()
                         scanned = now
                 last = now
         finally:  # whatever ends this thread, no process stays suspended
@@ -113,34 +115,38 @@ class DutyCycle:
             else:
                 limited.suspend()
 
+    def _adopt_children(self) -> None:
+        """Find the processes that joined a limited process's group: one cheap system call for each."""
+        groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
+        for pid in psutil.pids() if groups else ():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if (limited := groups.get(os.getpgid(pid))) and pid not in limited.members:
+                    limited.adopt(pid)
+
 
 @dataclass(slots=True)
 class _Member:
     process: psutil.Process
     clock: Callable[[], float]
-    seen: float
+    seen: float = 0.0
     """CPU seconds that are already accounted for."""
-
-    @classmethod
-    def of(cls, pid: int) -> _Member:
-        """Raises psutil.NoSuchProcess."""
-        process = psutil.Process(pid)
-        return cls(process, cpu_clock(process), 0.0)
 
 
 @dataclass(slots=True)
 class _Limited:
+    """A process and its group."""
+
     pid: int
     share: float
     budget: float = 0.0
     suspended: bool = False
     members: dict[int, _Member] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, pid: int, share: float) -> _Limited:
-        member = _Member.of(pid)
-        member.seen = member.clock()
-        return cls(pid, share, members={pid: member})
+    def adopt(self, pid: int) -> _Member:
+        """Take in a process; all that it has used so far is charged. Raises psutil.NoSuchProcess."""
+        process = psutil.Process(pid)
+        self.members[pid] = _Member(process, cpu_clock(process))
+        return self.members[pid]
 
     def used(self) -> float:
         """CPU seconds since the last call; forgets members that have ended."""
@@ -165,27 +171,11 @@ class _Limited:
             self.suspended = True
             self._each(psutil.Process.suspend)
 
-    def adopt(self, pid: int) -> None:
-        """Take in a child; all that it has used so far is charged."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.members.setdefault(pid, _Member.of(pid))
-
     def _each(self, signal: Callable[[psutil.Process], None]) -> None:
         # psutil, not os.kill: it checks that the pid still means the same process.
         for member in self.members.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 signal(member.process)
-
-
-def _adopt_children(limited: Iterable[_Limited]) -> None:
-    """Find the processes that joined a limited process's group: one cheap system call for each."""
-    groups = {one.pid: one for one in limited if not one.suspended}
-    if not groups:
-        return
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError):
-            if (one := groups.get(os.getpgid(pid))) and pid not in one.members:
-                one.adopt(pid)
 
 
 def cpu_clock(process: psutil.Process) -> Callable[[], float]:
@@ -194,23 +184,18 @@ def cpu_clock(process: psutil.Process) -> Callable[[], float]:
     POSIX has a clock per process: nanoseconds, where psutil's cpu_times() counts ticks of 10 ms, and
     50 times cheaper to read. Where the C library lacks it (macOS), psutil is precise itself.
     """
-    clock = ctypes.c_int()
     try:
-        failed = ctypes.CDLL(None).clock_getcpuclockid(process.pid, ctypes.byref(clock))
+        find_clock = ctypes.CDLL(None).clock_getcpuclockid
     except AttributeError:
-        return functools.partial(_cpu_times, process)
-    if failed:
+        return lambda: sum(process.cpu_times()[:2])
+    clock = ctypes.c_int()
+    if find_clock(process.pid, ctypes.byref(clock)):
         raise psutil.NoSuchProcess(process.pid)
-    return functools.partial(_read_clock, clock.value, process.pid)
 
+    def read() -> float:
+        try:
+            return time.clock_gettime(clock.value)
+        except OSError as error:
+            raise psutil.NoSuchProcess(process.pid) from error
 
-def _read_clock(clock: int, pid: int) -> float:
-    try:
-        return time.clock_gettime(clock)
-    except OSError as error:
-        raise psutil.NoSuchProcess(pid) from error
-
-
-def _cpu_times(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
+    return read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -215,9 +215,16 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     same time, is no error. Raises HostError.
     """
 
+    def save_log(container: dict[str, Any], logs: Path) -> None:
+        with _if_there():
+            text = engine.api.logs(container["Id"])
+            with (logs / f"{container['Labels'][PART_LABEL]}.log").open("ab") as file:
+                file.write(text)  # appended: a resumed run has a log already
+
     def end(container: dict[str, Any]) -> None:
         try:
-            _if_there(partial(engine.api.remove_container, container["Id"], v=True, force=True))
+            with _if_there():
+                engine.api.remove_container(container["Id"], v=True, force=True)
         except APIError:  # on an overloaded host the engine may give up on one that is slow to die
             if time.monotonic() > deadline:
                 raise
@@ -226,12 +233,13 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
         if directory is not None and directory.logs.is_dir():
-            list(pool.map(partial(_save_log, engine, directory), containers(engine, run)))
+            list(pool.map(partial(save_log, logs=directory.logs), containers(engine, run)))
         image = next((str(one["Image"]) for one in containers(engine, run)), None)
         while (left := containers(engine, run)) and time.monotonic() < deadline:
             list(pool.map(end, left))
         for network in networks(engine, run):
-            _if_there(partial(_remove_network, engine, network["Id"]))
+            with _if_there():
+                _remove_network(engine, network["Id"])
         remove_cgroups(engine, image, run)
 
 
@@ -247,35 +255,22 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
             time.sleep(0.2)
 
 
-def _save_log(engine: docker.DockerClient, directory: RunDirectory, container: dict[str, Any]) -> None:
-    """Append the container's output to its log: a resumed run has one already."""
-
-    def save() -> None:
-        text = engine.api.logs(container["Id"])
-        with (directory.logs / f"{container['Labels'][PART_LABEL]}.log").open("ab") as file:
-            file.write(text)
-
-    _if_there(save)
-
-
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
     """The last `tail` lines of each container of `run`, by its part."""
     texts: dict[str, str] = {}
-
-    def read(container: dict[str, Any]) -> None:
-        text = engine.api.logs(container["Id"], tail=tail)
-        texts[container["Labels"][PART_LABEL]] = text.decode("utf-8", "replace")
-
     with as_host_error("read the logs"):
         for container in containers(engine, run):
-            _if_there(partial(read, container))
+            with _if_there():
+                text = engine.api.logs(container["Id"], tail=tail)
+                texts[container["Labels"][PART_LABEL]] = text.decode("utf-8", "replace")
     return texts
 
 
-def _if_there(action: Callable[[], object]) -> None:
-    """Do `action`; that its object is gone, or being removed, is no error."""
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """Inside, that an object is gone, or is being removed, is no error."""
     try:
-        action()
+        yield
     except NotFound:
         pass
     except APIError as error:

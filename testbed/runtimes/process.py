@@ -17,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import assert_never
 
 import psutil
@@ -87,7 +86,7 @@ def live_runs() -> list[LiveRun]:
     for run, infos in runs.items():
         parts = sum(info.part != CONTROLLER for info in infos)
         runtime = "process" if parts else None
-        found.append(LiveRun.labelled(run, runtime, parts, str(infos[0].directory)))
+        found.append(LiveRun.labelled(run, runtime, parts, infos[0].directory))
     return found
 
 
@@ -121,7 +120,7 @@ class ProcessRuntime:
         self._directory = spec.directory
         self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: dict[str, psutil.Popen] = {}
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
         """Devices that were ended by an action, and may come back."""
@@ -263,14 +262,10 @@ class ProcessRuntime:
         sent and received continue over a restart; without a relay they are not counted."""
         samples: list[Telemetry] = list(self._probes)
         self._probes = ()
-        for name in self._devices:
-            child = self._children.get(name)
-            if child is None or child.poll() is not None:
-                continue
+        for name in filter(self._alive, self._devices):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(child.pid)
-                memory = process.memory_info().rss
-                cpu = cpu_clock(process)()
+                memory = self._children[name].memory_info().rss
+                cpu = cpu_clock(self._children[name])()
                 passed = {} if self._traffic is None else self._traffic.of(name)
                 demand = schedstat(child.pid)
                 if demand and self._duty_cycle is not None:
@@ -297,12 +292,11 @@ class ProcessRuntime:
         self._restarting.clear()
         if self._duty_cycle is not None:
             self._duty_cycle.close()
-        children = dict(self._children)
-        for device in self._paused & children.keys():  # one that never joined has no process
-            children[device].send_signal(signal.SIGCONT)
-        last = [children.pop(part) for part in (ROUTER, BROKER) if part in children]
-        end(children.values())
-        end(last)
+        last = (ROUTER, BROKER)
+        end([child for part, child in self._children.items() if part not in last])
+        end([child for part, child in self._children.items() if part in last])
+        for child in self._children.values():
+            child.wait()
         # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
 
@@ -342,7 +336,7 @@ class ProcessRuntime:
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         with (self._directory.logs / f"{name}.log").open("ab") as log:
-            self._children[name] = subprocess.Popen(
+            self._children[name] = psutil.Popen(
                 [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -381,31 +375,15 @@ def environment(directory: RunDirectory, part: str) -> dict[str, str]:
     }
 
 
-def end(children: Iterable[subprocess.Popen[bytes]]) -> None:
-    """End and reap `children`, none of which may be suspended: SIGTERM, and SIGKILL after
-    GRACE_SECONDS."""
-    children = list(children)
-    for child in children:
-        child.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
     """A living process that belongs to a run."""
 
-    pid: int
+    process: psutil.Process
+    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
     run: str
     part: str
-    directory: Path
-    process: psutil.Process = field(repr=False)
-    """Remembers when the process began: a later process with the same pid is not mistaken for it."""
+    directory: str | None
 
 
 def find() -> list[ProcessInfo]:
@@ -417,15 +395,7 @@ def find() -> list[ProcessInfo]:
         except psutil.Error:  # ended meanwhile, or another user's
             continue
         if RUN in marks:
-            found.append(
-                ProcessInfo(
-                    process.pid,
-                    marks[RUN],
-                    marks.get(PART, ""),
-                    Path(marks.get(DIRECTORY, "")),
-                    process,
-                )
-            )
+            found.append(ProcessInfo(process, marks[RUN], marks.get(PART, ""), marks.get(DIRECTORY)))
     return found
 
 
@@ -436,7 +406,14 @@ def remove(run: str | None = None) -> int:
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
-    processes = [info.process for info in find() if run in (None, info.run) and info.pid not in spared]
+    marked = [info.process for info in find() if run in (None, info.run)]
+    processes = [process for process in marked if process.pid not in spared]
+    end(processes)
+    return len(processes)
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    """End processes, suspended ones too: SIGTERM, and SIGKILL after GRACE_SECONDS. It reaps none."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -445,7 +422,6 @@ def remove(run: str | None = None) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     still_alive(processes, GRACE_SECONDS)
-    return len(processes)
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:

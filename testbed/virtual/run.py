@@ -33,7 +33,7 @@ from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
-from testbed.host.signals import noted
+from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.datasets import Prepared
@@ -62,7 +62,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     recorder = Recorder(spec.directory, view)
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
-        with noted() as interrupted:
+        with interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
             simulation.run(time.time(), interrupted)
     finally:

@@ -71,7 +71,7 @@ def test_the_image_has_the_torch_of_the_project() -> None:
 
 
 @pytest.mark.parametrize(
-    ("installed", "asked"),
+    ("installed", "required"),
     [
         ("2.13.0+cpu", "torch==2.13.0+cpu"),
         ("2.13.0+cu130", "torch==2.13.0"),
@@ -79,8 +79,8 @@ def test_the_image_has_the_torch_of_the_project() -> None:
         (None, "torch==2.13.0"),
     ],
 )
-def test_torch_is_asked_for_as_the_cpu_build_of_this_host(installed: str | None, asked: str) -> None:
-    assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", asked]
+def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, required: str) -> None:
+    assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", required]
 
 
 def test_cuda_libraries_are_refused_with_the_way_out() -> None:
@@ -134,7 +134,7 @@ def _is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def test_without_registry_and_mmdebstrap_the_mend_is_named(
+def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -150,9 +150,9 @@ def built(engine: docker.DockerClient) -> images.Images:
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_what_is_built_is_not_built_again(engine: docker.DockerClient, built: images.Images) -> None:
-    said: list[str] = []
-    assert images.ensure(engine, said.append) == built
-    assert said == []
+    output: list[str] = []
+    assert images.ensure(engine, output.append) == built
+    assert output == []
 
 
 @pytest.mark.docker
@@ -165,8 +165,8 @@ def test_the_agent_image_is_small_and_has_no_pip(
         "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)])"
     )
     command = ["python3", "-c", script]
-    said = engine.containers.run(built.agent, command, network_mode="none", remove=True)
-    assert said == b"[]\n"
+    output = engine.containers.run(built.agent, command, network_mode="none", remove=True)
+    assert output == b"[]\n"
 
 
 @pytest.mark.docker
@@ -177,7 +177,7 @@ def test_the_agents_start_read_only_and_unprivileged(
     script = (
         "import agents.client.main, agents.aggregator.main, torch; print(torch.ones(2).sum().item())"
     )
-    said = engine.containers.run(
+    output = engine.containers.run(
         built.agent,
         ["python3", "-c", script],
         user="10001:10001",
@@ -186,14 +186,16 @@ def test_the_agents_start_read_only_and_unprivileged(
         cap_drop=["ALL"],
         remove=True,
     )
-    assert said == b"2.0\n"
+    assert output == b"2.0\n"
 
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_the_broker_is_not_root(engine: docker.DockerClient, built: images.Images) -> None:
-    said = engine.containers.run(built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True)
-    assert int(said) > 0
+    output = engine.containers.run(
+        built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True
+    )
+    assert int(output) > 0
 
 
 @pytest.fixture

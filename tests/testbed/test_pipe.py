@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from testbed.relay.pipe import SEGMENT, Pipe, Way, on_wire
+from testbed.relay.pipe import SEGMENT, Pipe, Shape, on_wire
 
 ONE = 8 * 1514 / 1e6
 """Seconds that a full packet takes at 1 Mbit/s: 12.112 ms."""
-MBIT = Way(rate=1_000_000)
+MBIT = Shape(rate=1_000_000)
 
 
-def pipe(way: Way, *draws: float) -> Pipe[str]:
+def pipe(shape: Shape, *draws: float) -> Pipe[str]:
     """The random numbers come in turn."""
     drawn = iter(draws)
-    return Pipe(way, lambda: next(drawn))
+    return Pipe(shape, lambda: next(drawn))
 
 
 def emptied(pipe: Pipe[str]) -> list[tuple[str, Any]]:
@@ -42,7 +42,7 @@ def test_after_a_pause_a_bucket_passes_at_once_and_then_the_rate_holds() -> None
 
 def test_a_model_of_100_kb_takes_its_time() -> None:
     """At 2 Mbit/s: 70 packets of 12,112 bits, of which the bucket holds one."""
-    one = pipe(Way(rate=2_000_000))
+    one = pipe(Shape(rate=2_000_000))
     assert one.piece == SEGMENT
     sent, now = 0, 0.0
     while sent < 100_000:
@@ -57,12 +57,12 @@ def test_a_model_of_100_kb_takes_its_time() -> None:
 
 
 def test_a_fast_link_is_fed_in_pieces_of_2_ms() -> None:
-    assert pipe(Way(rate=20_000_000)).piece == 3 * SEGMENT  # 5000 bytes
-    assert pipe(Way(rate=10**10)).piece == pipe(Way()).piece == 65_536
+    assert pipe(Shape(rate=20_000_000)).piece == 3 * SEGMENT  # 5000 bytes
+    assert pipe(Shape(rate=10**10)).piece == pipe(Shape()).piece == 65_536
 
 
 def test_what_is_under_way_takes_the_delay_beside_the_rate() -> None:
-    one = pipe(Way(rate=1_000_000, delay=0.1))
+    one = pipe(Shape(rate=1_000_000, delay=0.1))
     one.put("a", SEGMENT, 0.0)
     one.put("b", SEGMENT, 0.0)
     assert one.take(0.05) == []
@@ -70,7 +70,7 @@ def test_what_is_under_way_takes_the_delay_beside_the_rate() -> None:
 
 
 def test_jitter_is_uniform_and_keeps_the_order() -> None:
-    one = pipe(Way(delay=0.1, jitter=0.02), 0.0, 1.0, 0.25)
+    one = pipe(Shape(delay=0.1, jitter=0.02), 0.0, 1.0, 0.25)
     for item, at in (("a", 0.0), ("b", 1.0), ("c", 1.005)):
         one.put(item, 1, at)
     # 1.005 + 0.09 would overtake.
@@ -78,13 +78,13 @@ def test_jitter_is_uniform_and_keeps_the_order() -> None:
 
 
 def test_a_delay_is_never_negative() -> None:
-    one = pipe(Way(delay=0.01, jitter=0.02), 0.0)
+    one = pipe(Shape(delay=0.01, jitter=0.02), 0.0)
     one.put("a", 1, 3.0)
     assert emptied(one) == [("a", 3.0)]
 
 
 def test_the_sender_waits_where_200_ms_of_the_rate_wait() -> None:
-    one = pipe(Way(rate=8_000_000))  # 200,000 bytes: 132 packets are 199,848
+    one = pipe(Shape(rate=8_000_000))  # 200,000 bytes: 132 packets are 199,848
     for _ in range(132):
         assert not one.full
         one.put("a", SEGMENT, 0.0)
@@ -96,7 +96,7 @@ def test_the_sender_waits_where_200_ms_of_the_rate_wait() -> None:
 
 
 def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
-    one = pipe(Way(delay=10.0))
+    one = pipe(Shape(delay=10.0))
     for _ in range(1024):
         assert not one.full
         one.put("a", 65_536, 0.0)
@@ -107,15 +107,15 @@ def test_an_unlimited_link_holds_no_more_than_its_window() -> None:
 
 
 def test_a_new_rate_is_that_of_what_waits_and_a_new_delay_of_what_passes_from_then_on() -> None:
-    one = pipe(Way(rate=1_000_000, delay=0.1))
+    one = pipe(Shape(rate=1_000_000, delay=0.1))
     for item in "abc":
         one.put(item, SEGMENT, 0.0)
-    one.change(Way(rate=2_000_000, delay=0.5), ONE / 2)  # b's packet has half of its tokens
+    one.change(Shape(rate=2_000_000, delay=0.5), ONE / 2)  # b's packet has half of its tokens
     assert emptied(one) == [("a", 0.1), ("b", 0.5 + 0.75 * ONE), ("c", 0.5 + 1.25 * ONE)]
 
 
 def test_a_piece_may_be_larger_than_the_bucket_of_a_slower_rate() -> None:
-    one = pipe(Way(rate=24_224_000))  # 4 packets in 2 ms
+    one = pipe(Shape(rate=24_224_000))  # 4 packets in 2 ms
     one.put("a", one.piece, 0.0)
     one.put("b", one.piece, 0.0)
     one.put("c", SEGMENT, 0.0)
@@ -125,15 +125,15 @@ def test_a_piece_may_be_larger_than_the_bucket_of_a_slower_rate() -> None:
 
 @pytest.mark.parametrize("lifted", [False, True])
 def test_a_limit_that_comes_or_goes(lifted: bool) -> None:
-    one = pipe(MBIT if lifted else Way())
-    one.change(Way() if lifted else MBIT, 1.0)
+    one = pipe(MBIT if lifted else Shape())
+    one.change(Shape() if lifted else MBIT, 1.0)
     for item in "ab":
         one.put(item, SEGMENT, 1.0)
     assert emptied(one) == [("a", 1.0), ("b", 1.0 if lifted else 1.0 + ONE)]
 
 
 def test_in_an_outage_bytes_wait_and_the_bucket_saves_up_no_more_than_it_holds() -> None:
-    one = pipe(Way(rate=1_000_000, delay=0.1))
+    one = pipe(Shape(rate=1_000_000, delay=0.1))
     for item in "ab":
         one.put(item, SEGMENT, 0.0)
     one.cut(0.001)  # a is under way

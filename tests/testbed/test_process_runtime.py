@@ -98,7 +98,7 @@ def test_a_run_from_start_to_stop(make: Make, mosquitto: str | None, tmp_path: P
     assert f"'TESTBED_RUN': '{directory.run}'" in environment
     assert "'OMP_NUM_THREADS': '1'" in environment
     assert {info.part for info in of(run)} == {"broker", "aggregator", "d-1", "d-2"}
-    assert {info.directory for info in of(run)} == {directory.path}
+    assert {info.directory for info in of(run)} == {str(directory.path)}
     sample = runtime.telemetry()[0]
     assert isinstance(sample, messages.Sample)
     assert sample.device == "d-1"
@@ -259,7 +259,7 @@ def test_who_is_to_come_back_at_once_does(
     runtime = make(run, SLOW_GOODBYE)
     runtime.start()
     log_of(run, "d-1")
-    (old,) = (info.pid for info in of(run) if info.part == "d-1")
+    (old,) = (info.process.pid for info in of(run) if info.part == "d-1")
     for action in (ends, None, begins, Pause(), Resume()):
         if action is None:
             time.sleep(pause)
@@ -268,7 +268,7 @@ def test_who_is_to_come_back_at_once_does(
 
     def came_back() -> bool:
         assert runtime.ended() == {}
-        return [info.pid for info in of(run) if info.part == "d-1"] not in ([], [old])
+        return [info.process.pid for info in of(run) if info.part == "d-1"] not in ([], [old])
 
     eventually(came_back)
     assert runtime.act("d-1", Restart()) == []  # it is there
@@ -299,7 +299,7 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     assert device.status() != psutil.STATUS_STOPPED
 
 
-def test_a_device_that_ends_is_told(make: Make, tmp_path: Path) -> None:
+def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), "raise SystemExit(3)")
     runtime.start()
     eventually(lambda: len(runtime.ended()) == 2)
@@ -351,7 +351,7 @@ def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
     with ours, other:
         psutil.Process(ours.pid).suspend()
         try:
-            assert [info.pid for info in found(f"ours-{tmp_path.name}")] == [ours.pid]
+            assert [info.process.pid for info in found(f"ours-{tmp_path.name}")] == [ours.pid]
             assert process.remove(f"ours-{tmp_path.name}") == 1
             assert ours.wait(5) == -signal.SIGTERM
             assert other.poll() is None
@@ -370,7 +370,7 @@ def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> Non
     assert done.stdout == b"0\n"
 
 
-def test_a_tethered_program_does_not_begin_without_its_parent() -> None:
+def test_a_program_does_not_start_once_its_parent_has_died() -> None:
     command = [sys.executable, die_with_parent.__file__, "1", "0", "--", "echo", "alive"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agents.config import Access, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
-from testbed.relay import transfer
+from testbed.relay import probe
 from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
@@ -68,7 +69,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of(traffic: Path) -> Of:
-    return lambda link: OwnLink.of(link, 1, "pi", Traffic(traffic, ["pi"]))
+    return lambda link: OwnLink(link, 1, "pi", Traffic(traffic, ["pi"]))
 
 
 def received(sock: socket.socket) -> bytes:
@@ -117,7 +118,18 @@ def test_a_reset_is_an_end_to_the_other_side(link: Link, through: Through, of: O
     assert received(broker) == b" words"
 
 
-def test_where_nobody_answers_the_device_is_told(relay: Relay, of: Of) -> None:
+def test_a_reset_leaves_other_connections_of_the_link_alone(through: Through, of: Of) -> None:
+    connect = through(of(Link(rtt=0.1)))
+    (device, broker), (other_device, other_broker) = connect(), connect()
+    sent(broker, bytes(1000))
+    time.sleep(0.02)  # the bytes and the end are under way to a device that is no longer there
+    device.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    device.close()
+    sent(other_broker, b"later")
+    assert received(other_device) == b"later"
+
+
+def test_where_the_target_does_not_answer_the_devices_connection_ends(relay: Relay, of: Of) -> None:
     with socket.create_server((HOST, 0)) as gone:
         target = gone.getsockname()
     door = socket.create_server((HOST, 0))
@@ -132,14 +144,14 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
 ) -> None:
     access = of(Link(rtt=0.02))
     device, broker = through(access)()
-    relay.submit(lambda now: access.apply(Disconnect(), now))
+    relay.submit(partial(access.apply, Disconnect()))
     time.sleep(0.05)
     device.sendall(b"up")
     broker.sendall(b"down")
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
-    relay.submit(lambda now: access.apply(Reconnect(), now))
+    relay.submit(partial(access.apply, Reconnect()))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
 
@@ -157,10 +169,10 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
     assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
 
 
-def test_a_change_is_of_what_it_names(relay: Relay, through: Through, of: Of) -> None:
+def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
-    relay.submit(lambda now: access.apply(SetLink({"rtt": 0.02}), now))
+    relay.submit(partial(access.apply, SetLink({"rtt": 0.02})))
     assert access.link.up == 1_000_000
     time.sleep(0.05)
     begin = time.monotonic()
@@ -229,7 +241,7 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     own = of(Link())
     away, there = through(own, *shared["a"])(), through(of(Link()), *shared["b"])()
-    relay.submit(lambda now: own.apply(Disconnect(), now))
+    relay.submit(partial(own.apply, Disconnect()))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()
     time.sleep(0.05)
@@ -237,26 +249,24 @@ def test_a_device_without_network_takes_nothing_of_its_cell(
     sent(there[0], bytes(100_000))
     assert len(received(there[1])) == 100_000
     assert time.monotonic() - begin == pytest.approx(0.209, abs=0.05)
-    relay.submit(lambda now: own.apply(Reconnect(), now))
+    relay.submit(partial(own.apply, Reconnect()))
     assert len(received(away[1])) == 500_000
 
 
 def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> None:
-    assert transfer.size(2_000_000) == 250_000
-    assert transfer.size(64_000) == 12_000
-    assert transfer.size(1_000_000_000) == 4_000_000
+    assert probe.size(2_000_000) == 250_000
+    assert probe.size(64_000) == 12_000
+    assert probe.size(1_000_000_000) == 4_000_000
 
 
-def test_transfers_tell_the_rate_each_way() -> None:
+def test_transfers_measure_the_rate_in_each_direction() -> None:
     """Through the loopback interface, which is faster than any link."""
-    server = transfer.listen(HOST)
-    for move in (transfer.upload, transfer.download):
-        assert move(HOST, server.server_address[1], 100_000_000) > 100_000_000
-    server.shutdown()
-    server.server_close()
+    with probe.answering(HOST) as port:
+        for move in (probe.upload, probe.download):
+            assert move(HOST, port, 100_000_000) > 100_000_000
 
 
-@pytest.mark.parametrize("move", [transfer.upload, transfer.download])
+@pytest.mark.parametrize("move", [probe.upload, probe.download])
 def test_a_link_that_goes_away_in_mid_transfer_is_no_rate(
     move: Callable[[str, int, int], float],
 ) -> None:

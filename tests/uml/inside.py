@@ -25,7 +25,7 @@ from pathlib import Path
 from agents import packettrain, probe_server
 from agents.config import Link
 from agents.device import link, probe
-from testbed.relay import transfer
+from testbed.relay.probe import download, listen, upload
 from tests.uml.table import (
     DELAYS,
     FAST,
@@ -95,7 +95,7 @@ def main() -> None:
             target=probe_server.ProbeServer((BROKER, probe_server.PORT)).serve_forever, daemon=True
         ).start()
         packettrain.listen(BROKER)
-        transfer.listen(BROKER, TRANSFERS)
+        listen(BROKER, TRANSFERS)
     shaped = Shaped()
     for measure in (rates, model, whole, delays, jitter, losses, change):
         begin = time.monotonic()
@@ -117,8 +117,8 @@ class Shaped:
 def rates(shaped: Shaped) -> None:
     for up, down in RATES:
         shaped.set(Link(up, down))
-        tell("rate", f"up {up}", fastest(transfer.upload, up))
-        tell("rate", f"down {down}", fastest(transfer.download, down))
+        tell("rate", f"up {up}", fastest(upload, up))
+        tell("rate", f"down {down}", fastest(download, down))
 
 
 def fastest(move: Callable[[str, int, int], float], rate: int) -> float:
