@@ -267,7 +267,7 @@ class ProcessRuntime:
                 memory = self._children[name].memory_info().rss
                 cpu = cpu_clock(self._children[name])()
                 passed = {} if self._traffic is None else self._traffic.of(name)
-                demand = schedstat(child.pid)
+                demand = schedstat(self._children[name].pid)
                 if demand and self._duty_cycle is not None:
                     demand["waited"] += self._duty_cycle.suspended_s(name)
                 at = time.monotonic()
@@ -281,10 +281,9 @@ class ProcessRuntime:
     def device_cpu_seconds(self) -> float | None:
         """Without those of clients that have ended."""
         used = 0.0
-        for name in self._devices:
-            if self._alive(name):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    used += cpu_clock(psutil.Process(self._children[name].pid))()
+        for name in filter(self._alive, self._devices):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used += cpu_clock(self._children[name])()
         return used
 
     def stop(self) -> None:
