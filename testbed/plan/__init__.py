@@ -14,7 +14,7 @@ import psutil
 from agents.config import Access, Duration, Link, Local
 from testbed.plan import feasibility
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
-from testbed.topology import Topology, linktraces
+from testbed.topology import Topology, traces
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits, traits
@@ -291,13 +291,13 @@ def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, 
 def way(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
-    link = Link() if group.link is None else linktraces.at_begin(group.link)
+    link = Link() if group.link is None else traces.link_at_start(group.link)
     return link.behind(None if group.access is None else group.access.plain())
 
 
 def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
     local = group.local.plain()
-    link = None if group.link is None else linktraces.at_begin(group.link)
+    link = None if group.link is None else traces.link_at_start(group.link)
     access = None if group.access is None else group.access.plain()
     think = None if group.think is None else group.think.plain()
     timing = None if group.timing is None else group.timing.plain()

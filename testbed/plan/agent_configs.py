@@ -16,7 +16,7 @@ from testbed.broker import Account, init_user
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, linktraces, scenario
+from testbed.topology import Topology, scenario, traces
 from testbed.topology.timeline import Step, timeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -79,10 +79,10 @@ class RunSpec:
         topology = self.topology
         played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
         traced = [
-            linktraces.steps(name, traces)
+            traces.steps(name, found)
             for group in topology.devices
             if group.link is not None and group.link.trace is not None
-            for traces in [linktraces.read(group.link.trace, Path())]
+            for found in [traces.read(group.link.trace, Path())]
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)

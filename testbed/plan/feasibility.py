@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from testbed.topology import Topology, linktraces, scenario
+from testbed.topology import Topology, scenario, traces
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
@@ -45,7 +45,7 @@ def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
         link = group.link
         if link is not None and link.loss:
             found.append(("devices", index, "link", "loss"))
-        if link is not None and link.trace is not None and linktraces.loses(link.trace):
+        if link is not None and link.trace is not None and traces.has_loss(link.trace):
             found.append(("devices", index, "link", "trace", "csv"))
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:

@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.errors import BadInputError
 from testbed.plan.calibration import Calibration, share
-from testbed.topology import Topology, linktraces, profiles
+from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DeviceGroup, Link
 from testbed.topology.fields import Model
 from testbed.topology.profiles import Profiles
@@ -78,7 +78,7 @@ def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGro
         return group
     folder = Path(topology.source.name).parent.absolute()
     try:
-        linktraces.read(group.link.trace, folder)
+        traces.read(group.link.trace, folder)
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
         where: Where = ("devices", index, "link", "trace")
