@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from testbed import topology
 from testbed.plan import Plan
@@ -114,11 +114,7 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
 
 
 def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
-    try:
-        sweep_file = SweepFile.model_validate(document.data)
-    except ValidationError as error:
-        found = validation_errors.problems(error, document, SweepFile)
-        raise document.source.error([*document.problems, *found]) from None
+    sweep_file = validation_errors.validated(SweepFile, document)
     base = _base(folder, sweep_file, document)
     count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
     problems = [*document.problems, *_unclear(sweep_file, document.source)]

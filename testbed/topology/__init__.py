@@ -15,7 +15,7 @@ from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed.topology import validation_errors, yamlfile
+from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
@@ -30,7 +30,7 @@ from testbed.topology.fields import (
     expecting,
 )
 from testbed.topology.partition import SCHEMES
-from testbed.topology.scenario import Churn, Entry, misfits
+from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 from testbed.traits import RUNTIMES
 
@@ -234,13 +234,9 @@ def json_schema() -> dict[str, Any]:
 
 def checked(document: Document) -> Topology:
     """`load` of what has been read. Raises FaultyFileError."""
-    problems = [*document.problems, *_name_problems(document)]
-    try:
-        topology = Topology.model_validate(document.data)
-    except ValidationError as error:
-        problems += validation_errors.problems(error, document, Topology)
-        raise document.source.error(problems) from None
-    problems += _misfits(topology, document)
+    problems = list(_name_problems(document))
+    topology = validation_errors.validated(Topology, document, problems)
+    problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
     devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
@@ -255,14 +251,14 @@ def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
     return group.model_copy(update=changes)
 
 
-def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
+def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
     """Parts of which each is right by itself, and that do not go together."""
     for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
         try:
             parameters.check(len(topology.device_names))
         except ValueError as error:
-            yield validation_errors.misfit(document, (part,), error)
-    yield from misfits(topology.scenario, topology.churn, topology.devices, document.source)
+            yield validation_errors.conflict(document, (part,), error)
+    yield from scenario.problems(topology.scenario, topology.churn, topology.devices, document.source)
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)
 

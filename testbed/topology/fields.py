@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
@@ -22,7 +23,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from agents import config
 from agents.durations import DISTRIBUTIONS
@@ -30,9 +31,26 @@ from testbed.topology import units
 
 
 class Model(BaseModel):
-    """Nothing is coerced, no key is ignored, nothing changes once it is read."""
+    """Base of the models: strict, immutable, and without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _list_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Add the known keys to each error about an unknown one."""
+        try:
+            return handler(data)
+        except ValidationError as error:
+            known = {"known": [field.alias or name for name, field in cls.model_fields.items()]}
+            found: list[Any] = error.errors(include_url=False)
+            for details in found:
+                kind = details["type"]
+                if kind == "extra_forbidden":
+                    details["type"] = PydanticCustomError("unknown_key", "unknown key", known)
+                elif kind in ("unknown_key", "complete"):  # not pydantic's own, of a field
+                    details["type"] = PydanticCustomError(kind, details["msg"], details.get("ctx"))
+            raise ValidationError.from_exception_data(error.title, found) from None
 
 
 def expecting(text: str) -> WrapValidator:
@@ -160,13 +178,9 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, base: type[Variant], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        union: Any = Union[tuple(self.models(base).values())]  # noqa: UP007  (known at run time only)
+        models = tuple(_variant(base, name, cls) for name, cls in self._types.items())
+        union: Any = Union[models]  # noqa: UP007  (known at run time only)
         return handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
-
-    @functools.cache  # noqa: B019  (lives as long as the schema)
-    def models(self, base: type[Variant]) -> dict[str, type[Variant]]:
-        """The model of each variant, by name."""
-        return {name: _variant(base, name, cls) for name, cls in self._types.items()}
 
 
 class Choice:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
 from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
-from testbed.topology.yamlfile import Document, Problem, Source, Where
+from testbed.topology.yamlfile import Document
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
@@ -35,7 +35,6 @@ that they share, what only one could do is faster here than on the device. Nor
 is anything else emulated, such as GPU, caches, memory bandwidth or heat."""
 """What becomes of a device profile, in 80 columns."""
 _ABOUT = ("description", "source")
-_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class _Entry(Model):
@@ -75,13 +74,30 @@ class LinkClass(_Entry):
     loss: Share | None = Field(default=None, description="Share of the packets that are lost")
 
 
+def _entries(value: Any) -> Any:
+    """Nothing, where there is nothing but comments below the key."""
+    if not isinstance(value, dict | None):
+        raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
+    return value or {}
+
+
 E = TypeVar("E", bound=_Entry)
+_Entries = Annotated[dict[Name, E], BeforeValidator(_entries)]
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
-    devices: Mapping[str, DeviceProfile] = field(default_factory=dict)
-    links: Mapping[str, LinkClass] = field(default_factory=dict)
+class Profiles(Model):
+    """A profiles file, or several made one."""
+
+    devices: _Entries[DeviceProfile] = Field(default={})
+    links: _Entries[LinkClass] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_sections(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            message = "expected devices: or links:, and entries by name below"
+            raise PydanticCustomError("complete", message)
+        return data
 
     def device(self, name: str) -> DeviceProfile:
         """Raises BadInputError that names one that may be meant."""
@@ -91,9 +107,9 @@ class Profiles:
         """Raises BadInputError that names one that may be meant."""
         return _named(name, self.links, "link class")
 
-    def changed_by(self, other: Profiles) -> Profiles:
+    def updated_by(self, other: Profiles) -> Profiles:
         """Both; of one name, the entry of `other`."""
-        return Profiles({**self.devices, **other.devices}, {**self.links, **other.links})
+        return Profiles(devices=self.devices | other.devices, links=self.links | other.links)
 
     def only(self, name: str) -> Profiles:
         """The device profile, or the link class, of that name, or both.
@@ -101,7 +117,10 @@ class Profiles:
         Raises BadInputError that names one that may be meant.
         """
         _named(name, {**self.devices, **self.links}, "device profile or link class")
-        return Profiles(_only(name, self.devices), _only(name, self.links))
+        return Profiles(
+            devices={key: entry for key, entry in self.devices.items() if key == name},
+            links={key: entry for key, entry in self.links.items() if key == name},
+        )
 
 
 def load(beside: Path | None = None) -> Profiles:
@@ -115,7 +134,7 @@ def load(beside: Path | None = None) -> Profiles:
     found = Profiles()
     for path in paths:
         if path.exists():
-            found = found.changed_by(read(path))
+            found = found.updated_by(read(path))
     return found
 
 
@@ -170,67 +189,17 @@ def _named(name: str, entries: Mapping[str, E], what: str) -> E:
     raise BadInputError(f"no {what} is called {name!r}: {guess(name, entries)}")
 
 
-def _only(name: str, entries: Mapping[str, E]) -> dict[str, E]:
-    return {name: entries[name]} if name in entries else {}
-
-
 def _is_blank(path: Path) -> bool:
     """Whether a file says nothing, or has comments only: its user wants none of what is in it."""
     lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
     return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part(Source):
-    """What is at `within` in a source, for validation errors of a model that knows nothing around it."""
-
-    within: Where = ()
-
-    def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        return Source.problem(self, (*self.within, *where), message, at_key=at_key)
-
-
 def _profiles(document: Document) -> Profiles:
-    problems = list(document.problems)
-    if not isinstance(document.data, Mapping):
-        problem = document.source.problem((), "expected devices: or links:, and entries by name below")
-        raise document.source.error([*problems, problem])
-    for key in document.data.keys() - {"devices", "links"}:
-        message = f"unknown key; {guess(key, ('devices', 'links'))}"
-        problems.append(document.source.problem((key,), message, at_key=True))
-    devices = _entries(document, "devices", DeviceProfile, problems)
-    links = _entries(document, "links", LinkClass, problems)
-    if problems:
-        raise document.source.error(problems)
-    return Profiles(devices, links)
-
-
-def _entries(document: Document, section: str, model: type[E], problems: list[Problem]) -> dict[str, E]:
-    """The entries of a section, as far as they are right; what is wrong is added to `problems`."""
-    source, entries = document.source, document.data.get(section)
-    if entries is None:  # left out, or nothing but comments below its key
-        return {}
-    if not isinstance(entries, Mapping):
-        problems.append(source.problem((section,), "expected entries by name, such as my-own: {...}"))
-        return {}
-    found = {}
-    for name, values in entries.items():
-        where = (section, name)
-        part = _Part(source.name, source.lines, source.values, source.keys, where)
-        problems += _name_problems(source, where, name)
-        try:
-            found[name] = model.model_validate(values)
-        except ValidationError as error:
-            problems += validation_errors.problems(error, Document(values, part, ()), model)
-    return found
-
-
-def _name_problems(source: Source, where: Where, name: str) -> Iterator[Problem]:
-    try:
-        _NAME.validate_python(name)
-    except ValidationError as error:
-        expected = error.errors()[0]["ctx"]["error"]
-        yield source.problem(where, f"found {name!r}, {expected}", at_key=True)
+    profiles = validation_errors.validated(Profiles, document)
+    if document.problems:
+        raise document.source.error(document.problems)
+    return profiles
 
 
 def _table(kind: str, entries: Mapping[str, _Entry]) -> str:

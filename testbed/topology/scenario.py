@@ -278,7 +278,7 @@ def _joining(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) 
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
 
-def misfits(
+def problems(
     scenario: Sequence[Entry], churn: Churn | None, groups: Sequence[Group], source: Source
 ) -> Iterator[Problem]:
     """What does not go with the devices of the topology that was read from `source`."""

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from agents import config, durations
 from agents.device_actions import (
@@ -62,11 +61,8 @@ devices:
 def _read(text: str) -> _Fleet:
     """As testbed.topology reads a file."""
     document = yamlfile.parse(text)
-    try:
-        fleet = _Fleet.model_validate(document.data)
-    except ValidationError as error:
-        raise document.source.error(validation_errors.problems(error, document, _Fleet)) from None
-    problems = [*scenario.misfits(fleet.scenario, fleet.churn, fleet.devices, document.source)]
+    fleet = validation_errors.validated(_Fleet, document)
+    problems = [*scenario.problems(fleet.scenario, fleet.churn, fleet.devices, document.source)]
     if problems:
         raise document.source.error(problems)
     return fleet
