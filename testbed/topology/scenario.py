@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
 from typing import Annotated, Any, Literal, Protocol, Self, cast
 
 from pydantic import (
@@ -24,6 +21,7 @@ from pydantic import (
 )
 
 from agents.nanoseconds import from_seconds
+from testbed.topology import units
 from testbed.topology.availability import Availability
 from testbed.topology.devices import Link
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, expecting
@@ -45,36 +43,12 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
 }
 _MAX_NAMES_COMPARED = 1000  # names; to look for one that may be meant takes about 10 µs for each
 
-_FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
-_PER = {"s": 1, "min": 60, "h": 3600}
-_LONGEST = 40  # characters
-
-
-def frequency(value: object) -> float:
-    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
-    match = None
-    if isinstance(value, str) and len(value) <= _LONGEST:
-        match = _FREQUENCY.fullmatch(value)
-    if match is None or not Fraction(match[1]):
-        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
-    return float(Fraction(match[1]) / _PER[match[2]])
-
-
-def format_frequency(per_second: float) -> str:
-    """In the first unit that says it in few digits: 1/30 is `2/min`; `frequency` reads it back."""
-    for unit, seconds in _PER.items():
-        text = f"{per_second * seconds:.12g}/{unit}"
-        if "e" not in text and frequency(text) == per_second:
-            return text
-    return f"{format(Decimal(repr(per_second)), 'f')}/s"
-
-
 Frequency = Annotated[
     float,
-    BeforeValidator(frequency),
-    PlainSerializer(format_frequency),
+    BeforeValidator(units.frequency),
+    PlainSerializer(units.format_frequency),
     WithJsonSchema(
-        {"type": "string", "pattern": f"^{_FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
+        {"type": "string", "pattern": f"^{units.FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
     ),
 ]
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 
+Units = Mapping[str, Fraction] | Mapping[str, int]
+
 _QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
-_LONGEST = 40  # characters; keeps every quantity far inside the range of a float
+FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
+_MAX_LENGTH = 40  # characters; keeps every quantity far inside the range of a float
 
 _RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 # A small b is a bit, whatever the case of its prefix: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are one and
@@ -62,19 +65,15 @@ def rate(value: object) -> int:
 def duration(value: object) -> float:
     """Seconds from `80ms`, `30s`, `2min`, `1h` or `500us`; zero or more."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
-    number, unit = _split(value, expected)
-    if unit not in _DURATIONS or number < 0:
-        raise ValueError(expected)
-    return float(number * _DURATIONS[unit])
+    return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
     """Bytes from `512MiB`, `1GiB` or `500MB`; above zero and whole."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
-    number, unit = _split(value, expected)
-    if unit not in _SIZES or number <= 0:
+    count = _in_base_unit(value, _SIZES, expected)
+    if count == 0:
         raise ValueError(expected)
-    count = number * _SIZES[unit]
     if count.denominator != 1:
         raise ValueError("expected a whole number of bytes such as 512MiB")
     return count.numerator
@@ -83,10 +82,7 @@ def size(value: object) -> int:
 def power(value: object) -> float:
     """Watts from `6.4W` or `350mW`; zero or more."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
-    number, unit = _split(value, expected)
-    if unit not in _POWERS or number < 0:
-        raise ValueError(expected)
-    return float(number * _POWERS[unit])
+    return float(_in_base_unit(value, _POWERS, expected))
 
 
 def share(value: object) -> float:
@@ -95,13 +91,18 @@ def share(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         part = float(value)
     else:
-        number, unit = _split(value, expected)
-        if unit != "%":
-            raise ValueError(expected)
-        part = float(number / 100)
+        part = float(_in_base_unit(value, {"%": Fraction(1, 100)}, expected))
     if not 0 <= part <= 1:
         raise ValueError(expected)
     return part
+
+
+def frequency(value: object) -> float:
+    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
+    match = _match(FREQUENCY, value)
+    if match is None or not Fraction(match[1]):
+        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
+    return float(Fraction(match[1]) / _DURATIONS[match[2]])
 
 
 def format_rate(bits: int) -> str:
@@ -125,18 +126,36 @@ def format_power(watts: float) -> str:
     return f"{_plain(Fraction(repr(watts)))}W"
 
 
+def format_frequency(per_second: float) -> str:
+    """In the first unit that needs few digits: 1/30 is `2/min`; `frequency` reads it back."""
+    for unit in ("s", "min", "h"):
+        text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
+        if "e" not in text and frequency(text) == per_second:
+            return text
+    return f"{format(Decimal(repr(per_second)), 'f')}/s"
+
+
+def _match(pattern: re.Pattern[str], value: object) -> re.Match[str] | None:
+    short = isinstance(value, str) and len(value) <= _MAX_LENGTH
+    return pattern.fullmatch(str(value)) if short else None
+
+
 def _split(value: object, expected: str) -> tuple[Fraction, str]:
-    match = None
-    if isinstance(value, str) and len(value) <= _LONGEST:
-        match = _QUANTITY.fullmatch(value)
+    match = _match(_QUANTITY, value)
     if match is None:
         raise ValueError(expected)
     return Fraction(match[1]), match[2].replace("µ", "u")
 
 
-def _largest_whole(
-    value: Fraction, units: Mapping[str, Fraction] | Mapping[str, int], otherwise: str = ""
-) -> str:
+def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
+    """Zero or more."""
+    number, unit = _split(value, expected)
+    if unit not in units or number < 0:
+        raise ValueError(expected)
+    return number * units[unit]
+
+
+def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
     """`units` from the largest to the smallest; what is whole in none is written in `otherwise`."""
     for unit, scale in units.items():
         count = value / scale
