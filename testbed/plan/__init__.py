@@ -193,7 +193,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     """
     found = traits(runtime)
     if found.simulated:
-        return Plan(runtime=runtime, devices=_planned(topology))
+        return Plan(runtime=runtime, devices=tuple(_devices(topology)))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
@@ -214,7 +214,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         raise topology.source.error(problems)
     return Plan(
         runtime=runtime,
-        devices=_planned(topology, dilation),
+        devices=tuple(_devices(topology, dilation)),
         dilation=dilation,
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
@@ -246,8 +246,8 @@ def _row(device: PlannedDevice, *, real: bool, limited: bool) -> dict[str, Any]:
         "gflops": device.gflops,
         "timing": _duration(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),
-        "up": _rate(link.up),
-        "down": _rate(link.down),
+        "up": link.up and format_rate(link.up),
+        "down": link.down and format_rate(link.down),
         "rtt": format_duration(link.rtt) if link.rtt else None,
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
@@ -282,41 +282,31 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return scaled
 
 
-def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, ...]:
-    return tuple(
-        device for group in topology.devices for device in _devices(group, topology.seed, dilation)
-    )
-
-
 def way(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
     link = Link() if group.link is None else traces.link_at_start(group.link)
-    return link.behind(None if group.access is None else group.access.plain())
+    return link.behind(group.access and group.access.plain())
 
 
-def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
-    local = group.local.plain()
-    link = None if group.link is None else traces.link_at_start(group.link)
-    access = None if group.access is None else group.access.plain()
-    think = None if group.think is None else group.think.plain()
-    timing = None if group.timing is None else group.timing.plain()
-    for name in group.device_names:
-        yield PlannedDevice(
-            name=name,
+def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevice]:
+    for group in topology.devices:
+        planned = PlannedDevice(
+            name=group.name,
             group=group.name,
             cpu=group.cpu,
             memory=group.memory_limit,
-            local=local,
-            link=link,
-            access=access,
-            think=think,
-            timing=timing,
+            local=group.local.plain(),
+            link=group.link and traces.link_at_start(group.link),
+            access=group.access and group.access.plain(),
+            think=group.think and group.think.plain(),
+            timing=group.timing and group.timing.plain(),
             gflops=group.gflops,
-            speed=group.speed.draw(seed, name),
-            power=None if group.power is None else group.power.plain(),
+            power=group.power and group.power.plain(),
             dilation=dilation,
         )
+        for name in group.device_names:
+            yield replace(planned, name=name, speed=group.speed.draw(topology.seed, name))
 
 
 def _cpuset(cores: Sequence[int]) -> str:
@@ -330,10 +320,6 @@ def _cpuset(cores: Sequence[int]) -> str:
     return ",".join("-".join(map(str, span)) for span in ranges)
 
 
-def _rate(bits: int | None) -> str | None:
-    return None if bits is None else format_rate(bits)
-
-
 def _duration(duration: Duration | None) -> str | None:
     """`200ms`, or the name of the distribution."""
     if duration is None:
@@ -344,9 +330,5 @@ def _duration(duration: Duration | None) -> str | None:
 
 
 def _local(local: Local) -> str:
-    amount = _count(local.steps, "step") if local.steps else _count(local.epochs or 0, "epoch")
-    return f"{amount} x {local.batch_size}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
+    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}"

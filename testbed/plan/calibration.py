@@ -177,7 +177,7 @@ def _cpu_model() -> str:
 def _read(path: Path) -> tuple[Calibration, ...]:
     """What was kept; nothing where the file is torn, or another program's or version's."""
     try:
-        return _Cache.model_validate_json(path.read_bytes()).calibrations
+        return _Cache.model_validate_json(path.read_bytes(), strict=False).calibrations
     except (OSError, ValueError):
         return ()
 
