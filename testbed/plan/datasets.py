@@ -2,7 +2,7 @@
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
 the hub itself. Decoding 70,000 images takes seconds, and so does importing the partitioners: arrays
-and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
+and partitions are kept in the user's cache. To add a dataset: a row in DATASETS.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Found:
     """Where a dataset lies."""
 
     fingerprint: str
-    """Another one wherever `read` may give something else."""
+    """Of the files: another one where `read` may return something else."""
     read: Callable[[], Dataset]
     """Decodes all of it: seconds. Raises BadInputError or HostError."""
 
@@ -211,22 +211,19 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     task, clients = topology.task, topology.device_names
     if task.dataset is None:
         shards = task.build().shards()
-        everything = Shard(
-            np.concatenate([shard.x for shard in shards]),
-            np.concatenate([shard.y for shard in shards]),
-            shards[0].scale,
-        )
-        numbered = np.arange(len(everything))
-        own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
-        return _evaluated(
-            Prepared(everything, everything, dict(zip(clients, own, strict=True))), topology
-        )
-    dataset = load(task.dataset, root)
-    indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
-    return _evaluated(Prepared(dataset.train, dataset.test, indices), topology)
+        x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in ("x", "y"))
+        train = test = Shard(x, y, shards[0].scale)
+        ends = np.cumsum([len(shard) for shard in shards])
+        own = np.split(np.arange(len(train)), ends[:-1])
+        indices: Mapping[str, Indices] = dict(zip(clients, own, strict=True))
+    else:
+        dataset = load(task.dataset, root)
+        train, test = dataset.train, dataset.test
+        indices = _partition(task.partition.build(), train.y, clients, topology.seed)
+    return _with_evaluation_set(Prepared(train, test, indices), topology)
 
 
-def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
+def _with_evaluation_set(prepared: Prepared, topology: Topology) -> Prepared:
     """`prepared` with the samples for `test` that `topology.evaluate` asks for."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if samples is None:
@@ -244,7 +241,9 @@ def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
     return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
 
 
-def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+def _partition(
+    scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int
+) -> Mapping[str, Indices]:
     """The partition by `scheme`, from the cache where the same has been made before."""
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)

@@ -155,6 +155,10 @@ class Variant(Model):
     def params(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
 
+    @property
+    def named(self) -> config.Named:
+        return config.Named(getattr(self, self.tag), self.params)
+
     def build(self) -> Any:
         """The dataclass; its constructor raises ValueError where the parameters do not fit together."""
         return self.parameters(**self.params)
