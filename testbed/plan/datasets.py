@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -64,12 +64,6 @@ class Found:
     """Of the files: another one where `read` may return something else."""
     read: Callable[[], Dataset]
     """Decodes all of it: seconds. Raises BadInputError or HostError."""
-
-
-class Source(Protocol):
-    """Where a dataset comes from."""
-
-    def find(self, root: Path | None) -> Found: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +168,7 @@ class Digits:
         return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
 
 
-DATASETS: dict[str, Source] = {
+DATASETS: dict[str, HubImages | Digits] = {
     "digits": Digits(),
     "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", image="img", label="label"),
     "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
@@ -247,9 +241,9 @@ def _partition(
     """The partition by `scheme`, from the cache where the same has been made before."""
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
-    of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
-    ours = Path(partition.__file__).read_bytes()  # a change there may deal out otherwise
-    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"), ours)
+    hashed = hashlib.sha256(labels.tobytes()).hexdigest()
+    source = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    facts = (scheme, hashed, len(clients), seed, metadata.version("flwr-datasets"), source)
     path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
     try:
         kept = load_file(path)

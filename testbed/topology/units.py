@@ -1,8 +1,8 @@
-"""Quantities as people write them (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
+"""Quantities with their units (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
 
-Each reader takes what stood in the file and raises ValueError, whose message begins with "expected",
-where that is no such quantity. A bare number is refused: 5 what? Arithmetic is exact until the last
-step, so that what a writer wrote, its reader reads back to the last bit.
+Each reader takes a value of the file. Where that is no such quantity it raises ValueError, whose message
+begins with "expected"; a number without unit is refused. Arithmetic is exact until the last step, so
+that a reader returns exactly the number that was formatted.
 """
 
 from __future__ import annotations
@@ -12,35 +12,22 @@ from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 
-Units = Mapping[str, Fraction] | Mapping[str, int]
+Units = Mapping[str, Fraction | int]
 
 _QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
 FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
 _MAX_LENGTH = 40  # characters; keeps every quantity far inside the range of a float
 
-_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_RATES = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 # A small b is a bit, whatever the case of its prefix: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are one and
 # the same (tc would read `mbps` as megabytes). A capital B is a byte to some and a bit to others.
 _BIT_RATE = re.compile(r"([kKmMgG]?)(?:[bB]it(?:/s)?|bps|b/s)")
 _BYTE_RATE = re.compile(r"([kKmMgG]?)(?:B|[bB]ytes?)(?:ps|PS|/s)?")
 
-_DURATIONS = {
-    "h": Fraction(3600),
-    "min": Fraction(60),
-    "s": Fraction(1),
-    "ms": Fraction(1, 10**3),
-    "us": Fraction(1, 10**6),
-}
-_SIZES = {
-    "GiB": 2**30,
-    "MiB": 2**20,
-    "KiB": 2**10,
-    "GB": 10**9,
-    "MB": 10**6,
-    "kB": 10**3,
-    "B": 1,
-}
-_POWERS = {"W": Fraction(1), "mW": Fraction(1, 10**3)}
+_DURATIONS: Units = {"h": 3600, "min": 60, "s": 1, "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}
+_BINARY_SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+_SIZES = _BINARY_SIZES | {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+_POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
@@ -107,7 +94,7 @@ def frequency(value: object) -> float:
 
 def format_rate(bits: int) -> str:
     """`bits` per second in the largest unit that keeps it whole: 5000000 is `5mbit`."""
-    return _largest_whole(Fraction(bits), dict(reversed(_RATES.items())))
+    return _largest_whole(Fraction(bits), _RATES)
 
 
 def format_duration(seconds: float) -> str:
@@ -117,8 +104,7 @@ def format_duration(seconds: float) -> str:
 
 def format_size(count: int) -> str:
     """`count` bytes in the largest binary unit that keeps it whole: 536870912 is `512MiB`."""
-    binary = {unit: scale for unit, scale in _SIZES.items() if unit.endswith("iB") or scale == 1}
-    return _largest_whole(Fraction(count), binary)
+    return _largest_whole(Fraction(count), _BINARY_SIZES)
 
 
 def format_power(watts: float) -> str:
