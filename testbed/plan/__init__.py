@@ -72,7 +72,7 @@ class PlannedDevice:
         return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
 
     @property
-    def host_way(self) -> Link | None:
+    def host_end_to_end(self) -> Link | None:
         """The whole path from device to server, as the host has to make it, for a device alone on it."""
         return None if self.direct else (self.host_link or Link()).behind(self.host_access)
 
@@ -194,7 +194,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
-    problems = list(feasibility.impossible(topology, runtime))
+    problems = list(feasibility.unsupported(topology, runtime))
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, dilation)
         problems += feasibility.too_little_memory(topology)
@@ -273,7 +273,7 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return scaled
 
 
-def way(group: DeviceGroup) -> Link:
+def end_to_end(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
     link = Link() if group.link is None else traces.link_at_start(group.link)

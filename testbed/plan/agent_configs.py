@@ -229,7 +229,7 @@ def _device(
         data_address=places.data[0],
         link=device.host_link,
         netem=spec.netem,
-        probed=device.host_way,
+        probed=device.host_end_to_end,
         telemetry_every=device.dilation,
         shared=device.shared,
         present=present,

@@ -1,4 +1,4 @@
-"""Feasibility of a topology on a host: each problem with its place in the file, and the fix."""
+"""Feasibility of a topology on a host: problems, each with its place in the file and its fix."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MIN_SHARE = 0.001
 """Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
 
 
-def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """Problems with what the topology asks of `runtime`, a real one, and it cannot do."""
+def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Parts of the topology that `runtime`, a real one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless:

@@ -115,7 +115,7 @@ def _measured(
     def one(device: PlannedDevice) -> LinkFigures:
         _, transfers, echoes = ports[device.name]
         try:
-            return probe.measure(device.host_way or Link(), host, transfers, echoes)
+            return probe.measure(device.host_end_to_end or Link(), host, transfers, echoes)
         except OSError as error:  # fail closed
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."

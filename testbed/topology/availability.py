@@ -1,4 +1,4 @@
-"""When the devices of a group have a network: devices that come and go."""
+"""Availability: when the devices of a group have a network."""
 
 from __future__ import annotations
 

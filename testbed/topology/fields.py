@@ -1,4 +1,4 @@
-"""The kinds of field that a topology is made of: bounded numbers, quantities, and named variants."""
+"""Types of the fields of a topology: bounded numbers, quantities, and named variants."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Model(BaseModel):
 
 
 def expecting(text: str) -> WrapValidator:
-    """Where a value has the wrong type or is out of bounds, say that `text` was expected.
+    """The message where a value has the wrong type or is out of bounds: that `text` was expected.
 
-    What a quantity's reader says of its unit stands.
+    A quantity's own message about its unit is kept.
     """
 
     def validate(value: Any, handler: Any) -> Any:
@@ -96,7 +96,7 @@ Size = Annotated[
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
 ]
 LEAST_MEMORY = 256 * 2**20
-"""Bytes that a device can be limited to: PyTorch alone takes about 240 MB."""
+"""Bytes: the lowest limit of a device, as PyTorch alone takes about 240 MB."""
 Memory = Annotated[
     Size,
     Field(ge=LEAST_MEMORY),
@@ -145,7 +145,7 @@ class Power(Model):
 
 
 class Variant(Model):
-    """Base of models of which each has a name, and the fields of one dataclass as its parameters."""
+    """Base of models with a name, and the fields of a dataclass as their parameters."""
 
     tag: ClassVar[str] = "name"
     """The key that names the variant."""
@@ -160,7 +160,7 @@ class Variant(Model):
         return config.Named(getattr(self, self.tag), self.params)
 
     def build(self) -> Any:
-        """The dataclass; its constructor raises ValueError where the parameters do not fit together."""
+        """The dataclass; its constructor raises ValueError for parameters in conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")

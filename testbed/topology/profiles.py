@@ -1,8 +1,8 @@
-"""Named device types and link classes: those that come with the testbed, and the user's own.
+"""Device profiles and link classes: those of the testbed, and the user's own.
 
-A profiles file has `devices:` and `links:`, each by name. Three are read: what comes with the testbed,
-the user's (`~/.config/testbed/profiles.yaml`), and `profiles.yaml` beside the topology. An entry of a
-later one replaces the whole entry of that name of an earlier one.
+A profiles file has `devices:` and `links:`, each by name. Read are the testbed's, the user's
+(`~/.config/testbed/profiles.yaml`) and `profiles.yaml` beside the topology. An entry of a later one
+replaces the whole entry of that name of an earlier one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class _Entry(Model):
     source: str = Field(default="", description="Where the figures are from")
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_figures(self) -> Self:
         figures = [name for name in type(self).model_fields if name not in _ABOUT]
-        if all(getattr(self, name) is None for name in figures):
+        if not self.figures():
             raise ValueError(f"found none of {', '.join(figures)}, expected at least one of them")
         return self
 
     def figures(self) -> dict[str, Any]:
-        """What is known, as a topology writes it: `{"down": "12mbit", "rtt": "70ms"}`."""
+        """The known figures, as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
@@ -107,10 +107,6 @@ class Profiles(Model):
         """Raises BadInputError that names one that may be meant."""
         return _named(name, self.links, "link class")
 
-    def updated_by(self, other: Profiles) -> Profiles:
-        """Both; of one name, the entry of `other`."""
-        return Profiles(devices=self.devices | other.devices, links=self.links | other.links)
-
     def only(self, name: str) -> Profiles:
         """The device profile, or the link class, of that name, or both.
 
@@ -131,11 +127,11 @@ def load(beside: Path | None = None) -> Profiles:
     paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
     if beside is not None:
         paths.append(beside / FILE)
-    found = Profiles()
-    for path in paths:
-        if path.exists():
-            found = found.updated_by(read(path))
-    return found
+    found = [read(path) for path in paths if path.exists()]
+    return Profiles(
+        devices={name: entry for each in found for name, entry in each.devices.items()},
+        links={name: entry for each in found for name, entry in each.links.items()},
+    )
 
 
 def user_file() -> Path:
@@ -150,12 +146,12 @@ def read(path: Path) -> Profiles:
 
 
 def parse(text: str, name: str = "<text>") -> Profiles:
-    """`read` of a text that no file holds; `name` is what errors call it."""
+    """`read` of a text instead of a file; `name` is for errors."""
     return _profiles(yamlfile.parse(text, name))
 
 
 def guess(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by `name`, which is unknown."""
+    """The one that `name`, which is unknown, may be meant for; else all `known`."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
@@ -163,7 +159,7 @@ def guess(name: str, known: Iterable[str]) -> str:
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """Everything that is known, an entry a row, quantities as a topology writes them."""
+    """A row for each entry, with quantities as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -190,7 +186,7 @@ def _named(name: str, entries: Mapping[str, E], what: str) -> E:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether a file says nothing, or has comments only: its user wants none of what is in it."""
+    """Whether a file is empty, or has comments only, as when its entries are commented out."""
     lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
     return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
 

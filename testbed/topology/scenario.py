@@ -81,7 +81,7 @@ class LinkChange(Link):
     """What is to change of a link; what is left out stays as it is. A rate of null is unlimited."""
 
     @model_validator(mode="after")
-    def _limits(self) -> Self:
+    def _has_value(self) -> Self:
         if not self.model_fields_set:
             raise ValueError("found nothing to change, expected a rate such as up: 1mbit")
         return self

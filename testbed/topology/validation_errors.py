@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in this project's words: field, what was found, what was expected."""
+"""Pydantic's errors in this project's form: place, field, what was found, what was expected."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _problem(details: ErrorDetails, document: Document) -> Problem:
 
 
 def _where(loc: Where, data: Any) -> Where:
-    """`loc` without what is not in the file: pydantic puts the names of variants there."""
+    """`loc` without the names of variants, which pydantic adds and the file does not have."""
     where: Where = ()
     for key in loc:
         if isinstance(data, Mapping):
@@ -135,16 +135,14 @@ def _keys_expected(where: Where) -> str:
 
 
 def _among(found: Any, choices: list[str]) -> str:
+    *others, last = choices
     guess = did_you_mean(str(found), choices)
-    return f"expected {_either(choices)}" + (f"; {guess}" if guess else "")
-
-
-def _either(choices: list[str]) -> str:
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+    expected = f"expected {', '.join(others)} or {last}" if others else f"expected {last}"
+    return expected + (f"; {guess}" if guess else "")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`did you mean rate?`, or nothing where none of `known` is near."""
+    """`did you mean rate?`, or nothing where none of `known` is similar."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
 
