@@ -82,21 +82,17 @@ class HubImages:
     """Split to evaluate on; clients train on `train`."""
 
     def find(self, root: Path | None) -> Found:
-        local = None if root is None else self._files(root)
-        if local is None:
+        if root is None:
             return Found("hub", self._fetch)
-        stats = ((path.name, path.stat()) for paths in local for path in paths)
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        train, test = local
-        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
-
-    def _files(self, root: Path) -> tuple[list[Path], list[Path]] | None:
-        """Parquet files of the training and the test split under `root`, or None."""
         if not root.is_dir():
             raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
         folder = root / self.hub_id
         train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", self.test))
-        return (train, test) if train and test else None
+        if not (train and test):
+            return Found("hub", self._fetch)
+        stats = [(path.name, path.stat()) for path in (*train, *test)]
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
 
     def _read(self, paths: Iterable[Path]) -> Shard:
         parts = [self._read_file(path) for path in paths]

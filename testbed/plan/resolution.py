@@ -49,17 +49,15 @@ def on_host(topology: Topology, host: Calibration) -> Topology:
     """The topology with the CPU shares that the profiles' speeds make on `host`. Raises
     BadInputError."""
     known = profiles.load(Path(topology.source.name).parent)
-    problems, groups = [], []
+    problems, groups = [], list(topology.devices)
     for index, group in enumerate(topology.devices):
-        changed = group
         if group.profile is not None and group.cpu is None:
             try:
                 cpu = share(group.profile, known.device(group.profile), host)
-                changed = group.model_copy(update={"cpu": round(cpu, 4)})
+                groups[index] = group.model_copy(update={"cpu": round(cpu, 4)})
             except BadInputError as error:
                 where: Where = ("devices", index, "profile")
                 problems.append(topology.source.problem(where, str(error)))
-        groups.append(changed)
     if problems:
         raise topology.source.error(problems)
     return topology.with_devices(tuple(groups))

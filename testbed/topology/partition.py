@@ -15,7 +15,7 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""Of each client on average, where a scheme has no bound of its own."""
+"""The least number of samples per client, on average, where a scheme has no bound of its own."""
 
 Indices = NDArray[np.int64]
 
