@@ -149,7 +149,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         for device in spec.plan.devices:
             memory = spec.directory.memory(device.name)
             memory.parent.mkdir(exist_ok=True)
-            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one begins anew
+            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one starts without it
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     absent = spec.absent
     for device in spec.plan.devices:

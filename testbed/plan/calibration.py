@@ -95,14 +95,14 @@ class _Cache(Model):
     """One for each host: a home directory may be shared by many."""
 
 
-def calibrate(*, anew: bool = False, seconds: float = 2.0) -> Calibration:
-    """This host's calibration: from the cache, else (or with `anew`) measured for `seconds`.
+def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
+    """This host's calibration: from the cache, else (or with `refresh`) measured for `seconds`.
 
     It is kept for this host and this torch, unless the folder of the cache cannot be written.
     """
     path, host = cache.folder() / "calibration.json", this_host()
     kept = _read(path)
-    for calibration in kept if not anew else ():
+    for calibration in kept if not refresh else ():
         if calibration.host == host:
             return calibration
     new = measure(seconds)
@@ -151,7 +151,7 @@ def measure(seconds: float = 2.0) -> Calibration:
 def share(name: str, profile: DeviceProfile, calibration: Calibration) -> float:
     """Cores of this host that are as fast as the whole device of the profile called `name`.
 
-    Raises BadInputError where the profile does not say how fast its device is.
+    Raises BadInputError where the profile has no speed.
     """
     if profile.gflops is None:
         raise BadInputError(

@@ -58,7 +58,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a dataset lies."""
+    """Where a dataset was found."""
 
     fingerprint: str
     """Of the files: another one where `read` may return something else."""
@@ -214,7 +214,7 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
 
 
 def _with_evaluation_set(prepared: Prepared, topology: Topology) -> Prepared:
-    """`prepared` with the samples for `test` that `topology.evaluate` asks for."""
+    """`prepared` with the samples for `test` that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if samples is None:
         return prepared

@@ -126,8 +126,8 @@ def _summary(result: dict[str, Any]) -> str:
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    doubts = "".join(f"\n      not valid: {reason}" for reason in result["doubts"])
-    return f"{quality} ({result['seconds']:.1f} s){doubts}"
+    problems = "".join(f"\n      not valid: {reason}" for reason in result["problems"])
+    return f"{quality} ({result['seconds']:.1f} s){problems}"
 
 
 @dataclass(slots=True)

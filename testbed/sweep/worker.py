@@ -38,7 +38,7 @@ class _Watcher(View):
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self.evaluation: events.Evaluated | None = None
-        self.doubts: list[str] = []
+        self.problems: list[str] = []
 
     def progress(self, message: str) -> None:
         self._report(message)
@@ -48,7 +48,7 @@ class _Watcher(View):
             self.evaluation = record
 
     def judged(self, judgement: Judgement) -> None:
-        self.doubts = list(judgement.validity.reasons)
+        self.problems = list(judgement.validity.reasons)
 
 
 def execute(
@@ -59,7 +59,7 @@ def execute(
     report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
-    `doubts`, why the run is not valid; or the outcome `failed`, and the `error`."""
+    `problems`, why the run is not valid; or the outcome `failed`, and the `error`."""
     watcher = _Watcher(report)
     begin = time.monotonic()
     try:
@@ -69,7 +69,7 @@ def execute(
     last = watcher.evaluation
     return {
         "outcome": ended.reason,
-        "doubts": watcher.doubts,
+        "problems": watcher.problems,
         "seconds": round(time.monotonic() - begin, 2),
         "accuracy": None if last is None else last.accuracy,
         "loss": None if last is None else last.loss,
@@ -155,7 +155,7 @@ class _Worker:
 
     @property
     def answers(self) -> IO[bytes]:
-        assert self.process.stdout is not None  # noqa: S101  (asked for above)
+        assert self.process.stdout is not None  # noqa: S101  (a pipe, see above)
         return self.process.stdout
 
     def send(self, request: dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ class _Worker:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            return  # it has died, and the end of its answers says so
+            return  # it has died, and the end of its answers shows it
 
     def close(self) -> str:
         """End it; the last lines that it printed."""

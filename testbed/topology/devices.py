@@ -143,7 +143,7 @@ class Access(Model):
 
 
 class _Speed(Variant):
-    """Drawn once per device, as durations of the same distribution are anew each time."""
+    """A factor that is drawn once per device, from one of the distributions of durations."""
 
     tag: ClassVar[str] = "distribution"
 

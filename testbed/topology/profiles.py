@@ -119,14 +119,14 @@ class Profiles(Model):
         )
 
 
-def load(beside: Path | None = None) -> Profiles:
-    """All profiles, for a topology in the folder `beside`.
+def load(folder: Path | None = None) -> Profiles:
+    """All profiles, for a topology in `folder`.
 
     Raises BadInputError that lists all that is wrong with one of the files, and where.
     """
     paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
-    if beside is not None:
-        paths.append(beside / FILE)
+    if folder is not None:
+        paths.append(folder / FILE)
     found = [read(path) for path in paths if path.exists()]
     return Profiles(
         devices={name: entry for each in found for name, entry in each.devices.items()},

@@ -24,7 +24,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""By pydantic's type of the error, for fields that say nothing better themselves."""
+"""By pydantic's type of the error, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
