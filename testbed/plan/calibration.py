@@ -179,6 +179,7 @@ def _cpu_model() -> str:
 def _read(path: Path) -> tuple[Calibration, ...]:
     """From the cache; nothing where the file is damaged, or another program's or version's."""
     try:
+        # Not strict, as JSON has neither tuples nor dates.
         return _Cache.model_validate_json(path.read_bytes(), strict=False).calibrations
     except (OSError, ValueError):
         return ()
