@@ -81,7 +81,7 @@ def calibrate(
     """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
     from testbed.plan import calibration
 
-    found = calibration.calibrate(anew=force)
+    found = calibration.calibrate(refresh=force)
     if as_json:
         sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
     else:

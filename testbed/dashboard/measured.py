@@ -13,7 +13,7 @@ from agents.config import Link
 from agents.device_actions import SetCpu, from_json
 from analysis.load import Run
 from testbed.errors import TestbedError
-from testbed.plan import way
+from testbed.plan import end_to_end
 from testbed.topology import load
 
 CPU_WINDOW_SECONDS = 10.0
@@ -71,6 +71,6 @@ def _ways(topology: Path) -> Mapping[str, Link]:
     """All that is between a device and the server as the run begins, by group; none where the file is
     from another version, or a trace has gone."""
     try:
-        return {group.name: way(group) for group in load(topology).devices}
+        return {group.name: end_to_end(group) for group in load(topology).devices}
     except (TestbedError, ValueError, OSError):
         return {}

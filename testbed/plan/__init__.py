@@ -14,7 +14,7 @@ import psutil
 from agents.config import Access, Duration, Link, Local
 from testbed.plan import feasibility
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
-from testbed.topology import Topology, linktraces
+from testbed.topology import Topology, traces
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits, traits
@@ -72,8 +72,8 @@ class PlannedDevice:
         return None if self.access is None else Access(**dilated(asdict(self.access), self.dilation))
 
     @property
-    def host_way(self) -> Link | None:
-        """The whole path that the host has to make from device to server, for a device alone on it."""
+    def host_end_to_end(self) -> Link | None:
+        """The whole path from device to server, as the host has to make it, for a device alone on it."""
         return None if self.direct else (self.host_link or Link()).behind(self.host_access)
 
     @property
@@ -113,14 +113,12 @@ class PlannedDevice:
     @property
     def profile(self) -> str:
         """This device's hardware in a table: `0.25 cpu, 512 MiB` or `10 gflops`."""
-        facts = []
-        if self.cpu is not None:
-            facts.append(f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB")
-        if self.gflops is not None:
-            facts.append(f"{self.gflops:g} gflops")
-        if self.timing is not None:
-            facts.append(f"timing {_duration(self.timing)}")
-        return ", ".join(facts)
+        facts = (
+            f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
+            f"{self.gflops:g} gflops" if self.gflops is not None else "",
+            f"timing {_duration(self.timing)}" if self.timing is not None else "",
+        )
+        return ", ".join(filter(None, facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +174,9 @@ class Host:
 def this_host(*, netem: bool = False) -> Host:
     """This host, measured now: the CPUs that this process may use, the free memory and, with `netem`,
     whether the kernel has it."""
-    if sys.platform == "linux":
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-    else:
-        cores = tuple(range(os.cpu_count() or 1))
-    host = Host(cores, psutil.virtual_memory().available)
+    linux = sys.platform == "linux"
+    cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
+    host = Host(tuple(cores), psutil.virtual_memory().available)
     return replace(host, lack_of_netem=lack_of_netem()) if netem else host
 
 
@@ -193,12 +189,12 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     """
     found = traits(runtime)
     if found.simulated:
-        return Plan(runtime=runtime, devices=_planned(topology))
+        return Plan(runtime=runtime, devices=tuple(_devices(topology)))
     alone = len(host.cores) > 1
     device_cores = host.cores[1:] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
-    problems = list(feasibility.impossible(topology, runtime))
+    problems = list(feasibility.unsupported(topology, runtime))
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, dilation)
         problems += feasibility.too_little_memory(topology)
@@ -214,7 +210,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         raise topology.source.error(problems)
     return Plan(
         runtime=runtime,
-        devices=_planned(topology, dilation),
+        devices=tuple(_devices(topology, dilation)),
         dilation=dilation,
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
@@ -227,8 +223,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """A row per device with what it is given, for `testbed plan`: values that no device has get no
     column."""
-    real, limited = not plan.traits.simulated, plan.traits.cgroups
-    rows = [_row(device, real=real, limited=limited) for device in plan.devices]
+    rows = [_row(device, plan.traits) for device in plan.devices]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
@@ -236,18 +231,19 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 _OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access")
 
 
-def _row(device: PlannedDevice, *, real: bool, limited: bool) -> dict[str, Any]:
+def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
     link = device.link or Link()
+    quota = None if traits.simulated else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
     return {
         "device": device.name,
         "cpu": device.cpu,
-        "quota": f"{device.quota / 1000:g}/{device.period / 1000:g} ms" if real else None,
-        "memory": format_size(device.memory) if limited else None,
+        "quota": quota,
+        "memory": format_size(device.memory) if traits.cgroups else None,
         "gflops": device.gflops,
         "timing": _duration(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),
-        "up": _rate(link.up),
-        "down": _rate(link.down),
+        "up": link.up and format_rate(link.up),
+        "down": link.down and format_rate(link.down),
         "rtt": format_duration(link.rtt) if link.rtt else None,
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
@@ -261,13 +257,8 @@ def _dilation(topology: Topology, capacity: float) -> float:
     """The topology's dilation; `auto` is the smallest at which the devices fit on `capacity` cores."""
     if topology.dilation != "auto":
         return topology.dilation
-    shares = [group.cpu or 0.0 for group in topology.devices for _ in group.device_names]
-    return max(1.0, *(_up(cores / capacity) for cores in (math.fsum(shares), max(shares))))
-
-
-def _up(value: float) -> float:
-    """Round up to two decimals."""
-    return math.ceil(value * 100 - _ROUNDING) / 100
+    cores = math.fsum(group.cpu or 0.0 for group in topology.devices for _ in group.device_names)
+    return max(1.0, math.ceil(cores / capacity * 100 - _ROUNDING) / 100)
 
 
 def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
@@ -282,41 +273,31 @@ def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     return scaled
 
 
-def _planned(topology: Topology, dilation: float = 1.0) -> tuple[PlannedDevice, ...]:
-    return tuple(
-        device for group in topology.devices for device in _devices(group, topology.seed, dilation)
-    )
-
-
-def way(group: DeviceGroup) -> Link:
+def end_to_end(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
-    link = Link() if group.link is None else linktraces.at_begin(group.link)
+    link = Link() if group.link is None else traces.link_at_start(group.link)
     return link.behind(None if group.access is None else group.access.plain())
 
 
-def _devices(group: DeviceGroup, seed: int, dilation: float) -> Iterator[PlannedDevice]:
-    local = group.local.plain()
-    link = None if group.link is None else linktraces.at_begin(group.link)
-    access = None if group.access is None else group.access.plain()
-    think = None if group.think is None else group.think.plain()
-    timing = None if group.timing is None else group.timing.plain()
-    for name in group.device_names:
-        yield PlannedDevice(
-            name=name,
+def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevice]:
+    for group in topology.devices:
+        planned = PlannedDevice(
+            name=group.name,
             group=group.name,
             cpu=group.cpu,
             memory=group.memory_limit,
-            local=local,
-            link=link,
-            access=access,
-            think=think,
-            timing=timing,
+            local=group.local.plain(),
+            link=None if group.link is None else traces.link_at_start(group.link),
+            access=None if group.access is None else group.access.plain(),
+            think=None if group.think is None else group.think.plain(),
+            timing=None if group.timing is None else group.timing.plain(),
             gflops=group.gflops,
-            speed=group.speed.draw(seed, name),
             power=None if group.power is None else group.power.plain(),
             dilation=dilation,
         )
+        for name in group.device_names:
+            yield replace(planned, name=name, speed=group.speed.draw(topology.seed, name))
 
 
 def _cpuset(cores: Sequence[int]) -> str:
@@ -330,10 +311,6 @@ def _cpuset(cores: Sequence[int]) -> str:
     return ",".join("-".join(map(str, span)) for span in ranges)
 
 
-def _rate(bits: int | None) -> str | None:
-    return None if bits is None else format_rate(bits)
-
-
 def _duration(duration: Duration | None) -> str | None:
     """`200ms`, or the name of the distribution."""
     if duration is None:
@@ -344,9 +321,5 @@ def _duration(duration: Duration | None) -> str | None:
 
 
 def _local(local: Local) -> str:
-    amount = _count(local.steps, "step") if local.steps else _count(local.epochs or 0, "epoch")
-    return f"{amount} x {local.batch_size}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
+    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}"

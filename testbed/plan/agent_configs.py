@@ -6,7 +6,6 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from agents import probe_server
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
@@ -16,7 +15,7 @@ from testbed.broker import Account, init_user
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import Plan, PlannedDevice
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, linktraces, scenario
+from testbed.topology import Topology, scenario, traces
 from testbed.topology.timeline import Step, timeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -26,6 +25,7 @@ AGGREGATOR_CONFIG = "/testbed/aggregator.json"
 DEVICE_CONFIG = "/testbed/device.json"
 ROUTER_CONFIG = "/testbed/router.json"
 CLIENT_CONFIG = "/testbed/client.json"
+RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 MEMORY = "/testbed/memory"
@@ -79,10 +79,10 @@ class RunSpec:
         topology = self.topology
         played = timeline(topology.scenario, topology.churn, topology.devices, topology.seed)
         traced = [
-            linktraces.steps(name, traces)
+            traces.steps(name, found)
             for group in topology.devices
             if group.link is not None and group.link.trace is not None
-            for traces in [linktraces.read(group.link.trace, Path())]
+            for found in [traces.read(group.link.trace, Path())]
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)
@@ -99,78 +99,31 @@ class RunSpec:
         return side.kind == "residual"
 
 
-class Places(Protocol):
+@dataclass(frozen=True, slots=True)
+class Places:
     """Where the processes of a runtime find the broker and their files."""
 
-    @property
-    def data(self) -> tuple[str, int]:
-        """Host and port of the broker for FL's traffic."""
-
-    @property
-    def control(self) -> tuple[str, int]:
-        """Host and port of the broker for the controller's traffic."""
+    data: tuple[str, int]
+    """Host and port of the broker for FL's traffic."""
+    control: tuple[str, int]
+    """Host and port of the broker for the controller's traffic."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Port to the broker through a device's link, by device; none without a relay."""
+    mounted: bool = False
+    """Whether files are mounted in containers; else processes find them where they are."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Host and port where `client` finds the broker."""
-
-    def run_directory(self, directory: RunDirectory) -> str: ...
-    def shard(self, directory: RunDirectory, client: str) -> str: ...
-    def memory(self, directory: RunDirectory, client: str) -> str: ...
-    def test_set(self, directory: RunDirectory) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _InContainers:
-    # Not "broker": Docker answers with a container's host name too, on any network that it is on.
-    data: tuple[str, int] = ("server", 1883)
-    control: tuple[str, int] = ("control", 1883)
-
-    def client_broker(self, client: str) -> tuple[str, int]:
-        return self.data
-
-    def run_directory(self, directory: RunDirectory) -> str:
-        return "/testbed/run"
-
-    def shard(self, directory: RunDirectory, client: str) -> str:
-        return SHARD
-
-    def memory(self, directory: RunDirectory, client: str) -> str:
-        return f"{MEMORY}/{directory.memory(client).name}"
-
-    def test_set(self, directory: RunDirectory) -> str:
-        return TEST_SET
-
-
-IN_CONTAINERS = _InContainers()
-
-
-@dataclass(frozen=True, slots=True)
-class OnHost:
-    """Processes on this machine: one broker address, real paths."""
-
-    data: tuple[str, int]
-    ports: Mapping[str, int] = field(default_factory=dict)
-    """Port to the broker through a device's link, by device; none without a relay."""
-
-    @property
-    def control(self) -> tuple[str, int]:
-        return self.data
-
-    def client_broker(self, client: str) -> tuple[str, int]:
         host, port = self.data
         return host, self.ports.get(client, port)
 
-    def run_directory(self, directory: RunDirectory) -> str:
-        return str(directory.path)
+    def path(self, on_host: Path, in_container: str) -> str:
+        """Where a process finds a file or folder."""
+        return in_container if self.mounted else str(on_host)
 
-    def shard(self, directory: RunDirectory, client: str) -> str:
-        return str(directory.shard(client))
 
-    def memory(self, directory: RunDirectory, client: str) -> str:
-        return str(directory.memory(client))
-
-    def test_set(self, directory: RunDirectory) -> str:
-        return str(directory.test_set)
+# Not "broker": Docker answers with a container's host name too, on any network that it is on.
+IN_CONTAINERS = Places(data=("server", 1883), control=("control", 1883), mounted=True)
 
 
 def init_name(device: str) -> str:
@@ -196,7 +149,7 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         for device in spec.plan.devices:
             memory = spec.directory.memory(device.name)
             memory.parent.mkdir(exist_ok=True)
-            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one begins anew
+            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one starts without it
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     absent = spec.absent
     for device in spec.plan.devices:
@@ -235,8 +188,8 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         evaluate_every=topology.evaluate.every,
         stop=topology.stop.plain(),
         seed=topology.seed,
-        test_set=places.test_set(spec.directory),
-        run_directory=places.run_directory(spec.directory),
+        test_set=places.path(spec.directory.test_set, TEST_SET),
+        run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         resume=spec.resume,
         dilation=spec.plan.dilation,
@@ -246,7 +199,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
 
 
 def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
-    side = spec.topology.rule.build().client_side
+    memory = spec.directory.memory(device.name)
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
@@ -255,13 +208,13 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         local=device.local,
         think=device.think,
         seed=spec.topology.seed,
-        shard=places.shard(spec.directory, device.name),
+        shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
-        side=side,
+        side=spec.topology.rule.build().client_side,
         timing=device.timing,
         speed=device.speed,
         dilation=device.dilation,
-        memory=places.memory(spec.directory, device.name) if spec.remembers else None,
+        memory=places.path(memory, f"{MEMORY}/{memory.name}") if spec.remembers else None,
         patience=spec.topology.start.timeout,
     )
 
@@ -276,7 +229,7 @@ def _device(
         data_address=places.data[0],
         link=device.host_link,
         netem=spec.netem,
-        probed=device.host_way,
+        probed=device.host_end_to_end,
         telemetry_every=device.dilation,
         shared=device.shared,
         present=present,

@@ -1,9 +1,8 @@
 """Calibration: the speed of a core of this host, which turns a device profile's speed into a CPU share.
 
 A profile's gflops are those of High-Performance Linpack, which spends its time in products of
-double-precision matrices; so that is what is measured here. Two things remain between the figures, and
-both make a share err by some per cent: Linpack loses a little around its products, and a host's core
-may run slower when all of them work.
+double-precision matrices; so that is what is measured here. Two differences remain, of some per cent
+each: Linpack loses a little around its products, and a host's core may be slower when all are busy.
 """
 
 from __future__ import annotations
@@ -96,20 +95,23 @@ class _Cache(Model):
     """One for each host: a home directory may be shared by many."""
 
 
-def calibrate(*, anew: bool = False, seconds: float = 2.0) -> Calibration:
-    """This host's calibration: the one that was kept, or a new one that is measured for `seconds`.
+def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
+    """This host's calibration: from the cache, else (or with `refresh`) measured for `seconds`.
 
     It is kept for this host and this torch, unless the folder of the cache cannot be written.
     """
     path, host = cache.folder() / "calibration.json", this_host()
     kept = _read(path)
-    for calibration in kept if not anew else ():
+    for calibration in kept if not refresh else ():
         if calibration.host == host:
             return calibration
     new = measure(seconds)
     others = tuple(calibration for calibration in kept if calibration.host != host)
+    text = _Cache(calibrations=(*others, new)).model_dump_json(indent=2) + "\n"
     with suppress(OSError):  # it is measured again next time
-        _write(_Cache(calibrations=(*others, new)), path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with files.whole(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     return new
 
 
@@ -149,7 +151,7 @@ def measure(seconds: float = 2.0) -> Calibration:
 def share(name: str, profile: DeviceProfile, calibration: Calibration) -> float:
     """Cores of this host that are as fast as the whole device of the profile called `name`.
 
-    Raises BadInputError where the profile does not say how fast its device is.
+    Raises BadInputError where the profile has no speed.
     """
     if profile.gflops is None:
         raise BadInputError(
@@ -175,14 +177,9 @@ def _cpu_model() -> str:
 
 
 def _read(path: Path) -> tuple[Calibration, ...]:
-    """What was kept; nothing where the file is torn, or another program's or version's."""
+    """From the cache; nothing where the file is damaged, or another program's or version's."""
     try:
-        return _Cache.model_validate_json(path.read_bytes()).calibrations
+        # Not strict, as JSON has neither tuples nor dates.
+        return _Cache.model_validate_json(path.read_bytes(), strict=False).calibrations
     except (OSError, ValueError):
         return ()
-
-
-def _write(calibrations: _Cache, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.whole(path) as partial:
-        partial.write_text(calibrations.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
 the hub itself. Decoding 70,000 images takes seconds, and so does importing the partitioners: arrays
-and partitions are kept in the user's cache. To add a dataset: a line in DATASETS.
+and partitions are kept in the user's cache. To add a dataset: a row in DATASETS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -58,18 +58,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a dataset lies."""
+    """Where a dataset was found."""
 
     fingerprint: str
-    """Another one wherever `read` may give something else."""
+    """Of the files: another one where `read` may return something else."""
     read: Callable[[], Dataset]
     """Decodes all of it: seconds. Raises BadInputError or HostError."""
-
-
-class Source(Protocol):
-    """Where a dataset comes from."""
-
-    def find(self, root: Path | None) -> Found: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +82,17 @@ class HubImages:
     """Split to evaluate on; clients train on `train`."""
 
     def find(self, root: Path | None) -> Found:
-        local = None if root is None else self._files(root)
-        if local is None:
+        if root is None:
             return Found("hub", self._fetch)
-        stats = ((path.name, path.stat()) for paths in local for path in paths)
-        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        train, test = local
-        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
-
-    def _files(self, root: Path) -> tuple[list[Path], list[Path]] | None:
-        """Parquet files of the training and the test split under `root`, or None."""
         if not root.is_dir():
             raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
         folder = root / self.hub_id
         train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", self.test))
-        return (train, test) if train and test else None
+        if not (train and test):
+            return Found("hub", self._fetch)
+        stats = [(path.name, path.stat()) for path in (*train, *test)]
+        facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
 
     def _read(self, paths: Iterable[Path]) -> Shard:
         parts = [self._read_file(path) for path in paths]
@@ -174,7 +164,7 @@ class Digits:
         return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
 
 
-DATASETS: dict[str, Source] = {
+DATASETS: dict[str, HubImages | Digits] = {
     "digits": Digits(),
     "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", image="img", label="label"),
     "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
@@ -211,23 +201,20 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     task, clients = topology.task, topology.device_names
     if task.dataset is None:
         shards = task.build().shards()
-        everything = Shard(
-            np.concatenate([shard.x for shard in shards]),
-            np.concatenate([shard.y for shard in shards]),
-            shards[0].scale,
-        )
-        numbered = np.arange(len(everything))
-        own = np.split(numbered, np.cumsum([len(shard) for shard in shards])[:-1])
-        return _evaluated(
-            Prepared(everything, everything, dict(zip(clients, own, strict=True))), topology
-        )
-    dataset = load(task.dataset, root)
-    indices = _dealt(task.partition.build(), dataset.train.y, clients, topology.seed)
-    return _evaluated(Prepared(dataset.train, dataset.test, indices), topology)
+        x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in ("x", "y"))
+        train = test = Shard(x, y, shards[0].scale)
+        ends = np.cumsum([len(shard) for shard in shards])
+        own = np.split(np.arange(len(train)), ends[:-1])
+        indices: Mapping[str, Indices] = dict(zip(clients, own, strict=True))
+    else:
+        dataset = load(task.dataset, root)
+        train, test = dataset.train, dataset.test
+        indices = _partition(task.partition.build(), train.y, clients, topology.seed)
+    return _with_evaluation_set(Prepared(train, test, indices), topology)
 
 
-def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
-    """`prepared` with the samples for `test` that `topology.evaluate` asks for."""
+def _with_evaluation_set(prepared: Prepared, topology: Topology) -> Prepared:
+    """`prepared` with the samples for `test` that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if samples is None:
         return prepared
@@ -244,13 +231,15 @@ def _evaluated(prepared: Prepared, topology: Topology) -> Prepared:
     return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
 
 
-def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+def _partition(
+    scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int
+) -> Mapping[str, Indices]:
     """The partition by `scheme`, from the cache where the same has been made before."""
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
-    of_labels = hashlib.sha256(labels.tobytes()).hexdigest()
-    ours = Path(partition.__file__).read_bytes()  # a change there may deal out otherwise
-    facts = (scheme, of_labels, len(clients), seed, metadata.version("flwr-datasets"), ours)
+    hashed = hashlib.sha256(labels.tobytes()).hexdigest()
+    source = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    facts = (scheme, hashed, len(clients), seed, metadata.version("flwr-datasets"), source)
     path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
     try:
         kept = load_file(path)

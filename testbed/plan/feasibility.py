@@ -1,11 +1,11 @@
-"""Feasibility of a topology on a host: each problem with its place in the file, and the fix."""
+"""Feasibility of a topology on a host: problems, each with its place in the file and its fix."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 
-from testbed.topology import Topology, linktraces, scenario
+from testbed.topology import Topology, scenario, traces
 from testbed.topology.fields import LEAST_MEMORY
 from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
@@ -19,8 +19,8 @@ _MIN_SHARE = 0.001
 """Of a host core: the engine takes no quota below 1 ms, the kernel no period above 1 s."""
 
 
-def impossible(topology: Topology, runtime: str) -> Iterator[Problem]:
-    """Problems with what the topology asks of `runtime`, a real one, and it cannot do."""
+def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Parts of the topology that `runtime`, a real one, does not emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless:
@@ -45,7 +45,7 @@ def _lossy(topology: Topology, runtime: str) -> Iterator[Problem]:
         link = group.link
         if link is not None and link.loss:
             found.append(("devices", index, "link", "loss"))
-        if link is not None and link.trace is not None and linktraces.loses(link.trace):
+        if link is not None and link.trace is not None and traces.has_loss(link.trace):
             found.append(("devices", index, "link", "trace", "csv"))
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:
@@ -103,26 +103,25 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
 def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:
     """Where the devices need more than `capacity`, which broker and aggregator leave them of `cores`."""
     have = (
-        f"this host has {_cores(cores)}, of which broker and aggregator keep "
-        f"{'one' if cores > 1 else 'half'}"
+        f"this host has {'1 core' if cores == 1 else f'{cores} cores'}, of which broker and aggregator "
+        f"keep {'one' if cores > 1 else 'half'}"
     )
-    single = False
-    for index, group in enumerate(topology.devices):
-        if group.cpu is not None and group.cpu > capacity:
-            single = True
+    fix = (
+        "use a larger host, stretch time (dilation: auto), or run slower than asked with --oversubscribe"
+    )
+    shares = [group.cpu or 0.0 for group in topology.devices]
+    for index, share in enumerate(shares):
+        if share > capacity:
             yield topology.source.problem(
                 ("devices", index, "cpu"),
-                f"found {group.cpu:g}, expected at most {capacity:g}: {have}. Lower it, "
-                "use a larger host, stretch time (dilation: auto), or run slower than asked "
-                "with --oversubscribe",
+                f"found {share:g}, expected at most {capacity:g}: {have}. Lower it, {fix}",
             )
-    shares = [(group.cpu or 0.0) * len(group.device_names) for group in topology.devices]
-    if not single and too_much(shares, capacity):
+    total = math.fsum(group.cpu or 0.0 for group in topology.devices for _ in group.device_names)
+    if max(shares) <= capacity and too_much([total], capacity):
         yield topology.source.problem(
             ("devices",),
-            f"ask for {math.fsum(shares):g} cores ({_parts(topology, 'cpu')}), expected at most "
-            f"{capacity:g}: {have}. Lower cpu or count, use a larger host, stretch time (dilation: "
-            "auto), or run slower than asked with --oversubscribe",
+            f"ask for {total:g} cores ({_parts(topology, 'cpu')}), expected at most {capacity:g}: "
+            f"{have}. Lower cpu or count, {fix}",
             at_key=True,
         )
 
@@ -178,10 +177,6 @@ def _parts(topology: Topology, what: str) -> str:
         f"{format_size(group.memory_limit) if what == 'memory' else f'{group.cpu or 0:g}'} {group.name}"
         for group in topology.devices
     )
-
-
-def _cores(number: int) -> str:
-    return "1 core" if number == 1 else f"{number} cores"
 
 
 def gib(count: int) -> str:

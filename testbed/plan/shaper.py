@@ -29,7 +29,7 @@ class Shaper:
 def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shaper | None, list[Problem]]:
     """The shaper of the links of `topology`, None where there are none; and the problems with it.
 
-    `lack` says why the kernel's netem cannot be used; None where it can.
+    `lack` is why the kernel's netem cannot be used; None where it can.
     """
     linked = any(group.link is not None or group.access is not None for group in topology.devices)
     linked = linked or any(entry.link is not None for entry in topology.scenario)

@@ -98,7 +98,7 @@ def _measured(
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
-            return probe.measure(device.host_way or Link(), host, ports[device.name][_PROBES])
+            return probe.measure(device.host_end_to_end or Link(), host, ports[device.name][_PROBES])
         except OSError as error:  # fail closed
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."

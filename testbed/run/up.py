@@ -17,7 +17,7 @@ from testbed.fidelity.validity import Judgement, verdict
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
-from testbed.plan import Plan, datasets, hardware, model_check, plan, this_host
+from testbed.plan import Plan, datasets, model_check, plan, resolution, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.calibration import calibrate
 from testbed.plan.datasets import Prepared
@@ -64,9 +64,9 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
-    limited = hardware.with_memory(topology, known, free)  # not kept: another time more may be free
+    limited = resolution.with_memory(topology, known, free)  # not kept: another time more may be free
     made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
-    return topology, replace(made, notes=tuple(hardware.notes(topology, made, known, host)))
+    return topology, replace(made, notes=tuple(resolution.notes(topology, made, known, host)))
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:

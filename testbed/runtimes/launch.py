@@ -132,7 +132,7 @@ class _SpecificationBuilder:
 
     def aggregator(self) -> Container:
         run = self.spec.directory
-        inside = Path(agent_configs.IN_CONTAINERS.run_directory(run))
+        inside = Path(agent_configs.RUN_DIRECTORY)
         probes = ("python3", "-m", "agents.probe_server") if self.spec.routed else ()
         return replace(
             self._container(AGGREGATOR, self.images.agent, self.owner),

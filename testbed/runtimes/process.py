@@ -43,7 +43,7 @@ from testbed.broker import BROKER, Account
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent
 from testbed.plan import agent_configs, dilated
-from testbed.plan.agent_configs import THREAD_VARIABLES, OnHost, RunSpec
+from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import launch as relay
 from testbed.relay.traffic import Traffic
 from testbed.rundir.directory import RunDirectory
@@ -149,7 +149,8 @@ class ProcessRuntime:
         self._spawn(BROKER, self._broker_command(accounts, port))
         self._wait_for_broker(port)
         ports = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
-        agent_configs.write(self._spec, accounts, OnHost((HOST, port), ports))
+        places = Places(data=(HOST, port), control=(HOST, port), ports=ports)
+        agent_configs.write(self._spec, accounts, places)
         self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
         absent = self._spec.absent
         for name in self._devices:

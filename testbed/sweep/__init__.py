@@ -1,15 +1,15 @@
-"""A sweep: one topology, and what is to differ from run to run (`testbed sweep`). Pure but for reading.
+"""A sweep: one topology, and what changes from run to run (`testbed sweep`). Pure but for reading.
 
     topology: base.yaml                         # beside the sweep file
-    variants:                                   # perhaps: named sets of changes
+    variants:                                   # optional: named sets of changes
       fedavg: {rule: {name: fedavg}}
       fedbuff: {rule: {name: fedbuff, buffer_size: 3}, task.local.lr: 0.05}
-    grid:                                       # perhaps: every combination of these
+    grid:                                       # optional: every combination of these
       "devices[0].cpu": [0.1, 0.25]
       seed: [1, 2, 3]
-    target: 80%                                 # accuracy that the table at the end tells the cost of
+    target: 80%                                 # accuracy whose cost the table at the end shows
 
-`of` reads the same from a mapping, and `sweeping.run` runs what either has read:
+`of` reads the same from a mapping, and `sweeping.run` runs either:
 
     study = of({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
     runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from testbed import topology
 from testbed.plan import Plan
@@ -40,10 +40,10 @@ from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem,
 _MAX_CELLS = 10_000
 _STEP = re.compile(r"([A-Za-z_]\w*)((?:\[\d+\])*)")
 _MAX_VALUE_CHARACTERS = 24
-"""Letters of a value that a label takes."""
+"""The most that a label has of a value."""
 
 
-def _some(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if not values:
         raise ValueError("expected at least one value such as [1, 2, 3]")
     return values
@@ -54,7 +54,7 @@ class SweepFile(Model):
 
     topology: str
     variants: dict[str, dict[str, Any]] = Field(default={})
-    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_some)]] = Field(default={})
+    grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
     target: PositiveShare | None = None
 
 
@@ -62,12 +62,12 @@ class SweepFile(Model):
 class Change:
     path: str
     where: Where
-    """`path`, taken apart."""
+    """`path`, parsed."""
     value: Any
     at: Where
-    """Where the sweep's file has the value."""
+    """Place of the value in the sweep's file."""
     words: str
-    """For the cell's label; none of a variant's."""
+    """The value in the cell's label; empty for a variant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class Cell:
     """One run of a sweep."""
 
     label: str
-    """What tells it from the others, but for the seed."""
+    """What makes it differ from the others, without the seed."""
     variant: str
     """Its name; empty where the sweep has none."""
     changes: tuple[Change, ...]
     topology: Topology
     plan: Plan
     fingerprint: str
-    """The same for the same run on the same runtime, whatever file it comes from."""
+    """A hash of topology and runtime."""
 
     @property
     def name(self) -> str:
@@ -114,14 +114,10 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
 
 
 def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
-    try:
-        sweep_file = SweepFile.model_validate(document.data)
-    except ValidationError as error:
-        found = validation_errors.problems(error, document, SweepFile)
-        raise document.source.error([*document.problems, *found]) from None
+    sweep_file = validation_errors.validated(SweepFile, document)
     base = _base(folder, sweep_file, document)
     count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
-    problems = [*document.problems, *_unclear(sweep_file, document.source)]
+    problems = [*document.problems, *_path_problems(sweep_file, document.source)]
     if count > _MAX_CELLS:
         problems.append(
             document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MAX_CELLS:,}")
@@ -135,12 +131,12 @@ def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
     if not file.is_file():
         message = f"there is no file {file}; name a topology by its path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
-    topology.load(file)  # what is wrong with it by itself is said of it
+    topology.load(file)  # errors of its own have its own places
     return yamlfile.read(file)
 
 
-def _unclear(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
-    """Paths that are none, or have two values, and values that are listed twice."""
+def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
+    """Invalid paths, paths with two values, and values that are listed twice."""
     settings: list[Where] = [("grid", path) for path in sweep_file.grid]
     settings += [
         ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
@@ -154,16 +150,12 @@ def _unclear(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
             yield source.problem(at, "the grid has values for this too; keep one of them", at_key=True)
     for path, values in sweep_file.grid.items():
         for index, value in enumerate(values):
-            if any(_same(value, before) for before in values[:index]):
+            if any(type(value) is type(other) and value == other for other in values[:index]):
                 yield source.problem(("grid", path, index), "this value is in the list already")
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
-
-
 def parse_path(path: str) -> Where | None:
-    """`devices[0].cpu` is ("devices", 0, "cpu"); None for what is no path."""
+    """`devices[0].cpu` is ("devices", 0, "cpu"); None where `path` is invalid."""
     where: list[str | int] = []
     for step in path.split("."):
         match = _STEP.fullmatch(step)
@@ -177,36 +169,33 @@ def _cells(
     sweep_file: SweepFile,
     base: Document,
     document: Document,
-    unclear: Iterable[Problem],
+    path_problems: Iterable[Problem],
     options: up.Options,
 ) -> tuple[Cell, ...]:
-    """Raises FaultyFileError of what is `unclear` already, and of all that is wrong with any cell."""
+    """Raises FaultyFileError with `path_problems`, and all that is wrong with any cell."""
     cells: list[Cell] = []
-    problems = list(unclear)
+    problems = list(path_problems)
     for label, variant, changes in _combinations(sweep_file):
-        changed, misplaced = _changed(base, changes, document.source)
+        changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
             resolved, plan = up.planned_here(topology.checked(changed), options)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
         else:
-            cells.append(Cell(label, variant, changes, resolved, plan, _fingerprint(resolved, plan)))
+            hashed = hashlib.sha256(f"{plan.runtime}\n{resolved.to_yaml()}".encode())
+            fingerprint = hashed.hexdigest()[:16]
+            cells.append(Cell(label, variant, changes, resolved, plan, fingerprint))
     if problems:
         raise document.source.error(problems)
     return tuple(_distinct_labels(cells))
-
-
-def _fingerprint(resolved: Topology, plan: Plan) -> str:
-    text = f"{plan.runtime}\n{resolved.to_yaml()}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Change, ...]]]:
     """Label, variant and changes of each cell."""
     grid = [
         [
-            _change(path, value, ("grid", path, i), _words(path, value, i))
+            _change(path, value, ("grid", path, i), _label_part(path, value, i))
             for i, value in enumerate(values)
         ]
         for path, values in sweep_file.grid.items()
@@ -222,7 +211,7 @@ def _change(path: str, value: Any, at: Where, words: str = "") -> Change:
     return Change(path, parse_path(path) or (), value, at, words)
 
 
-def _words(path: str, value: Any, index: int) -> str:
+def _label_part(path: str, value: Any, index: int) -> str:
     key = path.split(".")[-1]
     match value:
         case {"name": str(name), **others}:
@@ -234,11 +223,11 @@ def _words(path: str, value: Any, index: int) -> str:
     return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"
 
 
-def _changed(
-    base: Document, changes: Iterable[Change], source: Source
-) -> tuple[Document, list[Problem]]:
-    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made. The
-    place of what is not changed is that of the sweep's `topology`."""
+def _apply(base: Document, changes: Iterable[Change], source: Source) -> tuple[Document, list[Problem]]:
+    """`base` with `changes`, larger parts first, and what is wrong with those that cannot be made.
+
+    The place of what is not changed is that of the sweep's `topology`.
+    """
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
     keys: dict[Where, Place] = {}
@@ -246,7 +235,7 @@ def _changed(
     for change in sorted(filter(lambda change: change.where, changes), key=lambda c: len(c.where)):
         place = source.place(change.at)
         try:
-            data = _with(data, change.where, change.value)
+            data = _replaced(data, change.where, change.value)
         except LookupError as error:
             at = change.at if change.at[0] == "variants" else change.at[:-1]
             problems.append(source.problem(at, str(error.args[0]), at_key=True))
@@ -261,8 +250,8 @@ def _changed(
     return Document(data, Source(base.source.name, (), values, keys), ()), problems
 
 
-def _with(data: Any, where: Where, value: Any) -> Any:
-    """`data` with `value` at `where`; keys that are not there are made. Raises LookupError."""
+def _replaced(data: Any, where: Where, value: Any) -> Any:
+    """`data` with `value` at `where`; missing keys are added. Raises LookupError."""
     if not where:
         return value
     key, rest = where[0], where[1:]
@@ -270,15 +259,15 @@ def _with(data: Any, where: Where, value: Any) -> Any:
         if not isinstance(data, Mapping | None):
             raise LookupError(f"leads into a value that has no keys, at {key}")
         known = data or {}
-        return {**known, key: _with(known.get(key), rest, value)}
+        return {**known, key: _replaced(known.get(key), rest, value)}
     if not isinstance(data, tuple) or key >= len(data):
         count = len(data) if isinstance(data, tuple) else 0
         raise LookupError(f"the list in the topology has {count} entries, counted from 0: no [{key}]")
-    return (*data[:key], _with(data[key], rest, value), *data[key + 1 :])
+    return (*data[:key], _replaced(data[key], rest, value), *data[key + 1 :])
 
 
 def _distinct_labels(cells: list[Cell]) -> Iterator[Cell]:
-    """Cells of one label differ in nothing but their seed; where they do, they are numbered."""
+    """The cells, numbered where those of one label differ in more than their seed."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

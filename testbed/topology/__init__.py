@@ -1,6 +1,6 @@
-"""The topology: one YAML file that says what a run is (README.md, "A topology").
+"""The topology: the YAML file of a run (README.md, "A topology").
 
-`load` gives it resolved: every default filled in, every group with its own local training.
+`load` returns it with all defaults filled in, and the local training of each group.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from agents import config
 from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
-from testbed.topology import validation_errors, yamlfile
-from testbed.topology.devices import DeviceGroup, Local, ServerLink
+from testbed.topology import scenario, validation_errors, yamlfile
+from testbed.topology.devices import Access, DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
     Count,
@@ -30,7 +30,7 @@ from testbed.topology.fields import (
     expecting,
 )
 from testbed.topology.partition import SCHEMES
-from testbed.topology.scenario import Churn, Entry, misfits
+from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 from testbed.traits import RUNTIMES
 
@@ -38,7 +38,7 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 """Names of the run's other processes."""
 
 
-def _says_how_long(local: Local) -> Local:
+def _with_length(local: Local) -> Local:
     if local.steps is None and local.epochs is None:
         raise ValueError("found neither steps nor epochs, expected one of them such as steps: 20")
     return local
@@ -61,14 +61,10 @@ class Task(Variant):
     partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
         default={"scheme": "iid"}, validate_default=True
     )
-    local: Annotated[Local, AfterValidator(_says_how_long)]
+    local: Annotated[Local, AfterValidator(_with_length)]
     flops_per_step: Positive | None = Field(
         default=None, description="Operations of one mini-batch step, for devices with gflops"
     )
-
-    @property
-    def named(self) -> config.Named:
-        return config.Named(self.name, self.params)
 
     @property
     def dataset(self) -> str | None:
@@ -80,10 +76,6 @@ class Rule(Variant):
     """How updates become the next global model."""
 
     name: str
-
-    @property
-    def named(self) -> config.Named:
-        return config.Named(self.name, self.params)
 
 
 class Server(Model):
@@ -114,7 +106,7 @@ class Evaluate(Model):
     )
 
     @model_validator(mode="after")
-    def _of_each_client(self) -> Self:
+    def _has_samples(self) -> Self:
         if self.on == "clients" and self.samples is None:
             raise ValueError(
                 "found on: clients without samples; say how many of each client, such as samples: 300"
@@ -199,7 +191,7 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """Where it was read, for errors that point at it."""
+        """Its file, for errors that point at a place in it."""
         return self._source
 
     @property
@@ -212,7 +204,7 @@ class Topology(Model):
         return topology
 
     def to_yaml(self) -> str:
-        """Every default spelled out; `parse` reads an equal topology back."""
+        """With all defaults; `parse` reads an equal topology back."""
         return yamlfile.write(self.model_dump(mode="json", by_alias=True))
 
 
@@ -222,7 +214,7 @@ def load(path: Path) -> Topology:
 
 
 def parse(text: str, name: str = "<text>") -> Topology:
-    """`load` of a text that no file holds; `name` is what errors call it."""
+    """`load` of a text instead of a file; `name` is for errors."""
     return checked(yamlfile.parse(text, name))
 
 
@@ -233,14 +225,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def checked(document: Document) -> Topology:
-    """`load` of what has been read. Raises FaultyFileError."""
-    problems = [*document.problems, *_name_problems(document)]
-    try:
-        topology = Topology.model_validate(document.data)
-    except ValidationError as error:
-        problems += validation_errors.problems(error, document, Topology)
-        raise document.source.error(problems) from None
-    problems += _misfits(topology, document)
+    """`load` of a file that has been parsed. Raises FaultyFileError."""
+    problems = list(_name_problems(document))
+    topology = validation_errors.validated(Topology, document, problems)
+    problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
     devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
@@ -250,19 +238,19 @@ def checked(document: Document) -> Topology:
 
 def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
     changes: dict[str, Any] = {"local": local.changed_by(group.local)}
-    if group.profile is None:  # a profile may say its memory
+    if group.profile is None:  # a profile may have its memory
         changes["memory"] = group.memory_limit
     return group.model_copy(update=changes)
 
 
-def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
-    """Parts of which each is right by itself, and that do not go together."""
+def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
+    """Parts that are valid by themselves and do not go together."""
     for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
         try:
             parameters.check(len(topology.device_names))
         except ValueError as error:
-            yield validation_errors.misfit(document, (part,), error)
-    yield from misfits(topology.scenario, topology.churn, topology.devices, document.source)
+            yield validation_errors.conflict(document, (part,), error)
+    yield from scenario.problems(topology.scenario, topology.churn, topology.devices, document.source)
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)
 
@@ -270,28 +258,21 @@ def _misfits(topology: Topology, document: Document) -> Iterator[Problem]:
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
     if not topology.rule.build().takes_fednova:
-        settings: list[tuple[Where, Local]] = [(("task",), task.local)]
-        settings += [(("devices", index), group.local) for index, group in enumerate(groups)]
-        for where, local in settings:
-            if local.fednova:
-                yield (
-                    (*where, "local", "fednova"),
-                    f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
-                    "take a rule that does (testbed rules shows them)",
-                )
+        places: list[Where] = [("task",)] if task.local.fednova else []
+        places += [("devices", index) for index, group in enumerate(groups) if group.local.fednova]
+        for where in places:
+            yield (
+                (*where, "local", "fednova"),
+                f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
+                "take a rule that does (testbed rules shows them)",
+            )
+    accesses: dict[str, Access] = {}
     for index, group in enumerate(groups):
-        first = next(
-            (
-                g.access
-                for g in groups
-                if g.access and group.access and g.access.name == group.access.name
-            ),
-            None,
-        )
-        if first != group.access and first is not None:
+        access = group.access
+        if access is not None and accesses.setdefault(access.name, access) != access:
             yield (
                 ("devices", index, "access"),
-                f"{first.name} has other rates before: write the same, or give it another name",
+                f"{access.name} has other rates before: write the same, or give it another name",
             )
         if group.gflops is not None and task.flops_per_step is None:
             yield (
@@ -312,7 +293,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """Devices of one name, and names of the run's own processes, however broken the rest may be."""
+    """Equal names of devices, and names of the run's own processes, also if other parts are faulty."""
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
     first: dict[str, int] = {}
     for index, group in enumerate(devices if isinstance(devices, tuple) else ()):

@@ -1,15 +1,14 @@
-"""When the devices of a group have a network: devices that come and go."""
+"""Availability: when the devices of a group have a network."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agents import durations
 from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology import seeds
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds
@@ -63,58 +62,53 @@ class Availability(Model):
                 "{on: 2min, off: 30s}"
             )
         else:
-            self._check_draws(self.on.build().expectation, self.off.build().expectation)
+            means = {"on": self.on.build().expectation, "off": self.off.build().expectation}
+            if not any(means.values()):  # it would change without end at one moment
+                raise ValueError("both on and off last 0 s, expected one of them above zero")
+            for name, mean in means.items():
+                if self.start is None and math.isinf(mean):
+                    raise ValueError(
+                        f"{name} has no finite mean, so no share of time that is on: add start, such "
+                        "as start: on"
+                    )
         return self
-
-    def _check_draws(self, on: float, off: float) -> None:
-        if on == off == 0:  # turns without end at one moment
-            raise ValueError("both on and off last 0 s, expected one of them above zero")
-        for name, value in (("on", on), ("off", off)):
-            if self.start is None and math.isinf(value):
-                raise ValueError(
-                    f"{name} has no finite mean, so no share of time that is on: add start, such as "
-                    "start: on"
-                )
 
     def changes(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         """When `device` gets and loses its network, and whether it then has it.
 
-        It has it to begin with: one that starts without loses it at 0. Endless, unless it is a trace
-        without loop. In a stationary process the first duration would be a remaining one; here it is a
-        whole one, which makes no difference for exponential ones.
+        It has it at first: one that starts without loses it at 0. Endless, unless it is a trace without
+        loop. In a stationary process the first duration would be a remaining one; here it is a whole
+        one, which makes no difference for exponential ones.
         """
-        was = True
-        for at, is_on in self._states(seed, device):
-            if is_on != was:
+        was_on = True
+        for at, is_on in self._drawn(seed, device) if self.trace is None else self._traced(self.trace):
+            if is_on != was_on:
                 yield at, is_on
-            was = is_on
+            was_on = is_on
 
-    def _states(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
-        if self.trace is not None:
-            passes: Iterable[int] = (0,) if self.loop is None else itertools.count()
-            for number in passes:
-                begin = number * from_seconds(self.loop or 0.0)
-                yield from ((begin + from_seconds(at), state == "on") for at, state in self.trace)
-            return
+    def _traced(self, trace: tuple[Moment, ...]) -> Iterator[tuple[Nanoseconds, bool]]:
+        for number in (0,) if self.loop is None else itertools.count():
+            begin = number * from_seconds(self.loop or 0.0)
+            yield from ((begin + from_seconds(at), state == "on") for at, state in trace)
+
+    def _drawn(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         assert self.on is not None  # noqa: S101  (see _one_form)
         assert self.off is not None  # noqa: S101
-        # One generator each, so that to change one distribution leaves the other's draws alone.
-        lasts = {
-            True: durations.sampler(self.on.plain(), seeds.generator(seed, device, "on")),
-            False: durations.sampler(self.off.plain(), seeds.generator(seed, device, "off")),
-        }
         on, off = self.on.build(), self.off.build()
-        is_on = self._starts_on(seed, device, on.expectation, off.expectation)
+        # One generator each, so that to change one distribution leaves the other's draws alone.
+        samplers = {
+            True: on.sampler(seeds.generator(seed, device, "on")),
+            False: off.sampler(seeds.generator(seed, device, "off")),
+        }
+        is_on = self.start == "on"
+        if self.start is None:
+            share = on.expectation / (on.expectation + off.expectation)
+            is_on = float(seeds.generator(seed, device, "availability").random()) < share
         at: Nanoseconds = 0
         while True:
             yield at, is_on
-            at += from_seconds(lasts[is_on]())
+            at += from_seconds(samplers[is_on]())
             is_on = not is_on
-
-    def _starts_on(self, seed: int, device: str, on: float, off: float) -> bool:
-        if self.start is not None:
-            return self.start == "on"
-        return float(seeds.generator(seed, device, "availability").random()) < on / (on + off)
 
 
 def _check_trace(trace: tuple[Moment, ...], loop: float | None) -> None:

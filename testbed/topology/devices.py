@@ -1,4 +1,4 @@
-"""What a topology says of its devices: their speed, link, waiting and local training."""
+"""The devices of a topology: their speed, link, think time and local training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from testbed.topology.fields import (
 
 _MAX_DEVICES = 100_000  # of one group
 DEFAULT_MEMORY = 512 * 2**20
-"""Bytes of a device whose memory neither the topology nor a profile says."""
+"""Bytes; for devices whose memory neither the topology nor a profile gives."""
 
 
 class Local(Model):
@@ -53,7 +53,7 @@ class Local(Model):
         return self
 
     def changed_by(self, other: Local) -> Local:
-        """What `other` says, and where `other` is silent what this one says."""
+        """This one with the settings that `other` gives."""
         changes = {name: getattr(other, name) for name in other.model_fields_set}
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
@@ -70,10 +70,10 @@ class ServerLink(Model):
     down: Rate | None = None
 
     @model_validator(mode="after")
-    def _limits(self) -> Self:
-        fields = {field.alias or name: name for name, field in type(self).model_fields.items()}
-        if all(getattr(self, name) is None for name in fields.values()):
-            raise ValueError(f"found none of {', '.join(fields)}, expected a rate such as up: 5mbit")
+    def _has_value(self) -> Self:
+        if all(value is None for _, value in self):
+            names = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
+            raise ValueError(f"found none of {names}, expected a rate such as up: 5mbit")
         return self
 
     def plain(self) -> config.Link:
@@ -133,7 +133,7 @@ class Access(Model):
     down: Rate | None = Field(default=None, description="To all its devices together")
 
     @model_validator(mode="after")
-    def _limits(self) -> Self:
+    def _has_value(self) -> Self:
         if self.up is None and self.down is None:
             raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
         return self
@@ -143,7 +143,7 @@ class Access(Model):
 
 
 class _Speed(Variant):
-    """Drawn once per device, as durations of the same distribution are anew each time."""
+    """A factor that is drawn once per device, from one of the distributions of durations."""
 
     tag: ClassVar[str] = "distribution"
 
@@ -252,7 +252,7 @@ class DeviceGroup(Model):
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @model_validator(mode="after")
-    def _has_a_speed(self) -> Self:
+    def _has_speed(self) -> Self:
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(

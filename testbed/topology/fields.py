@@ -1,4 +1,4 @@
-"""The kinds of field that a topology is made of: bounded numbers, quantities, and named variants."""
+"""Types of the fields of a topology: bounded numbers, quantities, and named variants."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
@@ -22,7 +23,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from agents import config
 from agents.durations import DISTRIBUTIONS
@@ -30,15 +31,32 @@ from testbed.topology import units
 
 
 class Model(BaseModel):
-    """Nothing is coerced, no key is ignored, nothing changes once it is read."""
+    """Base of the models: strict, immutable, and without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _list_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Add the known keys to each error about an unknown one."""
+        try:
+            return handler(data)
+        except ValidationError as error:
+            known = {"known": [field.alias or name for name, field in cls.model_fields.items()]}
+            found: list[Any] = error.errors(include_url=False)
+            for details in found:
+                kind = details["type"]
+                if kind == "extra_forbidden":
+                    details["type"] = PydanticCustomError("unknown_key", "unknown key", known)
+                elif kind in ("unknown_key", "complete"):  # not pydantic's own, of a field
+                    details["type"] = PydanticCustomError(kind, details["msg"], details.get("ctx"))
+            raise ValidationError.from_exception_data(error.title, found) from None
+
 
 def expecting(text: str) -> WrapValidator:
-    """Where a value has the wrong type or is out of bounds, say that `text` was expected.
+    """The message where a value has the wrong type or is out of bounds: that `text` was expected.
 
-    What a quantity's reader says of its unit stands.
+    A quantity's own message about its unit is kept.
     """
 
     def validate(value: Any, handler: Any) -> Any:
@@ -78,7 +96,7 @@ Size = Annotated[
     WithJsonSchema(_text(_NUMBER + "([KMG]iB|[kMG]?B)$", "512MiB", "1GiB")),
 ]
 LEAST_MEMORY = 256 * 2**20
-"""Bytes that a device can be limited to: PyTorch alone takes about 240 MB."""
+"""Bytes: the lowest limit of a device, as PyTorch alone takes about 240 MB."""
 Memory = Annotated[
     Size,
     Field(ge=LEAST_MEMORY),
@@ -127,7 +145,7 @@ class Power(Model):
 
 
 class Variant(Model):
-    """Base of models of which each has a name, and the fields of one dataclass as its parameters."""
+    """Base of models with a name, and the fields of a dataclass as their parameters."""
 
     tag: ClassVar[str] = "name"
     """The key that names the variant."""
@@ -137,8 +155,12 @@ class Variant(Model):
     def params(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
 
+    @property
+    def named(self) -> config.Named:
+        return config.Named(getattr(self, self.tag), self.params)
+
     def build(self) -> Any:
-        """The dataclass; its constructor raises ValueError where the parameters do not fit together."""
+        """The dataclass; its constructor raises ValueError for parameters in conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")
@@ -160,13 +182,9 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, base: type[Variant], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        union: Any = Union[tuple(self.models(base).values())]  # noqa: UP007  (known at run time only)
+        models = tuple(_variant(base, name, cls) for name, cls in self._types.items())
+        union: Any = Union[models]  # noqa: UP007  (known at run time only)
         return handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
-
-    @functools.cache  # noqa: B019  (lives as long as the schema)
-    def models(self, base: type[Variant]) -> dict[str, type[Variant]]:
-        """The model of each variant, by name."""
-        return {name: _variant(base, name, cls) for name, cls in self._types.items()}
 
 
 class Choice:

@@ -1,4 +1,4 @@
-"""Which samples each client trains on. To add a scheme: a dataclass here, and a line in SCHEMES."""
+"""Partition schemes: which samples each client has. To add one: a dataclass, and a row in SCHEMES."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""There are at least this many samples for each client, where a scheme has no bound of its own."""
+"""The least number of samples per client, on average, where a scheme has no bound of its own."""
 
 Indices = NDArray[np.int64]
 
 
 class Scheme(Protocol):
-    """The parameters of a scheme; its constructor raises ValueError for unfit ones."""
+    """The parameters of a scheme; its constructor raises ValueError for invalid ones."""
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         """Indices of the samples of each client, by `labels` of shape (n,), each ≥ 0.
 
-        The same for the same arguments. Raises BadInputError, naming the knob, where it cannot be done.
+        The same for the same arguments. Raises BadInputError that names the setting to change.
         """
 
 
@@ -144,7 +144,7 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """What flwr-datasets' `partitioner` says, which raises ValueError where it cannot."""
+    """The partition by `partitioner` of flwr-datasets, which raises ValueError where there is none."""
     from datasets import Dataset as Table
 
     # Permuted, as the iid partitioner deals out contiguous pieces. Labels alone, and in arrow's format:

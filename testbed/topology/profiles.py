@@ -1,8 +1,8 @@
-"""Named device types and link classes: those that come with the testbed, and the user's own.
+"""Device profiles and link classes: those of the testbed, and the user's own.
 
-A profiles file has `devices:` and `links:`, each by name. Three are read: what comes with the testbed,
-the user's (`~/.config/testbed/profiles.yaml`), and `profiles.yaml` beside the topology. An entry of a
-later one replaces the whole entry of that name of an earlier one.
+A profiles file has `devices:` and `links:`, each by name. Read are the testbed's, the user's
+(`~/.config/testbed/profiles.yaml`) and `profiles.yaml` beside the topology. An entry of a later one
+replaces the whole entry of that name of an earlier one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
 from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
-from testbed.topology.yamlfile import Document, Problem, Source, Where
+from testbed.topology.yamlfile import Document
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
@@ -35,7 +35,6 @@ that they share, what only one could do is faster here than on the device. Nor
 is anything else emulated, such as GPU, caches, memory bandwidth or heat."""
 """What becomes of a device profile, in 80 columns."""
 _ABOUT = ("description", "source")
-_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 class _Entry(Model):
@@ -43,14 +42,14 @@ class _Entry(Model):
     source: str = Field(default="", description="Where the figures are from")
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_figures(self) -> Self:
         figures = [name for name in type(self).model_fields if name not in _ABOUT]
-        if all(getattr(self, name) is None for name in figures):
+        if not self.figures():
             raise ValueError(f"found none of {', '.join(figures)}, expected at least one of them")
         return self
 
     def figures(self) -> dict[str, Any]:
-        """What is known, as a topology writes it: `{"down": "12mbit", "rtt": "70ms"}`."""
+        """The known figures, as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
@@ -75,13 +74,30 @@ class LinkClass(_Entry):
     loss: Share | None = Field(default=None, description="Share of the packets that are lost")
 
 
+def _entries(value: Any) -> Any:
+    """Nothing, where there is nothing but comments below the key."""
+    if not isinstance(value, dict | None):
+        raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
+    return value or {}
+
+
 E = TypeVar("E", bound=_Entry)
+_Entries = Annotated[dict[Name, E], BeforeValidator(_entries)]
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
-    devices: Mapping[str, DeviceProfile] = field(default_factory=dict)
-    links: Mapping[str, LinkClass] = field(default_factory=dict)
+class Profiles(Model):
+    """A profiles file, or several made one."""
+
+    devices: _Entries[DeviceProfile] = Field(default={})
+    links: _Entries[LinkClass] = Field(default={})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_sections(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            message = "expected devices: or links:, and entries by name below"
+            raise PydanticCustomError("complete", message)
+        return data
 
     def device(self, name: str) -> DeviceProfile:
         """Raises BadInputError that names one that may be meant."""
@@ -91,32 +107,31 @@ class Profiles:
         """Raises BadInputError that names one that may be meant."""
         return _named(name, self.links, "link class")
 
-    def changed_by(self, other: Profiles) -> Profiles:
-        """Both; of one name, the entry of `other`."""
-        return Profiles({**self.devices, **other.devices}, {**self.links, **other.links})
-
     def only(self, name: str) -> Profiles:
         """The device profile, or the link class, of that name, or both.
 
         Raises BadInputError that names one that may be meant.
         """
         _named(name, {**self.devices, **self.links}, "device profile or link class")
-        return Profiles(_only(name, self.devices), _only(name, self.links))
+        return Profiles(
+            devices={key: entry for key, entry in self.devices.items() if key == name},
+            links={key: entry for key, entry in self.links.items() if key == name},
+        )
 
 
-def load(beside: Path | None = None) -> Profiles:
-    """All profiles, for a topology in the folder `beside`.
+def load(folder: Path | None = None) -> Profiles:
+    """All profiles, for a topology in `folder`.
 
     Raises BadInputError that lists all that is wrong with one of the files, and where.
     """
     paths = [_BUILT_IN / "devices.yaml", _BUILT_IN / "links.yaml", user_file()]
-    if beside is not None:
-        paths.append(beside / FILE)
-    found = Profiles()
-    for path in paths:
-        if path.exists():
-            found = found.changed_by(read(path))
-    return found
+    if folder is not None:
+        paths.append(folder / FILE)
+    found = [read(path) for path in paths if path.exists()]
+    return Profiles(
+        devices={name: entry for each in found for name, entry in each.devices.items()},
+        links={name: entry for each in found for name, entry in each.links.items()},
+    )
 
 
 def user_file() -> Path:
@@ -131,12 +146,12 @@ def read(path: Path) -> Profiles:
 
 
 def parse(text: str, name: str = "<text>") -> Profiles:
-    """`read` of a text that no file holds; `name` is what errors call it."""
+    """`read` of a text instead of a file; `name` is for errors."""
     return _profiles(yamlfile.parse(text, name))
 
 
 def guess(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by `name`, which is unknown."""
+    """The one that `name`, which is unknown, may be meant for; else all `known`."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
@@ -144,7 +159,7 @@ def guess(name: str, known: Iterable[str]) -> str:
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """Everything that is known, an entry a row, quantities as a topology writes them."""
+    """A row for each entry, with quantities as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -170,67 +185,17 @@ def _named(name: str, entries: Mapping[str, E], what: str) -> E:
     raise BadInputError(f"no {what} is called {name!r}: {guess(name, entries)}")
 
 
-def _only(name: str, entries: Mapping[str, E]) -> dict[str, E]:
-    return {name: entries[name]} if name in entries else {}
-
-
 def _is_blank(path: Path) -> bool:
-    """Whether a file says nothing, or has comments only: its user wants none of what is in it."""
+    """Whether a file is empty, or has comments only, as when its entries are commented out."""
     lines = path.read_bytes().splitlines() if path.is_file() else [b"not a file: the reader says so"]
     return all(not line.strip() or line.lstrip().startswith(b"#") for line in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part(Source):
-    """What is at `within` in a source, for validation errors of a model that knows nothing around it."""
-
-    within: Where = ()
-
-    def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        return Source.problem(self, (*self.within, *where), message, at_key=at_key)
-
-
 def _profiles(document: Document) -> Profiles:
-    problems = list(document.problems)
-    if not isinstance(document.data, Mapping):
-        problem = document.source.problem((), "expected devices: or links:, and entries by name below")
-        raise document.source.error([*problems, problem])
-    for key in document.data.keys() - {"devices", "links"}:
-        message = f"unknown key; {guess(key, ('devices', 'links'))}"
-        problems.append(document.source.problem((key,), message, at_key=True))
-    devices = _entries(document, "devices", DeviceProfile, problems)
-    links = _entries(document, "links", LinkClass, problems)
-    if problems:
-        raise document.source.error(problems)
-    return Profiles(devices, links)
-
-
-def _entries(document: Document, section: str, model: type[E], problems: list[Problem]) -> dict[str, E]:
-    """The entries of a section, as far as they are right; what is wrong is added to `problems`."""
-    source, entries = document.source, document.data.get(section)
-    if entries is None:  # left out, or nothing but comments below its key
-        return {}
-    if not isinstance(entries, Mapping):
-        problems.append(source.problem((section,), "expected entries by name, such as my-own: {...}"))
-        return {}
-    found = {}
-    for name, values in entries.items():
-        where = (section, name)
-        part = _Part(source.name, source.lines, source.values, source.keys, where)
-        problems += _name_problems(source, where, name)
-        try:
-            found[name] = model.model_validate(values)
-        except ValidationError as error:
-            problems += validation_errors.problems(error, Document(values, part, ()), model)
-    return found
-
-
-def _name_problems(source: Source, where: Where, name: str) -> Iterator[Problem]:
-    try:
-        _NAME.validate_python(name)
-    except ValidationError as error:
-        expected = error.errors()[0]["ctx"]["error"]
-        yield source.problem(where, f"found {name!r}, {expected}", at_key=True)
+    profiles = validation_errors.validated(Profiles, document)
+    if document.problems:
+        raise document.source.error(document.problems)
+    return profiles
 
 
 def _table(kind: str, entries: Mapping[str, _Entry]) -> str:

@@ -1,16 +1,13 @@
-"""What happens to devices during a run: the topology's `scenario` and `churn`, as they are written.
+"""The topology's `scenario` and `churn`: what is done to devices during a run, as it is written.
 
-`testbed.topology.timeline` makes of it what is to be done, and when.
+`testbed.topology.timeline` turns them into steps with times.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
-from typing import Annotated, Any, Literal, Protocol, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -24,14 +21,14 @@ from pydantic import (
 )
 
 from agents.nanoseconds import from_seconds
-from testbed.topology.availability import Availability
-from testbed.topology.devices import Link
+from testbed.topology import units
+from testbed.topology.devices import DeviceGroup, Link
 from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, expecting
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 
 Verb = Literal["set", "crash", "pause", "disconnect", "leave", "join"]
-_VERBS: tuple[Verb, ...] = ("set", "crash", "pause", "disconnect", "leave", "join")
+_VERBS: tuple[Verb, ...] = get_args(Verb)
 _GOES_WITH: dict[str, tuple[Verb, ...]] = {
     "cpu": ("set",),
     "link": ("set",),
@@ -43,38 +40,14 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "pause"): "write for instead",
     ("restart_after", "disconnect"): "write for instead",
 }
-_MAX_NAMES_COMPARED = 1000  # names; to look for one that may be meant takes about 10 µs for each
-
-_FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
-_PER = {"s": 1, "min": 60, "h": 3600}
-_LONGEST = 40  # characters
-
-
-def frequency(value: object) -> float:
-    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
-    match = None
-    if isinstance(value, str) and len(value) <= _LONGEST:
-        match = _FREQUENCY.fullmatch(value)
-    if match is None or not Fraction(match[1]):
-        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
-    return float(Fraction(match[1]) / _PER[match[2]])
-
-
-def format_frequency(per_second: float) -> str:
-    """In the first unit that says it in few digits: 1/30 is `2/min`; `frequency` reads it back."""
-    for unit, seconds in _PER.items():
-        text = f"{per_second * seconds:.12g}/{unit}"
-        if "e" not in text and frequency(text) == per_second:
-            return text
-    return f"{format(Decimal(repr(per_second)), 'f')}/s"
-
+_MAX_COMPARED = 1000  # names; a similar one is looked for at about 10 µs each
 
 Frequency = Annotated[
     float,
-    BeforeValidator(frequency),
-    PlainSerializer(format_frequency),
+    BeforeValidator(units.frequency),
+    PlainSerializer(units.format_frequency),
     WithJsonSchema(
-        {"type": "string", "pattern": f"^{_FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
+        {"type": "string", "pattern": f"^{units.FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
     ),
 ]
 
@@ -108,7 +81,7 @@ class LinkChange(Link):
     """What is to change of a link; what is left out stays as it is. A rate of null is unlimited."""
 
     @model_validator(mode="after")
-    def _limits(self) -> Self:
+    def _has_value(self) -> Self:
         if not self.model_fields_set:
             raise ValueError("found nothing to change, expected a rate such as up: 1mbit")
         return self
@@ -134,8 +107,7 @@ class LinkChange(Link):
 
     @model_serializer(mode="wrap")
     def _what_was_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values = handler(self)
-        return {name: values[name] for name in values if name in self.model_fields_set}
+        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
 
 
 class Entry(Model):
@@ -182,20 +154,21 @@ class Entry(Model):
             )
         if len(found) > 1:
             raise ValueError(f"found {' and '.join(found)}, expected one: make an entry of each")
-        self._check(found[0])
         return self
 
-    def _check(self, verb: Verb) -> None:
-        """That what stands beside `verb` goes with it, and that nothing is missing."""
+    @model_validator(mode="after")
+    def _goes_with_verb(self) -> Self:
+        verb = self.verb
         for key, verbs in _GOES_WITH.items():
             given = self.for_ if key == "for" else getattr(self, key)
             if given is not None and verb not in verbs:
-                mend = _INSTEAD.get((key, verb), "remove it")
-                raise ValueError(f"{key} goes with {' and '.join(verbs)}, not with {verb}: {mend}")
+                fix = _INSTEAD.get((key, verb), "remove it")
+                raise ValueError(f"{key} goes with {' and '.join(verbs)}, not with {verb}: {fix}")
         if verb == "set" and self.cpu is None and self.link is None:
             raise ValueError("set changes nothing: add cpu or link, such as cpu: 0.05")
         if verb in _GOES_WITH["for"] and self.for_ is None:
             raise ValueError(f"{verb} does not say for how long: add for, such as for: 3s")
+        return self
 
     @property
     def verb(self) -> Verb:
@@ -207,19 +180,14 @@ class Entry(Model):
         return cast(tuple[str, ...], getattr(self, self.verb))
 
     @property
-    def lasts(self) -> float | None:
-        """Seconds from its begin to its end; None for what has no end."""
+    def duration(self) -> float | None:
+        """Seconds until it ends; None where it does not."""
         return self.restart_after if self.verb == "crash" else self.for_
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Under its keys, without those that do not belong to the verb."""
-        values = handler(self)
-        return {
-            field.alias or name: values.get(name, values.get(field.alias or name))
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) is not None
-        }
+        """Without the keys that do not belong to the verb."""
+        return {key: value for key, value in handler(self).items() if value is not None}
 
 
 class Churn(Model):
@@ -230,20 +198,7 @@ class Churn(Model):
     devices: Targets | None = Field(default=None, description="All, where not given")
 
 
-class Group(Protocol):
-    """What is asked of a group of devices."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def device_names(self) -> tuple[str, ...]: ...
-
-    @property
-    def availability(self) -> Availability | None: ...
-
-
-def devices_by_name(groups: Iterable[Group]) -> dict[str, tuple[str, ...]]:
+def devices_by_name(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
     """The devices that a name stands for: those of a group in their order, or the one itself."""
     groups = tuple(groups)
     found = {group.name: group.device_names for group in groups}
@@ -258,30 +213,30 @@ def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tu
 def movements(
     scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[Entry]]:
-    """The entries by which each device comes or goes, in the order of their time."""
+    """The entries by which each device joins or goes for good, in the order of their time."""
     found: dict[str, list[Entry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
-        if entry.verb in ("crash", "leave", "join") and entry.lasts is None:
+        if entry.verb in ("crash", "leave", "join") and entry.duration is None:
             for device in expand(entry.targets, by_name):
                 found.setdefault(device, []).append(entry)
     return found
 
 
-def absent(scenario: Iterable[Entry], groups: Iterable[Group]) -> frozenset[str]:
-    """Devices that are not there from the start: those that come before they go, if they go."""
-    return frozenset(_joining(scenario, devices_by_name(groups)))
+def absent(scenario: Iterable[Entry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
+    """Devices that are not there from the start: those that join before they go, if they go."""
+    return frozenset(_join_times(scenario, devices_by_name(groups)))
 
 
-def _joining(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+def _join_times(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
     """When each device that is not there from the start joins, in seconds."""
     first = {device: entries[0] for device, entries in movements(scenario, by_name).items()}
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
 
-def misfits(
-    scenario: Sequence[Entry], churn: Churn | None, groups: Sequence[Group], source: Source
+def problems(
+    scenario: Sequence[Entry], churn: Churn | None, groups: Sequence[DeviceGroup], source: Source
 ) -> Iterator[Problem]:
-    """What does not go with the devices of the topology that was read from `source`."""
+    """Problems of scenario and churn with the devices in a topology that was read from `source`."""
     by_name = devices_by_name(groups)
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
@@ -293,7 +248,7 @@ def misfits(
     for where, targets in named:
         for position, name in enumerate(targets):
             item = (*where, position)
-            # A name that stands alone was made a list when it was read.
+            # A single name was made a list when it was read.
             place = item if item in source.values else where
             if name not in by_name:
                 unknown = True
@@ -309,15 +264,15 @@ def misfits(
 def _too_early(
     scenario: Sequence[Entry], by_name: Mapping[str, tuple[str, ...]], source: Source
 ) -> Iterator[Problem]:
-    """What is done to none but devices that are not there yet."""
-    joins = _joining(scenario, by_name)
+    """Entries whose devices have all not joined yet; and where no device is there from the start."""
+    joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_name)
         if entry.verb in ("crash", "pause", "disconnect") and all(
             entry.at < joins.get(device, 0.0) for device in devices
         ):
-            joining = f"{devices[0]} is not there before it joins, at {joins[devices[0]]:g} s"
-            yield source.problem(("scenario", index, "at"), f"{joining}: write a later time")
+            reason = f"{devices[0]} is not there before it joins, at {joins[devices[0]]:g} s"
+            yield source.problem(("scenario", index, "at"), f"{reason}: write a later time")
     if len(joins) == len({device for devices in by_name.values() for device in devices}):
         yield source.problem(
             ("scenario",),
@@ -327,6 +282,6 @@ def _too_early(
 
 
 def _expected(name: str, by_name: Mapping[str, tuple[str, ...]]) -> str:
-    known = list(itertools.islice(by_name, _MAX_NAMES_COMPARED))  # groups come first
+    known = list(itertools.islice(by_name, _MAX_COMPARED))  # groups come first
     guess = did_you_mean(name, known)
     return "expected a device or a group" + (f"; {guess}" if guess else f" such as {known[0]}")

@@ -1,4 +1,4 @@
-"""Randomness that is fixed by the run's seed, whatever is drawn before, after or elsewhere."""
+"""Random generators, one per device and purpose, so that no draw depends on any other."""
 
 from __future__ import annotations
 

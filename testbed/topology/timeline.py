@@ -1,10 +1,10 @@
-"""What is to be done to which device, and when: scenario, churn and availability made one timeline.
+"""The timeline of a run: scenario, churn and availability as steps, each with its time and device.
 
-Pure. What the actions mean is in `agents.device_actions`. The actions about one hold alternate: what
-overlaps (a pause within a pause, churn of a device that the scenario has crashed) has been made one, so
-that a device is down, frozen or cut off for as long as anything holds it so. Nothing is done to a device
-that is not there but `SetCpu` and `SetLink`; what freezes it or cuts it off when it joins follows at the
-same time, and what crashed it before does not matter any more.
+Pure. What the actions mean is in `agents.device_actions`. The actions about one hold alternate: overlaps
+(a pause within a pause, churn of a device that the scenario has crashed) are merged, so that a device is
+down, frozen or cut off for as long as there is any cause. A device that is not there gets `SetCpu` and
+`SetLink` only; what freezes it or cuts it off when it joins follows at the same time, and earlier
+crashes do not matter any more.
 """
 
 from __future__ import annotations
@@ -37,15 +37,8 @@ from agents.device_actions import (
 from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
-from testbed.topology.scenario import (
-    Churn,
-    Entry,
-    Group,
-    absent,
-    devices_by_name,
-    expand,
-    movements,
-)
+from testbed.topology.devices import DeviceGroup
+from testbed.topology.scenario import Churn, Entry, absent, devices_by_name, expand, movements
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,7 @@ class Step:
 class _Due(NamedTuple):
     step: Step
     cause: object = None
-    """The same for what begins and what ends it; None where nothing does."""
+    """The same for a step that begins something and the one that ends it; None where nothing ends it."""
 
 
 _ENDED_BY: Mapping[Switching, Switching] = {
@@ -72,7 +65,7 @@ _ENDED_BY: Mapping[Switching, Switching] = {
 def timeline(
     scenario: Sequence[Entry],
     churn: Churn | None,
-    groups: Sequence[Group],
+    groups: Sequence[DeviceGroup],
     seed: int,
     horizon: Nanoseconds | None = None,
 ) -> Iterator[Step]:
@@ -86,7 +79,7 @@ def timeline(
     ends = _ends(scenario, by_name)
     streams: list[Iterable[_Due]] = [_scripted(scenario, by_name)]
     for device, drawn in _drawn(churn, groups, by_name, seed):
-        # Where it is away for good nothing of this would come through, and to look for it have no end.
+        # Later steps of a device that is away for good would be dropped, one by one, without end.
         streams.append(_before(ends.get(device), drawn))
     merged = heapq.merge(*streams, key=_time)
     return _effective(_before(horizon, merged), absent(scenario, groups))
@@ -101,44 +94,37 @@ def _before(end: Nanoseconds | None, dues: Iterator[_Due]) -> Iterator[_Due]:
 
 
 def _ends(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> dict[str, Nanoseconds]:
-    """From when on a device is away, for those that do not come back."""
+    """Since when a device is away, for those that do not come back."""
     last = {device: entries[-1] for device, entries in movements(scenario, by_name).items()}
     return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
 
 def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]]) -> list[_Due]:
-    dues = [
-        due
-        for entry in scenario
-        for device in expand(entry.targets, by_name)
-        for due in _of_entry(entry, device)
-    ]
+    dues: list[_Due] = []
+    for entry in scenario:
+        at = from_seconds(entry.at)
+        for device in expand(entry.targets, by_name):
+            if entry.cpu is not None:
+                dues.append(_Due(Step(at, device, SetCpu(entry.cpu))))
+            if entry.link is not None:
+                dues.append(_Due(Step(at, device, SetLink(entry.link.changes))))
+            if entry.duration is not None:
+                dues += _span(at, from_seconds(entry.duration), device, BY_NAME[entry.verb])
+            elif entry.verb != "set":
+                dues.append(_Due(Step(at, device, BY_NAME[entry.verb])))
     return sorted(dues, key=_time)  # stable: the order of the file
 
 
-def _of_entry(entry: Entry, device: str) -> Iterator[_Due]:
-    at = from_seconds(entry.at)
-    if entry.cpu is not None:
-        yield _Due(Step(at, device, SetCpu(entry.cpu)))
-    if entry.link is not None:
-        yield _Due(Step(at, device, SetLink(entry.link.changes)))
-    if entry.verb == "set":
-        return
-    action = BY_NAME[entry.verb]
-    if entry.lasts is None:
-        yield _Due(Step(at, device, action))
-    else:
-        yield from _span(at, from_seconds(entry.lasts), device, action)
-
-
-def _span(at: Nanoseconds, lasts: Nanoseconds, device: str, begin: Switching) -> Iterator[_Due]:
+def _span(at: Nanoseconds, duration: Nanoseconds, device: str, begin: Switching) -> tuple[_Due, _Due]:
     cause = object()
-    yield _Due(Step(at, device, begin), cause)
-    yield _Due(Step(at + lasts, device, _ENDED_BY[begin]), cause)
+    return (
+        _Due(Step(at, device, begin), cause),
+        _Due(Step(at + duration, device, _ENDED_BY[begin]), cause),
+    )
 
 
 def _drawn(
-    churn: Churn | None, groups: Sequence[Group], by_name: Mapping[str, tuple[str, ...]], seed: int
+    churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
 ) -> Iterator[tuple[str, Iterator[_Due]]]:
     """What is drawn for each device: its churn, then its availability."""
     if churn is not None:
@@ -166,13 +152,13 @@ def _churn(churn: Churn, seed: int, device: str) -> Iterator[_Due]:
 
 
 def _availability(availability: Availability, seed: int, device: str) -> Iterator[_Due]:
-    cause = object()  # one will do: it is not off twice at a time
+    cause = object()  # one suffices: it is not off twice at a time
     for at, is_on in availability.changes(seed, device):
         yield _Due(Step(at, device, Reconnect() if is_on else Disconnect()), cause)
 
 
 def _effective(dues: Iterable[_Due], absent: Iterable[str]) -> Iterator[Step]:
-    """The steps that make a difference: overlaps made one, and none for a device that is not there."""
+    """The steps that make a difference: overlaps merged, and none for a device that is not there."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

@@ -1,4 +1,4 @@
-"""Link traces: what an access link was, or shall be, at each moment. Pure; files are opened elsewhere.
+"""Link traces: what an access link is like in the course of time, from files, as steps of a run.
 
 Two formats are read.
 
@@ -11,19 +11,26 @@ Two formats are read.
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
 from array import array
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Literal, NamedTuple
+from pathlib import Path
 
-PACKET = 1500
-"""Bytes of one opportunity in mahimahi's format."""
-STEP = 0.5
-"""Seconds; to change the link costs some milliseconds of CPU time, and most transfers take longer."""
+from agents import config
+from agents.device_actions import SetLink
+from agents.nanoseconds import from_seconds
+from testbed.topology.devices import Link, LinkTrace
+from testbed.topology.timeline import Step
+
+PACKET_BYTES = 1500
+"""Size of one opportunity in mahimahi's format."""
+STEP_S = 0.5
+"""To change the link costs some milliseconds of CPU time, and most transfers take longer."""
+_OUTAGE = 1_000
+"""bit/s in place of 0, which the kernel's shapers do not take: a packet would need 12 s."""
 
 _LIMITS = {
     "time": (1e9, "seconds"),
@@ -32,104 +39,85 @@ _LIMITS = {
     "delay": (3600, "seconds"),
     "loss": (1, "a fraction"),
 }
-"""By column of a CSV file: the most that it may hold, and its unit."""
+"""By column of a CSV file: the highest value, and its unit."""
 _EXPECTED = "expected time and any of up, down, delay and loss"
-_DIGITS = 12
-"""The most that a time in milliseconds may have."""
-
-
-class Conditions(NamedTuple):
-    """Of a link; None where the trace does not say. A rate of 0 is an outage: nothing passes."""
-
-    up: int | None = None
-    """bit/s."""
-    down: int | None = None
-    """bit/s."""
-    delay: float | None = None
-    """Seconds, one way."""
-    loss: float | None = None
-    """Fraction of the packets."""
+_MAX_DIGITS = 12  # of a time in milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Piecewise constant: conditions that hold from each time to the next. Made by the readers below."""
+    """Piecewise constant: values that hold from each time to the next."""
 
     times: array[float]
     """Seconds; the first is 0, each is above the one before."""
-    values: Mapping[str, array[float]]
-    """By name of a field of `Conditions`, one for each time; two neighbours differ in one at least."""
+    columns: Mapping[str, array[float]]
+    """Values at each time, by name in `_LIMITS`. A rate of 0 is an outage: nothing passes."""
     period: float | None
-    """Seconds after which it begins again; None where the last conditions hold for ever."""
+    """Seconds after which it repeats; None where the last values hold for ever."""
 
-    def at(self, time: float) -> Conditions:
-        """The conditions `time` seconds after the beginning. Raises ValueError for a time before it."""
-        return self._conditions(self._position(time)[1])
+    def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
+        """Each time at which a value changes, from 0 on, and all values from then on.
 
-    def changes(self, start: float = 0.0) -> Iterator[tuple[float, Conditions]]:
-        """`start` and the conditions then, and from there each time at which they change.
-
-        Ends after the last change; without end where the trace repeats.
+        Without end where the trace repeats.
         """
-        passes, index = self._position(start)
-        yield start, self._conditions(index)
-        while True:
-            index += 1
-            if index == len(self.times):
-                if self.period is None:
-                    return
-                passes, index = passes + 1, 0
-                if self._conditions(0) == self._conditions(-1):
-                    continue
-            yield passes * (self.period or 0.0) + self.times[index], self._conditions(index)
-
-    def _position(self, time: float) -> tuple[int, int]:
-        """How many passes are over at `time`, and the step of this one."""
-        if not time >= 0:
-            raise ValueError(f"found time {time}, expected 0 or more")
-        passes, within = (0.0, time) if self.period is None else divmod(time, self.period)
-        return int(passes), bisect.bisect_right(self.times, within) - 1
-
-    def _conditions(self, index: int) -> Conditions:
-        said = {name: column[index] for name, column in self.values.items()}
-        up, down = said.get("up"), said.get("down")
-        return Conditions(
-            None if up is None else int(up),
-            None if down is None else int(down),
-            said.get("delay"),
-            said.get("loss"),
-        )
+        rows = range(len(self.times))
+        last: dict[str, float] = {}
+        for number in itertools.count():
+            for index in rows:
+                values = {name: column[index] for name, column in self.columns.items()}
+                if values != last:
+                    yield number * (self.period or 0.0) + self.times[index], values
+                last = values
+            if self.period is None:
+                return
 
 
-def read_mahimahi(lines: Iterable[str], direction: Literal["up", "down"], step: float = STEP) -> Trace:
-    """The rate of one direction, constant over steps of about `step` seconds.
+def read(trace: LinkTrace, folder: Path) -> list[Trace]:
+    """The traces in the files, which are relative to `folder`. Raises OSError, and ValueError that names
+    the file."""
+    found = []
+    for key in ("up", "down", "csv"):
+        if (name := getattr(trace, key)) is None:
+            continue
+        path = folder / name
+        with path.open(encoding="utf-8-sig") as lines:
+            try:
+                if key == "csv":
+                    found.append(read_csv(lines, loop=trace.loop))
+                else:
+                    found.append(read_mahimahi(lines, key))
+            except (ValueError, UnicodeDecodeError) as error:
+                raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) -> Trace:
+    """The rate of one direction (`up` or `down`), constant over steps of about `step_s` seconds.
 
     A pass has a whole number of equal steps, and each lets as many bytes through as its opportunities
     do. Raises ValueError with the number of the line.
     """
-    if not step > 0:
-        raise ValueError(f"found a step of {step} s, expected more than 0")
-    stamps = array("q", _milliseconds(lines))
-    if not stamps or stamps[-1] == 0:
-        raise ValueError(f"line {max(1, len(stamps))}: the trace ends at 0 ms, expected a later time")
-    period = stamps[-1]
-    steps = max(1, round(period / (1000 * step)))
-    length = period / steps / 1000
+    times_ms = array("q", _milliseconds(lines))
+    if not times_ms or times_ms[-1] == 0:
+        raise ValueError(f"line {max(1, len(times_ms))}: the trace ends at 0 ms, expected a later time")
+    period_ms = times_ms[-1]
+    steps = max(1, round(period_ms / (1000 * step_s)))
+    length = period_ms / steps / 1000
 
-    def number_of(stamp: int) -> int:
+    def step_of(time_ms: int) -> int:
         """What passes at the end of a step is its own: the last line is at the end of the last one."""
-        return max(0, -(-stamp * steps // period) - 1)
+        return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
-    following = 0
-    for number, group in itertools.groupby(stamps, number_of):
-        if number > following:
-            times.append(following * length)
+    next_step = 0
+    for number, group in itertools.groupby(times_ms, step_of):
+        if number > next_step:
+            times.append(next_step * length)
             rates.append(0)
         times.append(number * length)
-        rates.append(_whole(8 * PACKET * sum(1 for _ in group) / length))
-        following = number + 1
-    return _merged(times, {direction: rates}, period / 1000)
+        rates.append(_whole(8 * PACKET_BYTES * sum(1 for _ in group) / length))
+        next_step = number + 1
+    return _trace(times, {direction: rates}, period_ms / 1000)
 
 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
@@ -158,39 +146,71 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> Trace:
     if not times:
         raise ValueError(f"line {number}: no row follows, expected at least one, at time 0")
     period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
-    return _merged(times, columns, period)
+    return _trace(times, columns, period)
 
 
-def together(traces: Sequence[Trace], start: float = 0.0) -> Iterator[tuple[float, Conditions]]:
-    """`changes` of several traces at once, one for each direction say; of two values, the first."""
+def merged(traces: Sequence[Trace]) -> Iterator[tuple[float, dict[str, float]]]:
+    """`changes` of several traces, such as one for each direction; of two values, the first counts."""
+    changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
+    current: list[dict[str, float]] = [{} for _ in traces]
+    for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
+        for number, (_, values) in group:
+            current[number] = values
+        now = ChainMap(*current)
+        yield time, {name: now[name] for name in _LIMITS if name in now}
 
-    def numbered(number: int, trace: Trace) -> Iterator[tuple[float, int, Conditions]]:
-        return ((time, number, conditions) for time, conditions in trace.changes(start))
 
-    current = [Conditions() for _ in traces]
-    changes = heapq.merge(*itertools.starmap(numbered, enumerate(traces)), key=itemgetter(0))
-    for time, group in itertools.groupby(changes, key=itemgetter(0)):
-        for _, number, conditions in group:
-            current[number] = conditions
-        said = (
-            [value for value in values if value is not None] for values in zip(*current, strict=True)
-        )
-        yield time, Conditions(*(values[0] if values else None for values in said))
+def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
+    return numbered_change[1][0]
+
+
+def link_at_start(link: Link) -> config.Link:
+    """What `link` is when the run begins. Raises ValueError, OSError."""
+    plain = link.plain()
+    if link.trace is None:
+        return plain
+    _, values = next(merged(read(link.trace, Path())))
+    # Not an outage: nothing could even be started then.
+    changes = {name: value for name, value in _link_changes(values).items() if value != _OUTAGE}
+    return plain.changed(changes)
+
+
+def has_loss(trace: LinkTrace) -> bool:
+    """Whether packets are lost in a trace whose paths are absolute. Raises as `read`."""
+    return any(any(one.columns.get("loss", ())) for one in read(trace, Path()))
+
+
+def steps(device: str, traces: Sequence[Trace]) -> Iterator[Step]:
+    """Each change of `device`'s link, in the order of time; without end where a trace repeats."""
+    for at, values in merged(traces):
+        yield Step(from_seconds(at), device, SetLink(_link_changes(values)))
+
+
+def _link_changes(values: Mapping[str, float]) -> dict[str, float | None]:
+    """The values of a trace as fields of `agents.config.Link`."""
+    changes: dict[str, float | None] = {
+        name: max(int(value), _OUTAGE) if name in ("up", "down") else value
+        for name, value in values.items()
+        if name != "delay"
+    }
+    return changes | ({"rtt": 2 * values["delay"]} if "delay" in values else {})
 
 
 def _milliseconds(lines: Iterable[str]) -> Iterator[int]:
     last = 0
     for number, line in enumerate(lines, 1):
         text = line.strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS):
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
             raise ValueError(
                 f"line {number}: found {text!r:.40}, expected a whole number of milliseconds"
             )
-        stamp = int(text)
-        if stamp < last:
-            raise ValueError(f"line {number}: found {stamp} ms, expected at least {last}, as before it")
-        last = stamp
-        yield stamp
+        time_ms = int(text)
+        if time_ms < last:
+            raise ValueError(
+                f"line {number}: found {time_ms} ms, expected at least {last}, as before it"
+            )
+        last = time_ms
+        yield time_ms
 
 
 def _check_header(number: int, header: Sequence[str]) -> None:
@@ -232,16 +252,7 @@ def _whole(rate: float) -> int:
     return max(1, round(rate)) if rate else 0
 
 
-def _merged(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> Trace:
-    """A trace without the steps that change nothing; one that never changes has no period."""
-    kept = [
-        index
-        for index in range(len(times))
-        if index == 0 or any(column[index] != column[index - 1] for column in columns.values())
-    ]
-
-    def only(values: array[float]) -> array[float]:
-        return array("d", (values[index] for index in kept))
-
-    values = {name: only(column) for name, column in columns.items()}
-    return Trace(only(times), values, period if len(kept) > 1 else None)
+def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> Trace:
+    """A trace that repeats only where it changes at all."""
+    changes = any(len(set(column)) > 1 for column in columns.values())
+    return Trace(times, columns, period if changes else None)

@@ -1,8 +1,8 @@
-"""Quantities as people write them (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
+"""Quantities with their units (`5mbit`, `80ms`, `512MiB`, `1%`), to numbers and back.
 
-Each reader takes what stood in the file and raises ValueError, whose message begins with "expected",
-where that is no such quantity. A bare number is refused: 5 what? Arithmetic is exact until the last
-step, so that what a writer wrote, its reader reads back to the last bit.
+Each reader takes a value of the file. Where that is no such quantity it raises ValueError, whose message
+begins with "expected"; a number without unit is refused. Arithmetic is exact until the last step, so
+that a reader returns exactly the number that was formatted.
 """
 
 from __future__ import annotations
@@ -12,32 +12,22 @@ from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 
-_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
-_LONGEST = 40  # characters; keeps every quantity far inside the range of a float
+Units = Mapping[str, Fraction | int]
 
-_RATES = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
+FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
+_MAX_LENGTH = 40  # characters; keeps every quantity far inside the range of a float
+
+_RATES = {"gbit": 10**9, "mbit": 10**6, "kbit": 10**3, "bit": 1}
 # A small b is a bit, whatever the case of its prefix: `Mbps`, `mbps`, `Mb/s` and `Mbit/s` are one and
 # the same (tc would read `mbps` as megabytes). A capital B is a byte to some and a bit to others.
 _BIT_RATE = re.compile(r"([kKmMgG]?)(?:[bB]it(?:/s)?|bps|b/s)")
 _BYTE_RATE = re.compile(r"([kKmMgG]?)(?:B|[bB]ytes?)(?:ps|PS|/s)?")
 
-_DURATIONS = {
-    "h": Fraction(3600),
-    "min": Fraction(60),
-    "s": Fraction(1),
-    "ms": Fraction(1, 10**3),
-    "us": Fraction(1, 10**6),
-}
-_SIZES = {
-    "GiB": 2**30,
-    "MiB": 2**20,
-    "KiB": 2**10,
-    "GB": 10**9,
-    "MB": 10**6,
-    "kB": 10**3,
-    "B": 1,
-}
-_POWERS = {"W": Fraction(1), "mW": Fraction(1, 10**3)}
+_DURATIONS: Units = {"h": 3600, "min": 60, "s": 1, "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}
+_BINARY_SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+_SIZES = _BINARY_SIZES | {"GB": 10**9, "MB": 10**6, "kB": 10**3}
+_POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
@@ -62,19 +52,15 @@ def rate(value: object) -> int:
 def duration(value: object) -> float:
     """Seconds from `80ms`, `30s`, `2min`, `1h` or `500us`; zero or more."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
-    number, unit = _split(value, expected)
-    if unit not in _DURATIONS or number < 0:
-        raise ValueError(expected)
-    return float(number * _DURATIONS[unit])
+    return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
     """Bytes from `512MiB`, `1GiB` or `500MB`; above zero and whole."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
-    number, unit = _split(value, expected)
-    if unit not in _SIZES or number <= 0:
+    count = _in_base_unit(value, _SIZES, expected)
+    if count == 0:
         raise ValueError(expected)
-    count = number * _SIZES[unit]
     if count.denominator != 1:
         raise ValueError("expected a whole number of bytes such as 512MiB")
     return count.numerator
@@ -83,10 +69,7 @@ def size(value: object) -> int:
 def power(value: object) -> float:
     """Watts from `6.4W` or `350mW`; zero or more."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
-    number, unit = _split(value, expected)
-    if unit not in _POWERS or number < 0:
-        raise ValueError(expected)
-    return float(number * _POWERS[unit])
+    return float(_in_base_unit(value, _POWERS, expected))
 
 
 def share(value: object) -> float:
@@ -95,18 +78,23 @@ def share(value: object) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         part = float(value)
     else:
-        number, unit = _split(value, expected)
-        if unit != "%":
-            raise ValueError(expected)
-        part = float(number / 100)
+        part = float(_in_base_unit(value, {"%": Fraction(1, 100)}, expected))
     if not 0 <= part <= 1:
         raise ValueError(expected)
     return part
 
 
+def frequency(value: object) -> float:
+    """Per second, from `2/min`, `0.5/s` or `3/h`; above zero."""
+    match = _match(FREQUENCY, value)
+    if match is None or not Fraction(match[1]):
+        raise ValueError("expected how often per s, min or h, above zero, such as 2/min, 0.5/s or 3/h")
+    return float(Fraction(match[1]) / _DURATIONS[match[2]])
+
+
 def format_rate(bits: int) -> str:
     """`bits` per second in the largest unit that keeps it whole: 5000000 is `5mbit`."""
-    return _largest_whole(Fraction(bits), dict(reversed(_RATES.items())))
+    return _largest_whole(Fraction(bits), _RATES)
 
 
 def format_duration(seconds: float) -> str:
@@ -116,8 +104,7 @@ def format_duration(seconds: float) -> str:
 
 def format_size(count: int) -> str:
     """`count` bytes in the largest binary unit that keeps it whole: 536870912 is `512MiB`."""
-    binary = {unit: scale for unit, scale in _SIZES.items() if unit.endswith("iB") or scale == 1}
-    return _largest_whole(Fraction(count), binary)
+    return _largest_whole(Fraction(count), _BINARY_SIZES)
 
 
 def format_power(watts: float) -> str:
@@ -125,18 +112,36 @@ def format_power(watts: float) -> str:
     return f"{_plain(Fraction(repr(watts)))}W"
 
 
+def format_frequency(per_second: float) -> str:
+    """In the first unit that needs few digits: 1/30 is `2/min`; `frequency` reads it back."""
+    for unit in ("s", "min", "h"):
+        text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
+        if "e" not in text and frequency(text) == per_second:
+            return text
+    return f"{format(Decimal(repr(per_second)), 'f')}/s"
+
+
+def _match(pattern: re.Pattern[str], value: object) -> re.Match[str] | None:
+    short = isinstance(value, str) and len(value) <= _MAX_LENGTH
+    return pattern.fullmatch(str(value)) if short else None
+
+
 def _split(value: object, expected: str) -> tuple[Fraction, str]:
-    match = None
-    if isinstance(value, str) and len(value) <= _LONGEST:
-        match = _QUANTITY.fullmatch(value)
+    match = _match(_QUANTITY, value)
     if match is None:
         raise ValueError(expected)
     return Fraction(match[1]), match[2].replace("µ", "u")
 
 
-def _largest_whole(
-    value: Fraction, units: Mapping[str, Fraction] | Mapping[str, int], otherwise: str = ""
-) -> str:
+def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
+    """Zero or more."""
+    number, unit = _split(value, expected)
+    if unit not in units or number < 0:
+        raise ValueError(expected)
+    return number * units[unit]
+
+
+def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
     """`units` from the largest to the smallest; what is whole in none is written in `otherwise`."""
     for unit, scale in units.items():
         count = value / scale

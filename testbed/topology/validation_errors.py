@@ -1,17 +1,18 @@
-"""What pydantic found wrong, in this project's words: field, what was found, what was expected."""
+"""Pydantic's errors in this project's form: place, field, what was found, what was expected."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from testbed.topology.fields import OneOf
 from testbed.topology.yamlfile import Document, Problem, Where
+
+M = TypeVar("M", bound=BaseModel)
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -23,7 +24,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""By pydantic's type of the error, for fields that say nothing better themselves."""
+"""By pydantic's type of the error, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -54,14 +55,17 @@ _TAGS = ("name", "distribution", "scheme")
 """Keys that name a variant."""
 
 
-def problems(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[Problem]:
-    """Each error that pydantic found in `document`, which it read as a `model`."""
-    for details in error.errors(include_url=False):
-        yield _problem(details, document, model)
+def validated(model: type[M], document: Document, problems: Iterable[Problem] = ()) -> M:
+    """`document` as a `model`. Raises FaultyFileError with all that is wrong with it, and `problems`."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        found = (_problem(details, document) for details in error.errors(include_url=False))
+        raise document.source.error([*document.problems, *problems, *found]) from None
 
 
-def misfit(document: Document, where: Where, error: ValueError) -> Problem:
-    """Values that do not fit together. A message that begins with one of their keys points there."""
+def conflict(document: Document, where: Where, error: ValueError) -> Problem:
+    """A conflict between values; a message that begins with the key of one of them points there."""
     message = str(error)
     first, _, rest = message.partition(" ")
     first = first.rstrip(":")
@@ -72,13 +76,17 @@ def misfit(document: Document, where: Where, error: ValueError) -> Problem:
     return document.source.problem(where, message)
 
 
-def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) -> Problem:
+def _problem(details: ErrorDetails, document: Document) -> Problem:
     source, context = document.source, details.get("ctx", {})
-    where = _where(details["loc"], document.data)
+    is_key = details["loc"][-1:] == ("[key]",)
+    where = _where(details["loc"][:-1] if is_key else details["loc"], document.data)
     match details["type"]:
-        case "extra_forbidden":
-            message = _unknown_key(str(where[-1]), _keys_at(model, details["loc"][:-1]))
-            return source.problem(where, message, at_key=True)
+        case "unknown_key":
+            known = context["known"]
+            guess = did_you_mean(str(where[-1]), known) or f"expected one of {', '.join(known)}"
+            return source.problem(where, f"unknown key; {guess}", at_key=True)
+        case "complete":  # the whole message
+            return source.problem(where, details["msg"])
         case "missing":
             return source.problem(where[:-1], _missing(str(where[-1])))
         case "union_tag_not_found":
@@ -91,7 +99,7 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
             found = details["input"]
             expected = _among(found, _quoted(context["expected"]))
         case "value_error" if not str(context["error"]).startswith("expected"):
-            return misfit(document, where, context["error"])
+            return conflict(document, where, context["error"])
         case "value_error":
             found, expected = details["input"], str(context["error"])
         case "model_type" | "model_attributes_type":
@@ -99,11 +107,11 @@ def _problem(details: ErrorDetails, document: Document, model: type[BaseModel]) 
         case kind:
             found = details["input"]
             expected = f"expected {_EXPECTED[kind]}" if kind in _EXPECTED else details["msg"]
-    return source.problem(where, f"found {_shown(found)}, {expected}")
+    return source.problem(where, f"found {_shown(found)}, {expected}", at_key=is_key)
 
 
 def _where(loc: Where, data: Any) -> Where:
-    """`loc` without what is not in the file: pydantic puts the names of variants there."""
+    """`loc` without the names of variants, which pydantic adds and the file does not have."""
     where: Where = ()
     for key in loc:
         if isinstance(data, Mapping):
@@ -117,48 +125,6 @@ def _where(loc: Where, data: Any) -> Where:
     return where
 
 
-def _keys_at(model: type[BaseModel], loc: Where) -> list[str]:
-    """The keys that the mapping at `loc`, in pydantic's sense, may have."""
-    models = [model]
-    for key in loc:
-        if isinstance(key, int):
-            continue
-        chosen = [variant for variant in models if key in _names(variant)]
-        models = chosen or [
-            inner
-            for outer in models
-            if (field := outer.model_fields.get(key))
-            for inner in _models(field.annotation, field.metadata)
-        ]
-    return [field.alias or name for inner in models for name, field in inner.model_fields.items()]
-
-
-def _names(variant: type[BaseModel]) -> Iterable[str]:
-    """What the tag of a variant may be."""
-    for tag in _TAGS:
-        if tag in variant.model_fields:
-            yield from get_args(variant.model_fields[tag].annotation)
-
-
-def _models(hint: Any, metadata: Iterable[Any] = ()) -> list[type[BaseModel]]:
-    """The models that a field of this type may hold."""
-    for marker in metadata:
-        if isinstance(marker, OneOf):
-            return list(marker.models(hint).values())
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
-        return [hint]
-    if get_origin(hint) is Annotated:
-        inner, *markers = get_args(hint)
-        return _models(inner, markers)
-    return [model for inner in get_args(hint) for model in _models(inner)]
-
-
-def _unknown_key(key: str, known: Iterable[str]) -> str:
-    known = list(known)
-    guess = did_you_mean(key, known) or f"expected one of {', '.join(known)}"
-    return f"unknown key; {guess}"
-
-
 def _missing(key: str) -> str:
     return f"{key} is missing; add it, such as {_EXAMPLES.get(key, key)}"
 
@@ -169,16 +135,14 @@ def _keys_expected(where: Where) -> str:
 
 
 def _among(found: Any, choices: list[str]) -> str:
+    *others, last = choices
     guess = did_you_mean(str(found), choices)
-    return f"expected {_either(choices)}" + (f"; {guess}" if guess else "")
-
-
-def _either(choices: list[str]) -> str:
-    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+    expected = f"expected {', '.join(others)} or {last}" if others else f"expected {last}"
+    return expected + (f"; {guess}" if guess else "")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`did you mean rate?`, or nothing where none of `known` is near."""
+    """`did you mean rate?`, or nothing where none of `known` is similar."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
 

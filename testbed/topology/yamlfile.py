@@ -1,4 +1,4 @@
-"""A YAML file as plain data, with the place of every key and value: for errors that point at them.
+"""A YAML file as plain data, with the place of each key and value, for errors that point at them.
 
 Scalars are read as YAML 1.2 does: `1e-3` is a number, `no` and `on` are texts, `010` is not eight.
 """
@@ -20,7 +20,7 @@ Where = tuple[str | int, ...]
 """The keys and indices that lead to a value: `("devices", 1, "cpu")`."""
 
 _MAX_VALUES = 100_000
-"""Aliases can make a small file large without end."""
+"""Aliases can make a small file arbitrarily large."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -33,14 +33,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a file, in words that say how to mend it."""
+    """An error in a file, with how to fix it."""
 
     place: Place
     message: str
 
 
 class FaultyFileError(BadInputError):
-    """All that is wrong with a file."""
+    """All errors in a file."""
 
     def __init__(self, message: str, problems: Iterable[Problem]) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class FaultyFileError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where values were read. Any two compare equal: its source is no part of what a value is."""
+    """A file, with the places of its values. Any two compare equal, so that topologies do."""
 
     name: str = field(default="<text>", compare=False)
     lines: tuple[str, ...] = field(default=(), compare=False)
@@ -120,7 +120,7 @@ for _tag, _pattern, _first in (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would take for something other than a text."""
+    """Quotes texts that `_Loader` would read as something else."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -155,7 +155,7 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str = "<text>") -> Document:
-    """Read YAML. Raises BadInputError where it is empty or no YAML; `name` is what errors call it."""
+    """Read YAML; `name` is for errors. Raises BadInputError where it is empty or no YAML."""
     lines = tuple(text.splitlines())
     try:
         loader = _Loader(text)
@@ -176,7 +176,7 @@ _EMPTY = "the file is empty, expected a topology; topologies/quickstart.yaml is 
 
 
 class _Reading:
-    """Turns nodes into data and takes down the place of each."""
+    """Turns nodes into data, and records the place of each."""
 
     def __init__(self, loader: _Loader) -> None:
         self.values: dict[Where, Place] = {}
@@ -193,16 +193,13 @@ class _Reading:
         self.values[where] = _place(node.start_mark)
         self._around.append(node)
         try:
-            return self._content(node, where)
+            if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
+                return dict(self._items(node, where))
+            if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
+                return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
+            return self._scalar(node)
         finally:
             self._around.pop()
-
-    def _content(self, node: yaml.Node, where: Where) -> Any:
-        if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
-            return dict(self._items(node, where))
-        if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
-            return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
-        return self._scalar(node)
 
     def _items(self, node: yaml.MappingNode, where: Where) -> Iterator[tuple[str, Any]]:
         lines: dict[str, int] = {}

@@ -72,7 +72,7 @@ def test_a_host_is_measured_once(bench: Bench) -> None:
     first = calibration.calibrate()
     assert calibration.calibrate() == first
     assert bench.runs == 1
-    assert calibration.calibrate(anew=True).median == first.median + 1
+    assert calibration.calibrate(refresh=True).median == first.median + 1
     assert calibration.calibrate().median == first.median + 1
     assert bench.runs == 2
 

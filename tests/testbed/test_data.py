@@ -239,17 +239,17 @@ def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPa
     """What deals it out takes seconds to import."""
     shares = Dirichlet(0.5)
     labels = np.arange(1000) % 10
-    first = datasets._dealt(shares, labels, CLIENTS, 7)
+    first = datasets._partition(shares, labels, CLIENTS, 7)
     monkeypatch.setattr(Dirichlet, "deal", None)
-    again = datasets._dealt(shares, labels, CLIENTS, 7)
+    again = datasets._partition(shares, labels, CLIENTS, 7)
     assert list(again) == CLIENTS
     assert all(np.array_equal(again[client], first[client]) for client in CLIENTS)
     others = (Dirichlet(0.4), labels, 7), (shares, labels[::-1], 7), (shares, labels, 8)
     for scheme, of, seed in others:
         with pytest.raises(TypeError):  # deals anew, and cannot
-            datasets._dealt(scheme, of, CLIENTS, seed)
+            datasets._partition(scheme, of, CLIENTS, seed)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     (kept,) = cache.parent.rglob("partitions/*")
     kept.write_bytes(kept.read_bytes()[:-4])
-    assert np.array_equal(datasets._dealt(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])
+    assert np.array_equal(datasets._partition(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])

@@ -14,7 +14,6 @@ from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan import model_check
 from testbed.topology import Topology, parse
-from testbed.topology.fields import OneOf
 from tests.running import Testbed
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def normed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def _read_tasks() -> None:
-    OneOf.models.cache_clear()
     Topology.model_rebuild(force=True)
 
 

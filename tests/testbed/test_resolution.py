@@ -14,7 +14,7 @@ from testbed import plan
 from testbed.errors import BadInputError
 from testbed.plan.calibration import Calibration, Host
 from testbed.plan.resolution import needs_calibration, on_host, resolved
-from testbed.topology import Topology, linktraces, load
+from testbed.topology import Topology, load, traces
 from testbed.topology.devices import LinkTrace
 from testbed.topology.timeline import Step
 
@@ -118,7 +118,7 @@ def test_what_is_not_known_is_refused_with_the_place(tmp_path: Path, device: str
 
 def test_a_link_follows_its_trace(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("time,up,delay\n0,1000000,0.01\n2,0,0.04\n")
-    found = linktraces.steps("a", linktraces.read(LinkTrace(csv="t.csv"), tmp_path))
+    found = traces.steps("a", traces.read(LinkTrace(csv="t.csv"), tmp_path))
     assert list(islice(found, 3)) == [
         Step(0, "a", SetLink({"up": 1_000_000, "rtt": 0.02})),
         Step(2 * SECOND, "a", SetLink({"up": 1_000, "rtt": 0.08})),  # an outage, as near as tbf can

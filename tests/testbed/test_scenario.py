@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from agents import config, durations
 from agents.device_actions import (
@@ -34,7 +33,7 @@ from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import Model
-from testbed.topology.scenario import Churn, Entry, frequency
+from testbed.topology.scenario import Churn, Entry
 from testbed.topology.timeline import Step, timeline
 
 
@@ -62,11 +61,8 @@ devices:
 def _read(text: str) -> _Fleet:
     """As testbed.topology reads a file."""
     document = yamlfile.parse(text)
-    try:
-        fleet = _Fleet.model_validate(document.data)
-    except ValidationError as error:
-        raise document.source.error(validation_errors.problems(error, document, _Fleet)) from None
-    problems = [*scenario.misfits(fleet.scenario, fleet.churn, fleet.devices, document.source)]
+    fleet = validation_errors.validated(_Fleet, document)
+    problems = [*scenario.problems(fleet.scenario, fleet.churn, fleet.devices, document.source)]
     if problems:
         raise document.source.error(problems)
     return fleet
@@ -602,12 +598,6 @@ churn: {rate: 2/min, downtime: 10s, devices: nano}
         {"at": "2s", "pause": ("nano",), "for": "1500ms"},
     )
     assert data["churn"]["rate"] == "2/min"
-
-
-@given(st.integers(1, 10**6), st.integers(0, 6), st.sampled_from(["s", "min", "h"]))
-def test_a_frequency_is_read_back_as_it_was_written(digits: int, places: int, unit: str) -> None:
-    rate = frequency(f"{digits / 10**places:.6f}/{unit}")
-    assert frequency(scenario.format_frequency(rate)) == rate
 
 
 def test_the_json_schema_knows_the_words() -> None:

@@ -22,6 +22,12 @@ def test_a_size_that_is_written_is_read_back(count: int) -> None:
     assert units.size(units.format_size(count)) == count
 
 
+@given(st.integers(1, 10**6), st.integers(0, 6), st.sampled_from(["s", "min", "h"]))
+def test_a_frequency_is_read_back_as_it_was_written(digits: int, places: int, unit: str) -> None:
+    rate = units.frequency(f"{digits / 10**places:.6f}/{unit}")
+    assert units.frequency(units.format_frequency(rate)) == rate
+
+
 @pytest.mark.parametrize("text", ["5mbit", "5Mbit", "5Mbit/s", "5Mbps", "5mbps", "5 Mb/s", "5000kbit"])
 def test_rates_are_in_bits(text: str) -> None:
     assert units.rate(text) == 5_000_000

@@ -1,4 +1,4 @@
-"""What becomes of a profile's memory and cores, and what is said of it."""
+"""Limits of memory that follow from profiles, and the notes on profiles in a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, hardware, plan
+from testbed.plan import Host, Plan, plan, resolution
 from testbed.run import up
 from testbed.topology import Topology, load, parse, profiles
 from testbed.topology.units import format_size
@@ -35,13 +35,13 @@ def _topology(*devices: str) -> Topology:
 
 def _planned(topology: Topology, runtime: str, free: int = 32 * GIB) -> tuple[Plan, list[str]]:
     host = Host(cores=(0, 1, 2, 3), memory=free)
-    limited = hardware.with_memory(topology, KNOWN, None if runtime == "virtual" else free)
+    limited = resolution.with_memory(topology, KNOWN, None if runtime == "virtual" else free)
     made = plan(limited, runtime, host)
-    return made, list(hardware.notes(topology, made, KNOWN, host))
+    return made, list(resolution.notes(topology, made, KNOWN, host))
 
 
 def _limits(topology: Topology, free: int | None) -> list[str]:
-    limited = hardware.with_memory(topology, KNOWN, free)
+    limited = resolution.with_memory(topology, KNOWN, free)
     return [format_size(group.memory_limit) for group in limited.devices]
 
 
