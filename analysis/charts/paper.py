@@ -194,7 +194,7 @@ def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _label(layer: Layer) -> str:
-    return (layer.words or layer.name) if layer.legend else "_"
+    return (layer.label or layer.name) if layer.legend else "_"
 
 
 _MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {

@@ -77,7 +77,7 @@ class Drawn:
             tips = [(words, _tip(layer, column)) for words, column in layer.hover.items()]
             self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
         if layer.legend:
-            item = LegendItem(label=value(layer.words or layer.name), renderers=[renderer])
+            item = LegendItem(label=value(layer.label or layer.name), renderers=[renderer])
             legend = self.figure.legend[0]
             legend.items = [*legend.items, item]
             legend.visible = len(legend.items) > 1
@@ -164,7 +164,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
 
 def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
     """Below the plot, where it hides nothing; a click on a series takes it away."""
-    letters = max((len(layer.words or layer.name) for layer in chart.layers), default=0)
+    letters = max((len(layer.label or layer.name) for layer in chart.layers), default=0)
     legend = Legend(orientation="horizontal", ncols=max(1, 100 // (letters + 5)))
     legend.click_policy = "none" if chart.legend else "hide"
     for words, color in chart.legend.items():  # a legend shows what is drawn: something unseen
@@ -245,4 +245,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart) -> str:
-    return replace(chart, note="no data yet").noted(chart.note).note if chart.empty else chart.note
+    return replace(chart, note="no data yet").with_note(chart.note).note if chart.empty else chart.note
