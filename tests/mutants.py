@@ -68,7 +68,7 @@ TESTS: dict[str, list[str]] = {
         PROPERTIES,
     ],
     "agents/rules/interface.py": [CORES, RULES, PROPERTIES],
-    "agents/rules/parts.py": ["tests/agents/rules/test_*fed*.py", PROPERTIES],
+    "agents/rules/parts.py": [RULES, PROPERTIES],
     "agents/rules/*.py": [
         "tests/agents/rules/test_{name}*.py",
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties

@@ -44,7 +44,7 @@ from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.timing import Speed, Work
+from testbed.virtual.timing import Speed, StepCost
 from testbed.virtual.training import BatchTrainer
 
 _REFRESH_EVERY = 0.1
@@ -142,7 +142,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     if topology.record == "updates":
         recorder.keep_inputs(beginning)
     queue = EventQueue()
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), queue)
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _step_cost(spec, prepared, task, view), queue)
     return Simulation(
         queue,
         core,
@@ -168,13 +168,13 @@ class _Fleet:
         prepared: Prepared,
         side: ClientSide,
         task: Task,
-        work: Work,
+        cost: StepCost,
         queue: EventQueue,
     ) -> None:
         self._spec = spec
         self._prepared = prepared
         self._side = side
-        self._work = work
+        self._cost = cost
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
@@ -216,7 +216,7 @@ class _Fleet:
         memory = None if last is None else last.memory
         if last is None:
             line = self._network.line(planned)
-            speed = Speed(planned, self._work, generator(randomness.TIMING))
+            speed = Speed(planned, self._cost, generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
         return Device(
@@ -264,7 +264,7 @@ def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
     return len(wire.encode(model)), len(wire.encode(update))
 
 
-def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
+def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
     topology = spec.topology
@@ -280,7 +280,7 @@ def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
         timed = topology.runtime.model_copy(update={"step_time": seconds})
         text = topology.model_copy(update={"runtime": timed}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return Work(flops, seconds)
+    return StepCost(flops, seconds)
 
 
 def _measured_step(task: Task, shard: Shard, local: Local) -> float:

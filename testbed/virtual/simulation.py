@@ -48,11 +48,10 @@ class Recorder(Protocol):
 class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
-    `devices` makes a device when it is first sent a model, so that a population costs memory only as
-    far as it takes part; and its next life, given the last one. `steps` is what happens to devices, in
-    the order of time, and `absent` are those that are not there from the start. `evaluate` runs in a
-    thread of its own; what it finds is handed in at the next timer, or at once where the run may end by
-    it.
+    `devices` makes a device when it is first sent a model, so that only those that take part cost
+    memory; and its next life, given the last one. `steps` are the actions on devices, in the order of
+    time, and `absent` the devices that are not there from the start. `evaluate` runs in a thread of its
+    own; its result is handed in at the next timer, or at once where the run may end by it.
     """
 
     def __init__(
