@@ -9,7 +9,7 @@ from math import isnan, nan
 from analysis import metrics, summary
 from analysis.load import Run
 from analysis.metrics import Interval
-from analysis.names import alike
+from analysis.names import by_settings
 
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
@@ -53,7 +53,7 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
     Without a `target` (a share) what one cost is NaN.
     """
     rows: list[Row] = []
-    for name, same in alike(runs).items():
+    for name, same in by_settings(runs).items():
         cost = [metrics.reached(run, nan if target is None else target) for run in same]
         time = metrics.t_interval([one.time for one in cost])
         first = rows[0].time.mean if rows else time.mean

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ import yaml
 from agents import events
 from analysis import records
 
-_PARTS = 50
-"""Reads until what they gave is put together."""
+_MAX_TABLES = 50
+"""Tables of one kind of record; more are concatenated."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -137,8 +137,11 @@ class Follower:
             "telemetry": [records.empty(records.SAMPLES)],
             "probe": [records.empty(records.PROBES)],
         }
-        self._topology = _yaml(self._path / "topology.yaml")
-        self._clock: list[events.RunStarted | events.RunEnded] = []
+        topology = self._path / "topology.yaml"
+        self._topology = _parsed(topology, yaml.safe_load) if topology.exists() else {}
+        self._starts: list[events.RunStarted] = []
+        """One of each part of the run: a resumed one has several."""
+        self._ended: events.RunEnded | None = None
         self._acted: list[events.Acted] = []
         self._manifest()
 
@@ -157,7 +160,7 @@ class Follower:
         """All so far, what is new included. Raises what `load` raises."""
         deque(self._take(), maxlen=0)
         manifest = self._manifest()
-        with _legible(self._path / "manifest.json"):
+        with _names_file(self._path / "manifest.json"):
             devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
         updates = _planned(frames["update"], "client", devices)
@@ -165,8 +168,8 @@ class Follower:
             path=self._path,
             manifest=manifest,
             topology=self._topology,
-            started=next((r for r in self._clock if isinstance(r, events.RunStarted)), None),
-            ended=next((r for r in self._clock[-1:] if isinstance(r, events.RunEnded)), None),
+            started=next(iter(self._starts), None),
+            ended=self._ended,
             devices=devices,
             updates=updates.assign(group=_groups(updates["client"], devices)),
             versions=frames["version"],
@@ -188,12 +191,15 @@ class Follower:
                 self._hold(kind, table)
                 yield kind, table
             for record in found.others:
-                if isinstance(record, events.Acted):
-                    self._acted.append(record)
-                elif isinstance(record, events.RunStarted | events.RunEnded):
-                    self._clock.append(record)
-                if isinstance(record, events.RunStarted):
-                    _check(self._events.path, record.format)
+                match record:
+                    case events.Acted():
+                        self._acted.append(record)
+                    case events.RunStarted():
+                        _check(self._events.path, record.format)
+                        self._starts.append(record)
+                        self._ended = None
+                    case events.RunEnded():
+                        self._ended = record
         for block in self._telemetry.blocks():
             for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
                 if table.num_rows:
@@ -201,19 +207,17 @@ class Follower:
                     yield kind, table
 
     def _hold(self, kind: str, table: pa.Table) -> None:
-        """Few tables, as putting them together costs by their number, and none longer than requested."""
+        """Keep few tables, as concatenating them costs by their number, and no more rows than wanted."""
         self.rows[kind] += table.num_rows
         tables = self._tables[kind]
         tables.append(table)
         rows, newest = sum(one.num_rows for one in tables), self._newest.get(kind)
-        if len(tables) > _PARTS or (newest is not None and rows > 1.25 * newest):
+        if len(tables) > _MAX_TABLES or (newest is not None and rows > 1.25 * newest):
             whole = pa.concat_tables(tables).unify_dictionaries()
             self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
-        path = self._path / "manifest.json"
-        with _legible(path):
-            manifest: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
+        manifest = _parsed(self._path / "manifest.json", json.loads)
         _check(self._path, manifest.get("format", events.FORMAT))
         return manifest
 
@@ -221,16 +225,14 @@ class Follower:
         """Samples with `at` by the run clock. A resumed run has one for each of its parts."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        starts = [record for record in self._clock if isinstance(record, events.RunStarted)]
         monotonic = samples["at"].to_numpy()
         timed = samples.assign(at=np.nan, monotonic=monotonic)
-        if starts:
+        if self._starts:
             unix = monotonic + zero
-            began = np.array([start.wall_clock for start in starts])
+            began = np.array([start.wall_clock for start in self._starts])
+            at = np.array([start.at for start in self._starts])
             part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
-            timed["at"] = (
-                np.array([start.at for start in starts])[part] + (unix - began[part]) / dilation
-            )
+            timed["at"] = at[part] + (unix - began[part]) / dilation
         if "rtt" in timed:  # the link was measured by the host's clock
             timed[["up", "down"]] *= dilation
             timed[["rtt", "jitter"]] /= dilation
@@ -299,10 +301,17 @@ def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
 
 
 def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     if path.exists():
         try:
-            rows = _figures(path)
+            with _names_file(path):
+                planned = json.loads(path.read_text(encoding="utf-8"))["devices"]
+                rows = [
+                    (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
+                    for device, entries in planned.items()
+                    for name, figure in entries.items()
+                    if isinstance(figure, dict)
+                ]
         except ValueError:
             if manifest.get("outcome"):  # else it may be about to be written
                 raise
@@ -311,26 +320,14 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     return table.assign(**numbers, group=table["group"].astype("category"))
 
 
-def _figures(path: Path) -> list[tuple[Any, ...]]:
-    with _legible(path):
-        return [
-            (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
-            for device, entries in json.loads(path.read_text(encoding="utf-8"))["devices"].items()
-            for name, figure in entries.items()
-            if isinstance(figure, dict)
-        ]
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    with _legible(path):
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    with _names_file(path):
+        return dict(parse(path.read_text(encoding="utf-8")))
 
 
 @contextmanager
-def _legible(path: Path) -> Iterator[None]:
-    """Inside, whatever is wrong with what the file `path` says is a ValueError that names it."""
+def _names_file(path: Path) -> Iterator[None]:
+    """Turns any error in what the file `path` says into a ValueError that names the file."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:

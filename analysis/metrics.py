@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from analysis.load import Run
-from analysis.names import alike
+from analysis.names import by_settings
 from analysis.timeline import BUSY, STATES, timeline
 
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -234,8 +234,6 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:
     """`metric` of `runs`: `mean`, `low`, `high` (Student's interval) and `count`, one row for each set
     of runs that are alike but for their seed, indexed by a short name."""
-    found = {
-        name: t_interval([metric(run) for run in same], level) for name, same in alike(runs).items()
-    }
-    rows = [(one.mean, one.low, one.high, one.count) for one in found.values()]
-    return pd.DataFrame(rows, index=list(found), columns=["mean", "low", "high", "count"])
+    sets = by_settings(runs)
+    intervals = [t_interval([metric(run) for run in same], level) for same in sets.values()]
+    return pd.DataFrame(intervals, index=list(sets), columns=["mean", "low", "high", "count"])

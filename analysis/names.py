@@ -26,7 +26,7 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     return {run.name: run for run in runs}
 
 
-def alike(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by their settings and their runtime but for the seed, each set with a short name."""
     sets: dict[str, list[Run]] = {}
     for run in runs:

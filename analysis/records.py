@@ -8,7 +8,6 @@ slow but knows the line that is wrong.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,17 +104,24 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
     """Telemetry and probes of `block`. What is no sample (a crash in mid-write) is left out."""
-    try:
-        table = _read(block, _SAMPLE)
-    except pa.ArrowInvalid:
-        lines = block.splitlines(keepends=True)
-        table = _read(b"".join(line for line in lines if _is_sample(line)), _SAMPLE)
+    table = _samples(block)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
     probed = table["probe"].is_valid()
     samples, probes = table.filter(pc.invert(probed)), table.filter(probed)
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
     probe_table = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
     return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table)
+
+
+def _samples(block: bytes) -> pa.Table:
+    """Of a block that cannot be read, those of each half, down to the line that is to blame."""
+    try:
+        return _read(block, _SAMPLE)
+    except pa.ArrowInvalid:
+        middle = block.rfind(b"\n", 0, len(block) // 2) + 1 or block.find(b"\n") + 1
+        if middle in (0, len(block)):
+            return _SAMPLE.empty_table()
+        return pa.concat_tables([_samples(block[:middle]), _samples(block[middle:])])
 
 
 def empty(schema: pa.Schema) -> pa.Table:
@@ -186,23 +192,3 @@ def _encoded(table: pa.Table) -> pa.Table:
         if field.type == pa.string() and field.name not in _TEXTS:
             table = table.set_column(index, field.name, table[index].dictionary_encode())
     return table
-
-
-def _is_sample(line: bytes) -> bool:
-    try:
-        sample = json.loads(line)
-    except ValueError:
-        return False
-    if not isinstance(sample, dict):
-        return False
-    probe = sample.get("probe") or {}
-    return (
-        isinstance(sample.get("device"), str)
-        and all(_is_number(sample.get(name)) for name in ("at", *_NUMBERS))
-        and isinstance(probe, dict)
-        and all(_is_number(probe.get(name)) for name in PROBED)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)

@@ -21,10 +21,10 @@ from markupsafe import Markup
 from agents import events
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
+from analysis.charts.actions import describe
 from analysis.charts.chart import INKS, Chart
-from analysis.charts.marks import in_words
 from analysis.load import Run
-from analysis.names import alike, distinct
+from analysis.names import by_settings, distinct
 
 _CHARTS = ("accuracy", "loss", "time-to-accuracy", "devices", "staleness-histogram", "staleness",
            "contributions", "cpu", "rates")  # fmt: skip
@@ -62,13 +62,13 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
     ).get_template("report.html")
     return page.render(
         title=f"{len(runs)} runs" if several else runs[0].name,
-        subtitle=", ".join(alike(runs)) if several else _headline(runs[0]),
+        subtitle=", ".join(by_settings(runs)) if several else _headline(runs[0]),
         resources=Markup(Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render()),  # noqa: S704
         script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
         charts=[Markup(div) for div in divs],  # noqa: S704
         comparison=_Table("", headings, rows) if several else None,
         target=None if target is None else comparison.percent(target),
-        seeds=any(len(same) > 1 for same in alike(runs).values()),
+        seeds=any(len(same) > 1 for same in by_settings(runs).values()),
         runs=[_run_section(name, run) for name, run in distinct(runs).items()],
         inks={theme: asdict(ink) for theme, ink in INKS.items()},
     )
@@ -76,7 +76,7 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
 
 def _charts(runs: Sequence[Run]) -> list[Chart]:
     """Those that have something to show."""
-    first = [same[0] for same in alike(runs).values()][:_MAX_RUNS_WITH_LANES]
+    first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
     made = (CHARTS[name](first if name in _LANES else runs) for name in _CHARTS)
     return [chart for chart in made if not chart.empty]
 
@@ -167,7 +167,7 @@ def _scenario(run: Run) -> _Table:
     actions: Iterable[Any] = (
         run.scenario[["device", "details", "at"]].head(_ROWS).itertuples(index=False)
     )
-    rows = [[str(device), in_words(details), _text(at, 1.0)] for device, details, at in actions]
+    rows = [[str(device), describe(details), _text(at, 1.0)] for device, details, at in actions]
     more = len(run.scenario) - len(rows)
     title = "Scenario" + (f" (and {more:,} more)" if more > 0 else "")
     return _Table(title, ["device", "action", "at (s)"], rows, 2)

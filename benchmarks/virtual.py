@@ -241,7 +241,9 @@ class Batched:
     def _job(self, client: int) -> Job:
         setting = self._setting
         local = Local(steps=setting.steps, batch_size=setting.batch_size, lr=setting.lr)
-        rng = randomness.generator(0, f"client-{client}", randomness.TRAINING, self._round)
+        rng = functools.partial(
+            randomness.generator, 0, f"client-{client}", randomness.TRAINING, self._round
+        )
         return Job(
             start=self._starts[client],
             indices=self._parts[client],

@@ -68,7 +68,7 @@ TESTS: dict[str, list[str]] = {
         PROPERTIES,
     ],
     "agents/rules/interface.py": [CORES, RULES, PROPERTIES],
-    "agents/rules/idle.py": ["tests/agents/rules/test_*fed*.py", PROPERTIES],
+    "agents/rules/parts.py": [RULES, PROPERTIES],
     "agents/rules/*.py": [
         "tests/agents/rules/test_{name}*.py",
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
@@ -92,7 +92,7 @@ SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 _NETWORK, _RUN = "testbed/virtual/network.py", "testbed/virtual/run.py"
 _OBJECTIVES, _SIMULATION = "testbed/virtual/objectives.py", "testbed/virtual/simulation.py"
 _FIRST_ENTRY = "the first flow that enters sets both"
-_PLAN_A_LOOK = "if self._look is None or at < self._look:"
+_PLAN_A_CHECK = "if self._check_at is None or at < self._check_at:"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "agents/aggregator/core.py",
@@ -159,21 +159,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._each, self._since = 0.0, 0",
         "self._each, self._since = 0.0, 1",
     ): _FIRST_ENTRY,
-    (_NETWORK, _PLAN_A_LOOK, "if True:"): "more looks are planned; one look too many does no harm",
+    (_NETWORK, _PLAN_A_CHECK, "if True:"): "more checks are planned; one too many does no harm",
     (
         _NETWORK,
-        _PLAN_A_LOOK,
-        "if self._look is None or at <= self._look:",
-    ): "of two looks at one time the second finds nothing to do",
+        _PLAN_A_CHECK,
+        "if self._check_at is None or at <= self._check_at:",
+    ): "of two checks at one time the second finds nothing to do",
     (
         _NETWORK,
-        "if at != self._look:  # another look was planned before this one",
-        "if False:  # another look was planned before this one",
-    ): "one look too many does no harm",
+        "if at != self._check_at:  # another check was planned before this one",
+        "if False:  # another check was planned before this one",
+    ): "one check too many does no harm",
     (
         _NETWORK,
-        "self._events.plan(at, LINK, 0, functools.partial(self._looked, at))",
-        "self._events.plan(at, LINK, 1, functools.partial(self._looked, at))",
+        "self._events.plan(at, LINK, 0, functools.partial(self._check, at))",
+        "self._events.plan(at, LINK, 1, functools.partial(self._check, at))",
     ): "all that have this rank have the same index",
     (_NETWORK, "self._open = True", "self._open = False"): "Line sets it before anything is sent",
     (
@@ -209,18 +209,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "smaller parts, with the same results",
     (
         _RUN,
-        "self._looks += 1",
+        "self._pulses += 1",
         "pass",
     ): "how often the view is refreshed",
     (
         _RUN,
-        "self._looks += 1",
-        "self._looks += 2",
+        "self._pulses += 1",
+        "self._pulses += 2",
     ): "how often the view is refreshed",
     (
         _RUN,
-        "if self._looks % 64 == 0 and time.monotonic() >= self._due:",
-        "if self._looks % 64 == 0 and time.monotonic() > self._due:",
+        "if self._pulses % 64 == 0 and time.monotonic() >= self._due:",
+        "if self._pulses % 64 == 0 and time.monotonic() > self._due:",
     ): "how often the view is refreshed",
     (
         _RUN,

@@ -169,8 +169,7 @@ class AreaState(State):
     whichever is first."""
 
     def __init__(self, params: Area, server: Server) -> None:
-        self._params = params
-        self._server = server
+        self.params, self.server = params, server
         self.u = np.zeros_like(server.w)
         """What x lacks of Σ p_i y_i, y_i as of client i's last message."""
         self._members: dict[str, float] = {}
@@ -188,8 +187,8 @@ class AreaState(State):
         """Of each client: how many, and their sum in seconds."""
 
     def start(self) -> Actions:
-        self._admit(list(self._server.clients))
-        return [*map(self._send, self._server.clients), *self._first_timer()]
+        self._admit(list(self.server.clients))
+        return [*map(self._send, self.server.clients), *self._first_timer()]
 
     def update(self, update: Update) -> Actions:
         actions = self._aggregate_if_due()
@@ -208,7 +207,15 @@ class AreaState(State):
         return [*actions, self._send(client)]
 
     def leave(self, client: str) -> Actions:
-        return [self._away(client)] if client in self._members else []
+        if client not in self._members:
+            return []
+        last = "the model that it began with" if client in self._begun_with else "its last model"
+        return [
+            Remark(
+                f"{client} is away: until it is back, {last} keeps its weight of "
+                f"{self._weight(client):.3g} in the mean and pulls the limit"
+            )
+        ]
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
         """u ← (P (x+u) − p_i y_i)/(P − p_i) − x, with P the sum of all p_i that are in the mean."""
@@ -222,16 +229,13 @@ class AreaState(State):
         self._count_members()
         if self._total == 0:
             return [Remark(f"{client} retired, the last client: the model stays as it is")]
-        add_scaled(self.u, self._server.w - y, weight)
+        add_scaled(self.u, self.server.w - y, weight)
         self.u *= before / self._total
-        return [
-            Remark(
-                f"{client} retired: its model is out of the mean, its weight of {weight:.3g} the others'"
-            )
-        ]
+        text = f"{client} retired: its model is out of the mean, its weight of {weight:.3g} the others'"
+        return [Remark(text)]
 
     def timer(self, name: str) -> Actions:
-        match self._params.criterion:
+        match self.params.criterion:
             case "every":
                 return self._aggregate_if_due()
             case "period":
@@ -240,7 +244,7 @@ class AreaState(State):
                 return [self._aggregate(), self._random_timer()]
 
     def _send(self, client: str) -> Send:
-        return Send(client, lr=self._params.step_size(self._events))
+        return Send(client, lr=self.params.step_size(self._events))
 
     def _count_members(self) -> None:
         """Bring P up to date."""
@@ -254,9 +258,9 @@ class AreaState(State):
         """They join the mean with y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
         if not clients:
             return
-        before, x = self._total, self._server.w.copy()
+        before, x = self._total, self.server.w.copy()
         for client in clients:
-            self._members[client] = self._server.population[client]
+            self._members[client] = self.server.population[client]
             self._begun_with[client] = x
         self._count_members()
         self.u *= before / self._total
@@ -287,18 +291,9 @@ class AreaState(State):
             self._send(client),
         ]
 
-    def _away(self, client: str) -> Remark:
-        last = "the model that it began with" if client in self._begun_with else "its last model"
-        return Remark(
-            f"{client} is away: until it is back, {last} keeps its weight of "
-            f"{self._weight(client):.3g} in the mean and pulls the limit"
-        )
-
     @property
     def _due(self) -> bool:
-        if self._params.criterion != "every":
-            return False
-        return len(self._arrived) >= _given(self._params.every)
+        return self.params.every is not None and len(self._arrived) >= self.params.every
 
     def _aggregate_if_due(self) -> list[Action]:
         return [self._aggregate()] if self._due else []
@@ -307,32 +302,32 @@ class AreaState(State):
         """x ← x + η_g u. What rounding keeps out of x stays in u: small steps are not lost. Without a
         message since the last time, x moves where a client has joined or left, or η_g < 1."""
         self._events += 1
-        moved = self._server.w.copy()
-        add_scaled(self._server.w, self.u, self._params.server_lr)
-        moved -= self._server.w
+        moved = self.server.w.copy()
+        add_scaled(self.server.w, self.u, self.params.server_lr)
+        moved -= self.server.w
         if not self._arrived and not moved.any():
-            return Aggregated(self._server.version, ())
+            return Aggregated(self.server.version, ())
         self.u += moved
         used, self._arrived = self._arrived, []
-        return self._server.aggregated(used)
+        return self.server.aggregated(used)
 
     def _first_timer(self) -> list[Action]:
-        match self._params.criterion:
+        match self.params.criterion:
             case "every":
                 return []
             case "period":
-                return [SetPeriodicTimer(_TIMER, from_seconds(_given(self._params.period)))]
+                return [SetPeriodicTimer(_TIMER, from_seconds(_given(self.params.period)))]
             case "random":
                 return [self._random_timer()]
 
     def _random_timer(self) -> SetTimer:
-        rate = self._tuned_rate() if self._params.tuned else None
-        seconds = self._server.rng.exponential(1 / (rate or _given(self._params.rate)))
+        rate = self._tuned_rate() if self.params.tuned else None
+        seconds = self.server.rng.exponential(1 / (rate or _given(self.params.rate)))
         return SetTimer(_TIMER, from_seconds(seconds))
 
     def _tuned_rate(self) -> float | None:
         """λ_s* per second, or None where a client that is present has not answered yet."""
-        clients = self._server.clients
+        clients = self.server.clients
         seen = [self._round_trips[c] for c in clients if c in self._round_trips]
         means = [total / count for count, total in seen if total > 0]
         if not means or len(means) < len(clients):

@@ -61,17 +61,13 @@ class AsFedAvgState(State):
     the aggregation waits for a timer of no time, or for the next event, whichever is first."""
 
     def __init__(self, params: AsFedAvg, server: Server) -> None:
-        self._params = params
-        self._server = server
+        self.params, self.server = params, server
         self._mean = np.empty_like(server.w)
         self._arrived: list[Contribution] = []
 
-    def start(self) -> Actions:
-        return [Send(client) for client in self._server.clients]
-
     def update(self, update: Update) -> Actions:
         actions = [*self._aggregate_if_due(), Send(update.client)]
-        self._arrived.append(update.contribution(self._params.server_lr / self._params.every))
+        self._arrived.append(update.contribution(self.params.server_lr / self.params.every))
         mix(self._mean, update.vector, 1 / len(self._arrived))
         return [*actions, SetTimer("aggregate", 0)] if self._due else actions
 
@@ -83,11 +79,11 @@ class AsFedAvgState(State):
 
     @property
     def _due(self) -> bool:
-        return len(self._arrived) == self._params.every
+        return len(self._arrived) == self.params.every
 
     def _aggregate_if_due(self) -> list[Action]:
         if not self._due:
             return []
-        mix(self._server.w, self._mean, self._params.server_lr)
+        mix(self.server.w, self._mean, self.params.server_lr)
         used, self._arrived = self._arrived, []
-        return [self._server.aggregated(used)]
+        return [self.server.aggregated(used)]

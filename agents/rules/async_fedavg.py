@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from agents.checks import positive
 from agents.nanoseconds import to_seconds
 from agents.rules.interface import Actions, Rule, Send, Server, State, Update
+from agents.rules.parts import check_update_times
 from agents.vectors import add_scaled
 
 
@@ -38,18 +39,12 @@ class AsyncFedAvg(Rule):
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
-        if self.update_times is None:
-            return
-        if self.weights != "time_based":
+        if self.update_times is not None and self.weights != "time_based":
             raise ValueError("update_times are of use to `weights: time_based` only")
-        if not all(time > 0 for time in self.update_times):
-            raise ValueError("update_times must all be longer than 0 s")
+        check_update_times(self.update_times)
 
     def check(self, clients: int) -> None:
-        if self.update_times is not None and len(self.update_times) != clients:
-            raise ValueError(
-                f"update_times has {len(self.update_times)} entries, expected {clients}: one per client"
-            )
+        check_update_times(self.update_times, clients)
 
     def begin(self, server: Server) -> AsyncFedAvgState:
         return AsyncFedAvgState(self, server)
@@ -57,29 +52,22 @@ class AsyncFedAvg(Rule):
 
 class AsyncFedAvgState(State):
     def __init__(self, params: AsyncFedAvg, server: Server) -> None:
-        self._params = params
-        self._server = server
+        self.params, self.server = params, server
         given = params.update_times
         self._times = {} if given is None else dict(zip(server.population, given, strict=True))
         """τ_j in seconds, of the clients of which it is known."""
         self._seen: Counter[str] = Counter()
 
-    def start(self) -> Actions:
-        return [Send(client) for client in self._server.clients]
-
     def update(self, update: Update) -> Actions:
-        weight = self._params.server_lr
-        if self._params.weights == "time_based":
+        weight = self.params.server_lr
+        if self.params.weights == "time_based":
             self._observe(update)
             weight *= self._time_weight(update.client)
-        add_scaled(self._server.w, update.vector, weight)
-        return [self._server.aggregated([update.contribution(weight)]), Send(update.client)]
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
+        add_scaled(self.server.w, update.vector, weight)
+        return [self.server.aggregated([update.contribution(weight)]), Send(update.client)]
 
     def _observe(self, update: Update) -> None:
-        if self._params.update_times is not None or update.round_trip <= 0:
+        if self.params.update_times is not None or update.round_trip <= 0:
             return
         self._seen[update.client] += 1
         mean = self._times.get(update.client, 0.0)
@@ -88,7 +76,7 @@ class AsyncFedAvgState(State):
 
     def _time_weight(self, client: str) -> float:
         """d_i."""
-        if len(self._times) < len(self._server.population):
+        if len(self._times) < len(self.server.population):
             return 1.0
         rate = sum(1 / time for time in self._times.values())
-        return rate * self._times[client] * self._server.clients[client]
+        return rate * self._times[client] * self.server.clients[client]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from agents.checks import at_least, positive
-from agents.rules.interface import Actions, ClientSide, Contribution, Rule, Send, Server, State, Update
-from agents.vectors import add_scaled
+from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
+from agents.rules.parts import WeightedSum
 
 
 @dataclass(frozen=True)
@@ -65,23 +63,14 @@ class AsySGState(State):
     """A present client computes a gradient, or waits for the aggregation that it contributed to."""
 
     def __init__(self, params: AsySG, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
-        self._arrived: list[Contribution] = []
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
         self._waiting: set[str] = set()
 
-    def start(self) -> Actions:
-        return [Send(client) for client in self._server.clients]
-
     def update(self, update: Update) -> Actions:
-        add_scaled(self._sum, update.vector, 1.0)
-        self._arrived.append(update.contribution(self._params.weight))
+        self._sum.add(update)
         self._waiting.add(update.client)
         return self._go_on()
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
 
     def leave(self, client: str) -> Actions:
         self._waiting.discard(client)
@@ -89,12 +78,10 @@ class AsySGState(State):
 
     def _go_on(self) -> Actions:
         """Clients that left may leave too few for n gradients: aggregate what there is."""
-        nobody_computes = 0 < len(self._waiting) == len(self._server.clients)
-        if len(self._arrived) < self._params.gradients and not nobody_computes:
+        nobody_computes = 0 < len(self._waiting) == len(self.server.clients)
+        if len(self._sum) < self.params.gradients and not nobody_computes:
             return []
-        receivers = [client for client in self._server.clients if client in self._waiting]
-        add_scaled(self._server.w, self._sum, -self._params.weight)
-        self._sum[:] = 0
-        used, self._arrived = self._arrived, []
+        receivers = self.server.in_order(self._waiting)
         self._waiting.clear()
-        return [self._server.aggregated(used), *(Send(c, deferred=True) for c in receivers)]
+        aggregated = self._sum.apply(self.params.weight, sign=-1)
+        return [aggregated, *(Send(client, deferred=True) for client in receivers)]

@@ -6,21 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from agents.checks import at_least, positive
-from agents.rules.interface import (
-    Action,
-    Actions,
-    Broadcast,
-    Contribution,
-    Rule,
-    Send,
-    Server,
-    State,
-    Update,
-)
-from agents.vectors import add_scaled
+from agents.rules.interface import Action, Actions, Broadcast, Rule, Server, State, Update
+from agents.rules.parts import WeightedSum
 
 
 @dataclass(frozen=True)
@@ -62,10 +50,10 @@ class DeFedAvgIid(Rule):
 
 class DeFedAvgIidState(State):
     def __init__(self, params: DeFedAvgIid, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
-        self._round: dict[str, Contribution] = {}
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
+        self._round: set[str] = set()
+        """The clients whose updates are in it."""
         self._held: list[Update] = []
         """Further updates of clients that the round has already, in order."""
 
@@ -79,21 +67,19 @@ class DeFedAvgIidState(State):
         self._take(update)
         return self._end_complete_rounds()
 
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
-
     def leave(self, client: str) -> Actions:
         return self._end_complete_rounds()
 
     def _take(self, update: Update) -> None:
-        add_scaled(self._sum, update.vector, 1.0)
-        self._round[update.client] = update.contribution(1.0)
+        self._sum.add(update)
+        self._round.add(update.client)
 
     def _end_complete_rounds(self) -> Actions:
         """What was held may complete the next round at once."""
         actions: list[Action] = []
         while self._complete():
-            actions += [self._end_round(), Broadcast()]
+            actions += [self._sum.apply(self.params.server_lr / len(self._sum)), Broadcast()]
+            self._round.clear()
             held, self._held = self._held, []
             for update in held:
                 if update.client in self._round:
@@ -103,12 +89,5 @@ class DeFedAvgIidState(State):
         return actions
 
     def _complete(self) -> bool:
-        nobody_else = self._round and self._server.clients.keys() <= self._round.keys()
-        return len(self._round) >= self._params.buffer_size or bool(nobody_else)
-
-    def _end_round(self) -> Action:
-        weight = self._params.server_lr / len(self._round)
-        add_scaled(self._server.w, self._sum, weight)
-        self._sum[:] = 0
-        used, self._round = self._round.values(), {}
-        return self._server.aggregated(used, weight)
+        nobody_else = self._round and self.server.clients.keys() <= self._round
+        return len(self._round) >= self.params.buffer_size or bool(nobody_else)

@@ -13,7 +13,6 @@ from agents.rules.interface import (
     Actions,
     Broadcast,
     ClientSide,
-    Contribution,
     Ignored,
     Request,
     Rule,
@@ -22,7 +21,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
-from agents.vectors import add_scaled
+from agents.rules.parts import WeightedSum
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,11 @@ class DeFedAvgNiidState(State):
     """One round after the other."""
 
     def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
+        """With how often each client was drawn as its weight."""
         self._waiting: dict[str, int] = {}
         """How often each client was drawn whose update is still to come."""
-        self._arrived: list[Contribution] = []
-        """How often each was drawn, as its weight."""
 
     def start(self) -> Actions:
         return [Broadcast(), *self._draw()]
@@ -82,8 +79,7 @@ class DeFedAvgNiidState(State):
         if not times:
             # Its send buffer is empty now: a later request is to find something to wait for.
             return [Ignored("not asked for in this round"), Send(update.client)]
-        add_scaled(self._sum, update.vector, times)
-        self._arrived.append(update.contribution(times))
+        self._sum.add(update, times)
         return self._end_round_if_complete()
 
     def join(self, client: str) -> Actions:
@@ -95,19 +91,16 @@ class DeFedAvgNiidState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._arrived:
+        if not self._sum:
             return self._draw()
-        scale = self._params.server_lr / sum(drawn.weight for drawn in self._arrived)
-        add_scaled(self._server.w, self._sum, scale)
-        self._sum[:] = 0
-        used, self._arrived = self._arrived, []
-        return [self._server.aggregated(used, scale), Broadcast(), *self._draw()]
+        aggregated = self._sum.apply(self.params.server_lr / self._sum.weight)
+        return [aggregated, Broadcast(), *self._draw()]
 
     def _draw(self) -> list[Action]:
-        clients = list(self._server.clients)
+        clients = list(self.server.clients)
         if not clients:
             return []
-        drawn = self._server.rng.integers(len(clients), size=self._params.sample)
+        drawn = self.server.rng.integers(len(clients), size=self.params.sample)
         indices, times = np.unique(drawn, return_counts=True)
         self._waiting = {clients[i]: int(m) for i, m in zip(indices, times, strict=True)}
         return [Request(client, "pull") for client in self._waiting]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-
 from agents.checks import at_least, duration, positive
 from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
     ClientSide,
-    Contribution,
     Ignored,
     Request,
     Rule,
@@ -23,9 +20,8 @@ from agents.rules.interface import (
     State,
     Update,
 )
+from agents.rules.parts import WeightedSum
 from agents.vectors import add_scaled
-
-_TIMER = "round"
 
 
 @dataclass(frozen=True)
@@ -76,31 +72,24 @@ class Favano(Rule):
 
 class FavanoState(State):
     def __init__(self, params: Favano, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
         """Σ (ŵ_i − w): w stays as it is while a round goes on."""
         self._waiting: set[str] = set()
-        self._arrived: list[Contribution] = []
         self._overdue = False
         """Whether a period ended while a round was going on."""
 
     def start(self) -> Actions:
-        sends = [Send(client) for client in self._server.clients]
-        return [*sends, SetPeriodicTimer(_TIMER, from_seconds(self._params.period))]
+        return [*super().start(), SetPeriodicTimer("round", from_seconds(self.params.period))]
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
             # Its send buffer is empty now: a later request is to find something to wait for.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._waiting.remove(update.client)
-        add_scaled(self._sum, update.vector, 1.0)
-        add_scaled(self._sum, self._server.w, -1.0)
-        self._arrived.append(update.contribution(1.0))
+        self._sum.add(update)
+        add_scaled(self._sum.vector, self.server.w, -1.0)
         return self._end_round_if_complete()
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
 
     def leave(self, client: str) -> Actions:
         if client not in self._waiting:
@@ -117,23 +106,19 @@ class FavanoState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        actions = self._aggregate() if self._arrived else []
+        actions = self._aggregate() if self._sum else []
         if self._overdue:
             self._overdue = False
             actions += self._draw()
         return actions
 
     def _aggregate(self) -> list[Action]:
-        weight = self._params.server_lr / (len(self._arrived) + 1)
-        add_scaled(self._server.w, self._sum, weight)
-        self._sum[:] = 0
-        used, self._arrived = self._arrived, []
-        drawn = {contribution.client for contribution in used}
-        sends = [Send(client, deferred=True) for client in self._server.clients if client in drawn]
-        return [self._server.aggregated(used, weight), *sends]
+        aggregated = self._sum.apply(self.params.server_lr / (len(self._sum) + 1))
+        drawn = {contribution.client for contribution in aggregated.contributions}
+        return [aggregated, *(Send(c, deferred=True) for c in self.server.in_order(drawn))]
 
     def _draw(self) -> list[Action]:
-        clients = list(self._server.clients)
-        drawn = sorted(self._server.rng.permutation(len(clients))[: self._params.sample])
+        clients = list(self.server.clients)
+        drawn = sorted(self.server.rng.permutation(len(clients))[: self.params.sample])
         self._waiting = {clients[i] for i in drawn}
         return [Request(clients[i], "interrupt") for i in drawn]

@@ -62,17 +62,10 @@ class FedAsync(Rule):
 
 class FedAsyncState(State):
     def __init__(self, params: FedAsync, server: Server) -> None:
-        self._params = params
-        self._server = server
-
-    def start(self) -> Actions:
-        return [Send(client) for client in self._server.clients]
+        self.params, self.server = params, server
 
     def update(self, update: Update) -> Actions:
-        params = self._params
-        share = params.server_lr * params.mixing * params.discount(self._server.staleness(update))
-        mix(self._server.w, update.vector, share)
-        return [self._server.aggregated([update.contribution(share)]), Send(update.client)]
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
+        params = self.params
+        share = params.server_lr * params.mixing * params.discount(self.server.staleness(update))
+        mix(self.server.w, update.vector, share)
+        return [self.server.aggregated([update.contribution(share)]), Send(update.client)]

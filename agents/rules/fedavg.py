@@ -6,23 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-
 from agents.checks import at_least, duration, positive
 from agents.nanoseconds import from_seconds
-from agents.rules.interface import (
-    Action,
-    Actions,
-    Contribution,
-    Ignored,
-    Rule,
-    Send,
-    Server,
-    SetTimer,
-    State,
-    Update,
-)
-from agents.vectors import add_scaled
+from agents.rules.interface import Action, Actions, Ignored, Rule, Send, Server, SetTimer, State, Update
+from agents.rules.parts import WeightedSum
 
 
 @dataclass(frozen=True)
@@ -78,24 +65,23 @@ class FedAvgState(State):
     """One round after the other."""
 
     def __init__(self, params: FedAvg, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
+        """With p_i, multiplicity counted, as weight."""
+        self._effective_steps: list[float] = []
+        """Of the updates in it."""
         self._round: Counter[str] = Counter()
         """How often each client was drawn for this round, without those that were dropped."""
         self._waiting: set[str] = set()
-        self._arrived: list[tuple[Contribution, float]] = []
-        """With p_i, multiplicity counted, as weight; and effective local steps."""
 
     def start(self) -> Actions:
         return self._new_round()
 
     def update(self, update: Update) -> Actions:
-        if update.client not in self._waiting or self._server.staleness(update) != 0:
+        if update.client not in self._waiting or self.server.staleness(update) != 0:
             return [Ignored("late: its round is over")]
-        weight = self._server.clients[update.client] * self._round[update.client]
-        add_scaled(self._sum, update.vector, weight)
-        self._arrived.append((update.contribution(weight), update.effective_steps))
+        self._sum.add(update, self.server.clients[update.client] * self._round[update.client])
+        self._effective_steps.append(update.effective_steps)
         self._waiting.remove(update.client)
         return self._end_round_if_complete()
 
@@ -120,41 +106,39 @@ class FedAvgState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._arrived:
+        if not self._sum:
             return self._new_round()
-        scale = self._scale()
-        add_scaled(self._server.w, self._sum, scale)
-        self._sum[:] = 0
-        used = [contribution for contribution, _ in self._arrived]
-        self._arrived = []
-        return [self._server.aggregated(used, scale), *self._new_round()]
+        aggregated = self._sum.apply(self._scale())
+        self._effective_steps = []
+        return [aggregated, *self._new_round()]
 
     def _scale(self) -> float:
         """What Σ p_i Δ_i is multiplied by: η_g τ_eff, and what makes p' of p."""
-        total = sum(update.weight for update, _ in self._arrived)
-        tau_eff = sum(update.weight * steps for update, steps in self._arrived) / total
-        unbiased = self._params.weights == "unbiased"
+        arrived, total = self._sum.contributions, self._sum.weight
+        weighted = zip(arrived, self._effective_steps, strict=True)
+        tau_eff = sum(update.weight * steps for update, steps in weighted) / total
+        unbiased = self.params.weights == "unbiased"
         # N counts who has sent an update and then left: nobody may be left at all.
-        population = self._server.clients.keys() | {update.client for update, _ in self._arrived}
+        population = self.server.clients.keys() | {update.client for update in arrived}
         share = len(population) / self._round.total() if unbiased else 1 / total
-        return self._params.server_lr * tau_eff * share
+        return self.params.server_lr * tau_eff * share
 
     def _new_round(self) -> Actions:
-        clients = list(self._server.clients)
+        clients = list(self.server.clients)
         if not clients:
             return []
         self._round = Counter(self._select(clients))
         self._waiting = set(self._round)
-        actions: list[Action] = [Send(c, deferred=True) for c in clients if c in self._waiting]
-        if self._params.round_timeout is not None:
-            actions.append(SetTimer("round", from_seconds(self._params.round_timeout)))
+        actions: list[Action] = [Send(c, deferred=True) for c in self.server.in_order(self._waiting)]
+        if self.params.round_timeout is not None:
+            actions.append(SetTimer("round", from_seconds(self.params.round_timeout)))
         return actions
 
     def _select(self, clients: list[str]) -> list[str]:
-        n = self._params.sample
+        n = self.params.sample
         if n is None:
             return clients
-        if not self._params.replacement:
+        if not self.params.replacement:
             n = min(n, len(clients))
-        drawn = self._server.rng.choice(len(clients), n, replace=self._params.replacement)
+        drawn = self.server.rng.choice(len(clients), n, replace=self.params.replacement)
         return [clients[i] for i in drawn]

@@ -7,12 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from agents.checks import at_least, positive
-from agents.rules.idle import Idle
-from agents.rules.interface import Actions, Contribution, Rule, Send, Server, State, Update
-from agents.vectors import add_scaled
+from agents.rules.interface import Actions, Rule, Send, Server, State, Update
+from agents.rules.parts import WeightedSum, Workers, training_at_once
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,7 @@ class FedBuff(Rule):
         return self.reply == "immediate" and self.replace == "each"
 
     def check(self, clients: int) -> None:
-        if self.concurrency is not None and self.concurrency > clients:
-            raise ValueError(f"concurrency is {self.concurrency}, but there are only {clients} clients")
-        training = self.concurrency or clients
+        training = training_at_once(clients, self.concurrency)
         if not self.replies_at_once and self.buffer_size > training:
             raise ValueError(
                 f"buffer_size is {self.buffer_size}, but only {training} clients train at once and "
@@ -77,59 +72,41 @@ class FedBuff(Rule):
 
 
 class FedBuffState(State):
-    """A present client is training, waiting for the aggregation it contributed to, or idle."""
-
     def __init__(self, params: FedBuff, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
-        self._buffer: list[Contribution] = []
-        self._training: set[str] = set()
-        self._waiting: set[str] = set()
-        self._idle = Idle()
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
+        self._workers = Workers(server, params.concurrency)
 
     def start(self) -> Actions:
-        return self._give_work(self._server.clients)
+        return self._give_work(self.server.clients)
 
     def update(self, update: Update) -> Actions:
-        discount = self._params.discount(self._server.staleness(update))
-        add_scaled(self._sum, update.vector, discount)
-        self._buffer.append(update.contribution(discount))
-        self._training.discard(update.client)
-        (self._idle if self._params.replies_at_once else self._waiting).add(update.client)
-        return self._aggregate() if len(self._buffer) >= self._params.buffer_size else self._go_on()
+        self._sum.add(update, self.params.discount(self.server.staleness(update)))
+        self._workers.training.pop(update.client, None)
+        if self.params.replies_at_once:
+            self._workers.add_idle([update.client])
+        else:
+            self._workers.waiting.add(update.client)
+        return self._aggregate() if len(self._sum) >= self.params.buffer_size else self._go_on()
 
     def join(self, client: str) -> Actions:
         return self._give_work([client])
 
     def leave(self, client: str) -> Actions:
-        for clients in (self._training, self._waiting, self._idle):
-            clients.discard(client)
+        self._workers.discard(client)
         return self._go_on()
 
     def _go_on(self) -> Actions:
         """Clients that left may leave too few to fill the buffer: aggregate what there is."""
         sent = self._give_work()
-        return self._aggregate() if self._waiting and not self._training else sent
+        return self._aggregate() if self._workers.waiting and not self._workers.training else sent
 
     def _aggregate(self) -> Actions:
-        scale = self._params.server_lr / self._params.buffer_size
-        add_scaled(self._server.w, self._sum, scale)
-        self._sum[:] = 0
-        aggregated = self._server.aggregated(self._buffer, scale)
-        self._buffer = []
-        waited = [c for c in self._server.clients if c in self._waiting] if self._waiting else []
-        self._waiting.clear()
-        return [aggregated, *self._give_work(waited, deferred=not self._params.replies_at_once)]
+        aggregated = self._sum.apply(self.params.server_lr / self.params.buffer_size)
+        self._workers.release()
+        return [aggregated, *self._give_work(deferred=not self.params.replies_at_once)]
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> Actions:
         """Send the model to the idle, as many as may train at once."""
-        for client in newly_idle:
-            self._idle.add(client)
-        if self._params.concurrency is None:
-            chosen = self._idle.take_all()
-        else:
-            room = self._params.concurrency - len(self._training) - len(self._waiting)
-            chosen = self._idle.draw(room, self._server.rng)
-        self._training.update(chosen)
-        return [Send(client, deferred=deferred) for client in chosen]
+        self._workers.add_idle(newly_idle)
+        return [Send(client, deferred=deferred) for client in self._workers.assign()]

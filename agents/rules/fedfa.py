@@ -62,8 +62,7 @@ class FedFa(Rule):
 
 class FedFaState(State):
     def __init__(self, params: FedFa, server: Server) -> None:
-        self._params = params
-        self._server = server
+        self.params, self.server = params, server
         size = params.window_size
         self._window = np.zeros((size, server.w.size), server.w.dtype)
         """A ring: the update of arrival n is in row n mod K."""
@@ -73,24 +72,18 @@ class FedFaState(State):
         self._arrivals = 0
         self._unlisted: list[Contribution] = []
 
-    def start(self) -> Actions:
-        return [Send(client) for client in self._server.clients]
-
     def update(self, update: Update) -> Actions:
         self._put(update)
-        if self._arrivals < self._params.window_size:
+        if self._arrivals < self.params.window_size:
             return [Send(update.client)]
-        tau_eff = float(self._effective_steps.mean()) if self._params.takes_fednova else 1.0
+        tau_eff = float(self._effective_steps.mean()) if self.params.takes_fednova else 1.0
         self._apply(tau_eff)
         used, self._unlisted = self._unlisted, []
-        return [self._server.aggregated(used, tau_eff), Send(update.client)]
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
+        return [self.server.aggregated(used, tau_eff), Send(update.client)]
 
     def _put(self, update: Update) -> None:
         """The newcomer takes the place of the oldest: O(d), as the whole sum is done once a window."""
-        size = self._params.window_size
+        size = self.params.window_size
         row = self._arrivals % size
         add_scaled(self._sum, self._window[row], -1.0)
         np.copyto(self._window[row], update.vector)
@@ -99,11 +92,11 @@ class FedFaState(State):
         self._arrivals += 1
         if self._arrivals % size == 0:
             np.sum(self._window, axis=0, dtype=np.float64, out=self._sum)
-        self._unlisted.append(update.contribution(self._params.server_lr / size))
+        self._unlisted.append(update.contribution(self.params.server_lr / size))
 
     def _apply(self, tau_eff: float) -> None:
-        np.multiply(self._sum, 1 / self._params.window_size, out=self._mean)
-        if self._params.variant == "param":
-            mix(self._server.w, self._mean, self._params.server_lr)
+        np.multiply(self._sum, 1 / self.params.window_size, out=self._mean)
+        if self.params.variant == "param":
+            mix(self.server.w, self._mean, self.params.server_lr)
         else:
-            add_scaled(self._server.w, self._mean, self._params.server_lr * tau_eff)
+            add_scaled(self.server.w, self._mean, self.params.server_lr * tau_eff)

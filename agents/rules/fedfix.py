@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
-
 from agents.checks import duration, positive
 from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
-    Action,
     Actions,
     Aggregated,
-    Contribution,
     Rule,
     Send,
     Server,
@@ -21,9 +17,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
-from agents.vectors import add_scaled
-
-_TICK = "tick"
+from agents.rules.parts import WeightedSum, check_update_times
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,10 @@ class FedFix(Rule):
     def __post_init__(self) -> None:
         duration("period", self.period)
         positive("server_lr", self.server_lr)
-        if self.update_times is not None and not all(time > 0 for time in self.update_times):
-            raise ValueError("update_times must all be longer than 0 s")
+        check_update_times(self.update_times)
 
     def check(self, clients: int) -> None:
-        if self.update_times is not None and len(self.update_times) != clients:
-            raise ValueError(
-                f"update_times has {len(self.update_times)} entries, expected {clients}: one per client"
-            )
+        check_update_times(self.update_times, clients)
 
     def ticks(self, update_time: float) -> int:
         """⌈τ/Δt⌉, of whole nanoseconds: 0.3 s are three periods of 0.1 s."""
@@ -78,10 +68,8 @@ class FedFixState(State):
     """A present client is training, or waits for the tick."""
 
     def __init__(self, params: FedFix, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
-        self._arrived: list[Contribution] = []
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
         self._waiting: set[str] = set()
         self._period = from_seconds(params.period)
         self._ticks = 0
@@ -92,21 +80,15 @@ class FedFixState(State):
             self._given = dict(zip(server.population, ticks, strict=True))
 
     def start(self) -> Actions:
-        self._ticks = self._server.began // self._period
-        sends = [Send(client) for client in self._server.clients]
-        return [*sends, SetPeriodicTimer(_TICK, self._period)]
+        self._ticks = self.server.began // self._period
+        return [*super().start(), SetPeriodicTimer("tick", self._period)]
 
     def update(self, update: Update) -> Actions:
         client = update.client
         ticks = self._counted(update) if self._given is None else self._given[client]
-        weight = self._params.server_lr * ticks * self._server.clients[client]
-        add_scaled(self._sum, update.vector, weight)
-        self._arrived.append(update.contribution(weight))
+        self._sum.add(update, self.params.server_lr * ticks * self.server.clients[client])
         self._waiting.add(client)
         return []
-
-    def join(self, client: str) -> Actions:
-        return [Send(client)]
 
     def leave(self, client: str) -> Actions:
         self._waiting.discard(client)
@@ -114,19 +96,12 @@ class FedFixState(State):
 
     def timer(self, name: str) -> Actions:
         self._ticks += 1
-        return self._aggregate()
+        if not self._sum:
+            return [Aggregated(self.server.version, ())]
+        receivers = self.server.in_order(self._waiting)
+        self._waiting.clear()
+        return [self._sum.apply(), *(Send(client, deferred=True) for client in receivers)]
 
     def _counted(self, update: Update) -> int:
         """Ticks from the dispatch of its model to the next one; the tick at the dispatch is over."""
         return max(1, self._ticks + 1 - update.dispatched // self._period)
-
-    def _aggregate(self) -> list[Action]:
-        if not self._arrived:
-            return [Aggregated(self._server.version, ())]
-        add_scaled(self._server.w, self._sum, 1.0)
-        self._sum[:] = 0
-        aggregated = self._server.aggregated(self._arrived)
-        self._arrived = []
-        receivers = [client for client in self._server.clients if client in self._waiting]
-        self._waiting.clear()
-        return [aggregated, *(Send(client, deferred=True) for client in receivers)]

@@ -18,22 +18,17 @@ A complete rule (it adds every update at once), to copy from:
         def __init__(self, params: Eager, server: Server) -> None:
             self.params, self.server = params, server
 
-        def start(self) -> Actions:
-            return [Send(client) for client in self.server.clients]
-
         def update(self, update: Update) -> Actions:
             weight = self.params.server_lr * self.server.clients[update.client]
             add_scaled(self.server.w, update.vector, weight)
             return [self.server.aggregated([update.contribution(weight)]), Send(update.client)]
-
-        def join(self, client: str) -> Actions:
-            return [Send(client)]
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -184,6 +179,10 @@ class Server:
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
 
+    def in_order(self, clients: Container[str]) -> list[str]:
+        """Those of `clients` that are present, in device order."""
+        return [client for client in self.clients if client in clients]
+
     def staleness(self, update: Update) -> int:
         """τ = current version − base version."""
         return self.version - update.base_version
@@ -196,21 +195,26 @@ class Server:
         return Aggregated(self.version, tuple(used))
 
 
-class State(Protocol):
-    """A rule in a run. `server.clients` is already up to date when `join` and `leave` are called."""
+class State(ABC):
+    """A rule in a run. `server.clients` is already up to date when `join` and `leave` are called.
+
+    By default every client is sent the model as soon as it is there.
+    """
+
+    server: Server
 
     def start(self) -> Actions:
         """The run clock starts; `server.clients` are ready."""
-        ...
+        return [Send(client) for client in self.server.clients]
 
+    @abstractmethod
     def update(self, update: Update) -> Actions:
         """A valid update of a present client."""
-        ...
 
     def join(self, client: str) -> Actions:
         """`client` is ready: for the first time, or back after a crash, an outage or a goodbye. From
         here on it is as any other; no rule shuts it out."""
-        ...
+        return [Send(client)]
 
     def leave(self, client: str) -> Actions:
         """`client` is gone, and what it was sent with it; it may be back. Updates that it has handed in

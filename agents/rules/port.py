@@ -10,22 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from agents.checks import at_least, positive
-from agents.rules.idle import Idle
-from agents.rules.interface import (
-    Action,
-    Actions,
-    Contribution,
-    Request,
-    Rule,
-    Send,
-    Server,
-    SetTimer,
-    State,
-    Update,
-)
-from agents.vectors import Vector, add_scaled
-
-_SENT = "sent"
+from agents.rules.interface import Action, Actions, Request, Rule, Send, Server, SetTimer, State, Update
+from agents.rules.parts import WeightedSum, Workers, training_at_once
+from agents.vectors import Vector
 
 
 @dataclass(frozen=True)
@@ -74,9 +61,7 @@ class Port(Rule):
         at_least("similarity_weight", self.similarity_weight, 0)
 
     def check(self, clients: int) -> None:
-        if self.concurrency is not None and self.concurrency > clients:
-            raise ValueError(f"concurrency is {self.concurrency}, but there are only {clients} clients")
-        training = self.concurrency or clients
+        training = training_at_once(clients, self.concurrency)
         if self.min_updates > training:
             raise ValueError(
                 f"min_updates is {self.min_updates}, but only {training} clients train at once and "
@@ -88,36 +73,26 @@ class Port(Rule):
 
 
 class PortState(State):
-    """A present client is training, waiting for the aggregation it contributed to, or idle.
-
-    The model does not change while updates are gathered. So the weight of an update, up to the common
-    factor 1/Σ, is known when it arrives, and a running sum is enough.
-    """
+    """The model does not change while updates are gathered. So the weight of an update, up to the common
+    factor 1/Σ, is known when it arrives, and a running sum is enough."""
 
     def __init__(self, params: Port, server: Server) -> None:
-        self._params = params
-        self._server = server
-        self._sum = np.zeros_like(server.w)
-        self._buffer: list[Contribution] = []
-        self._training: dict[str, int] = {}
-        """The version that each of them trains from."""
+        self.params, self.server = params, server
+        self._sum = WeightedSum(server)
+        self._workers = Workers(server, params.concurrency)
         self._deferred: set[str] = set()
         """Those whose model leaves when this instant is over, and is that of then."""
-        self._waiting: set[str] = set()
-        self._idle = Idle()
-        self._asked: set[str] = set()
+        self._interrupted: set[str] = set()
         self.models: dict[int, Vector] = {}
         """Former versions, from the oldest that a client trains from on."""
 
     def start(self) -> Actions:
-        return self._give_work(self._server.clients)
+        return self._give_work(self.server.clients)
 
     def update(self, update: Update) -> Actions:
-        weight = update.samples * self._factor(update)
-        add_scaled(self._sum, update.vector, weight)
-        self._buffer.append(update.contribution(weight))
+        self._sum.add(update, update.samples * self._factor(update))
         self._forget(update.client)
-        self._waiting.add(update.client)
+        self._workers.waiting.add(update.client)
         return self._aggregate_if_ready()
 
     def join(self, client: str) -> Actions:
@@ -125,8 +100,6 @@ class PortState(State):
 
     def leave(self, client: str) -> Actions:
         self._forget(client)
-        self._waiting.discard(client)
-        self._idle.discard(client)
         return [*self._give_work(), *self._aggregate_if_ready()]
 
     def timer(self, name: str) -> Actions:
@@ -134,69 +107,60 @@ class PortState(State):
         return []
 
     def _forget(self, client: str) -> None:
-        self._training.pop(client, None)
+        self._workers.discard(client)
         self._deferred.discard(client)
-        self._asked.discard(client)
+        self._interrupted.discard(client)
 
     def _factor(self, update: Update) -> float:
         """μ·(1 + cos)/2 + λ·S/(τ + S), above 0."""
-        params, staleness = self._params, self._server.staleness(update)
+        params, staleness = self.params, self.server.staleness(update)
         cosine = 1.0
         if staleness > 1:
-            cosine = _cosine(self._server.w - self.models[update.base_version], update.vector)
+            cosine = _cosine(self.server.w - self.models[update.base_version], update.vector)
         bound = params.staleness_bound
         similarity = params.similarity_weight * (1 + cosine) / 2
         return similarity + params.staleness_weight * bound / (staleness + bound)
 
     def _aggregate_if_ready(self) -> list[Action]:
         """Clients that left may leave too few for `min_updates`: aggregate what there is."""
-        enough = len(self._buffer) >= self._params.min_updates or not self._training
-        if not enough or not self._buffer:
+        training = self._workers.training
+        enough = len(self._sum) >= self.params.min_updates or not training
+        if not enough or not self._sum:
             return []
-        oldest = self._server.version - self._params.staleness_bound
-        stale = [client for client, version in self._training.items() if version < oldest]
+        oldest = self.server.version - self.params.staleness_bound
+        stale = [client for client, version in training.items() if version < oldest]
         if not stale:
             return self._aggregate()
-        if not self._params.urgent:
+        if not self.params.urgent:
             return []
-        requests = [Request(client, "interrupt") for client in stale if client not in self._asked]
-        self._asked.update(stale)
+        requests = [Request(client, "interrupt") for client in stale if client not in self._interrupted]
+        self._interrupted.update(stale)
         return list(requests)
 
     def _aggregate(self) -> list[Action]:
         self._keep_model()
-        scale = self._params.server_lr / sum(gathered.weight for gathered in self._buffer)
-        add_scaled(self._server.w, self._sum, scale)
-        self._sum[:] = 0
-        aggregated = self._server.aggregated(self._buffer, scale)
-        self._buffer = []
-        self._training |= dict.fromkeys(self._deferred, self._server.version)
-        waited = [client for client in self._server.clients if client in self._waiting]
-        self._waiting.clear()
-        return [aggregated, *self._give_work(waited, deferred=True)]
+        aggregated = self._sum.apply(self.params.server_lr / self._sum.weight)
+        self._workers.training |= dict.fromkeys(self._deferred, self.server.version)
+        self._workers.release()
+        return [aggregated, *self._give_work(deferred=True)]
 
     def _keep_model(self) -> None:
         """Before w changes: all versions from the oldest that is trained from on."""
-        oldest = min(self._training.values(), default=self._server.version + 1)
+        training = self._workers.training
+        oldest = min(training.values(), default=self.server.version + 1)
         self.models = {version: w for version, w in self.models.items() if version >= oldest}
-        if self._training:
-            self.models[self._server.version] = self._server.w.copy()
+        if training:
+            self.models[self.server.version] = self.server.w.copy()
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> list[Action]:
         """Send the model to the idle, as many as may train at once."""
-        for client in newly_idle:
-            self._idle.add(client)
-        if self._params.concurrency is None:
-            chosen = self._idle.take_all()
-        else:
-            room = self._params.concurrency - len(self._training) - len(self._waiting)
-            chosen = self._idle.draw(room, self._server.rng)
-        self._training |= dict.fromkeys(chosen, self._server.version)
+        self._workers.add_idle(newly_idle)
+        chosen = self._workers.assign()
         sends: list[Action] = [Send(client, deferred=deferred) for client in chosen]
         if not deferred or not chosen:
             return sends
         self._deferred.update(chosen)
-        return [*sends, SetTimer(_SENT, 0)]  # timers are the last that happens before they leave
+        return [*sends, SetTimer("sent", 0)]  # timers are the last that happens before they leave
 
 
 def _cosine(a: Vector, b: Vector) -> float:

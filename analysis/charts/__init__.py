@@ -10,24 +10,26 @@ One module per kind of chart; `chart` says what a chart is, `paper` and `screen`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, progress, staleness, targets
+from analysis.charts import contributions, fidelity, lanes, staleness
 from analysis.charts.chart import Chart
+from analysis.charts.progress import curves, time_to_accuracy
 from analysis.load import Run
 
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
-    "accuracy": progress.accuracy,
-    "accuracy-by-version": progress.accuracy_by_version,
-    "accuracy-by-bytes": progress.accuracy_by_bytes,
-    "loss": progress.loss,
-    "loss-by-version": progress.loss_by_version,
-    "loss-by-bytes": progress.loss_by_bytes,
+    "accuracy": partial(curves, quality="accuracy", against="time"),
+    "accuracy-by-version": partial(curves, quality="accuracy", against="version"),
+    "accuracy-by-bytes": partial(curves, quality="accuracy", against="bytes"),
+    "loss": partial(curves, quality="loss", against="time"),
+    "loss-by-version": partial(curves, quality="loss", against="version"),
+    "loss-by-bytes": partial(curves, quality="loss", against="bytes"),
     "devices": lanes.lanes,
     "staleness": staleness.over_time,
     "staleness-histogram": staleness.histogram,
     "contributions": contributions.contributions,
     "cpu": fidelity.cpu,
     "rates": fidelity.rates,
-    "time-to-accuracy": targets.time_to_accuracy,
+    "time-to-accuracy": time_to_accuracy,
 }
-"""Every chart, by name. It is of one run or more."""
+"""Every chart, by name; it takes one run or more."""

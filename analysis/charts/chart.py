@@ -1,4 +1,5 @@
-"""What a chart is before it is drawn: layers of columns, two axes. Knows no run, no drawing library."""
+"""The data of a chart, before it is drawn: layers of columns and two axes. Independent of runs and of
+drawing libraries."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import numpy.typing as npt
 
 Column = npt.NDArray[Any]
 Mark = Literal["line", "step", "points", "bars", "spans", "rules", "diagonal"]
-"""What a layer is drawn as, and the columns that it needs:
+"""What a layer is drawn as, with the columns that it needs:
 
 `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
 `bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
 `spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles; perhaps
 `shade`, how much of the colour, from 0 to 1.
-`rules`: `x`, `label`: vertical lines, each with a few words.
+`rules`: `x`, `label`: vertical lines with labels.
 `diagonal`: none: where y = x.
 """
 
@@ -31,8 +32,8 @@ PALETTE = {
     "grey": "#8A8A8A",
     "yellow": "#C9B400",
 }
-"""Told apart by the colour-blind, and seen on white and on black: Okabe and Ito's colours, but for
-black, which is a middle grey, and yellow, which is darker."""
+"""Colours that the colour-blind distinguish, visible on white and on black: Okabe and Ito's, with a
+middle grey for their black and a darker yellow."""
 COLORS = tuple(PALETTE)
 
 Theme = Literal["light", "dark"]
@@ -40,6 +41,8 @@ Theme = Literal["light", "dark"]
 
 @dataclass(frozen=True, slots=True)
 class Ink:
+    """The colours of a theme."""
+
     paper: str
     text: str
     grid: str
@@ -57,7 +60,7 @@ class Axis:
     unit: str = ""
     log: bool = False
     ticks: Mapping[float, str] | None = None
-    """Where names stand in place of numbers."""
+    """Labels by position, in place of numbers."""
     limits: tuple[float | None, float | None] = (None, None)
 
     @property
@@ -67,20 +70,21 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One series. Its name is its identity: new data of the same name takes the place of the old."""
+    """One series. Its name is its identity: new data of the same name replaces the old."""
 
     name: str
     mark: Mark
     columns: Mapping[str, Column]
     color: str = "blue"
-    _: KW_ONLY
     """Of `PALETTE`."""
+    _: KW_ONLY
     legend: bool = True
-    words: str = ""
-    """In the legend; its name where there are none."""
+    """Whether it is in the legend."""
+    label: str = ""
+    """In the legend; empty: its name."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
-    """What is told of one point: words, and the name of the column (`$name`: the layer's)."""
+    """The tooltip of a point: the column (`$name`: the layer's name) that it shows by heading."""
 
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
@@ -88,6 +92,11 @@ class Layer:
         unknown = {name for name in self.hover.values() if name[0] != "$"} - self.columns.keys()
         if unknown:
             raise ValueError(f"{self.name!r} is to tell of columns that it lacks: {sorted(unknown)}")
+
+    @property
+    def title(self) -> str:
+        """What the legend calls it."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +107,25 @@ class Chart:
     layers: tuple[Layer, ...]
     _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
-    """Words for colours, where layers have several (`spans`)."""
+    """What colours mean, where layers have several (`spans`): the name of the colour by its meaning."""
     note: str = ""
-    """What a reader must know of it, below the title."""
+    """Shown below the title."""
     height: float = 1.0
-    """In times of the usual one."""
+    """Relative to the usual height."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to see but marks."""
+        """Whether there is no data: nothing but rules and diagonals."""
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
 
-    def noted(self, *words: str) -> Chart:
-        """With `words` added to its note."""
-        return replace(self, note="; ".join(filter(None, (self.note, *words))))
+    def with_note(self, *notes: str) -> Chart:
+        """The same chart with `notes` added to its note."""
+        return replace(self, note="; ".join(filter(None, (self.note, *notes))))
 
 
 def color(index: int) -> str:
-    """The colour of the `index`-th of several equal series."""
+    """The colour of the `index`-th of several series of one kind."""
     return COLORS[index % len(COLORS)]
 
 
@@ -124,9 +133,9 @@ def arrays(**columns: Any) -> dict[str, Column]:
     return {name: np.asarray(column) for name, column in columns.items()}
 
 
-def group_ticks(labels: Sequence[str], groups: Sequence[str], most: int) -> dict[float, str]:
-    """Names at 0, 1, 2, …: of devices, or where there are more than `most`, of their groups."""
-    if len(labels) <= most:
+def group_ticks(labels: Sequence[str], groups: Sequence[str], max_labels: int) -> dict[float, str]:
+    """Ticks at 0, 1, 2, …: `labels`, or where they are more than `max_labels`, one for each group."""
+    if len(labels) <= max_labels:
         return {float(place): label for place, label in enumerate(labels)}
     places: dict[str, list[int]] = {}
     for place, group in enumerate(groups):

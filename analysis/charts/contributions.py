@@ -1,4 +1,4 @@
-"""What each device gave to the model, against what it should: q̃ against p, and χ²."""
+"""The effective importance q̃ of each device against its importance p as planned, and χ²."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import pandas as pd
 from analysis import metrics
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.load import Run
-from analysis.names import alike
+from analysis.names import by_settings
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """A point per device, in the order of the plan, at what it counted for; a line where it should.
+    """A point per device, in the order of the plan, at its q̃, and a line at its p.
 
-    One run's groups are told apart by colour, of several runs those that differ in more than the seed.
+    A colour per group of a single run; of several runs one for each set that differs only in the seed.
     """
     tables = {id(run): _table(run) for run in runs}
     largest = max(tables.values(), key=len, default=pd.DataFrame(columns=["importance", "group"]))
     layers = [_planned(largest)]  # runs that are compared mostly share their plan
-    sets = alike(runs)
-    for index, (words, same) in enumerate(sets.items()):
-        beside = 0.6 * (index - (len(sets) - 1) / 2) / len(sets)
+    sets = by_settings(runs)
+    for index, (label, same) in enumerate(sets.items()):
+        offset = 0.6 * (index - (len(sets) - 1) / 2) / len(sets)
         table = pd.concat([tables[id(run)] for run in same])
-        series = table["group"] if len(runs) == 1 else pd.Series(words, table.index)
+        series = table["group"] if len(runs) == 1 else pd.Series(label, table.index)
         for name, own in table.groupby(series, sort=False):
-            layers.append(_points(str(name), own, beside, color(len(layers) - 1)))
+            layers.append(_points(str(name), own, offset, color(len(layers) - 1)))
     notes = [_note(run) for run in runs]
     if len(runs) > 1:
         notes = [f"χ² {metrics.bias(same[0]).chi_square:.3g} ({name})" for name, same in sets.items()]
@@ -52,9 +52,9 @@ def _planned(table: pd.DataFrame) -> Layer:
     return Layer("importance p", "step", columns, color="grey")
 
 
-def _points(name: str, own: pd.DataFrame, beside: float, colour: str) -> Layer:
+def _points(name: str, own: pd.DataFrame, offset: float, colour: str) -> Layer:
     columns = arrays(
-        x=own["x"] + beside,
+        x=own["x"] + offset,
         y=100 * own["effective"],
         device=own.index.astype(str),
         importance=100 * own["importance"],

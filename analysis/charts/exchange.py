@@ -1,4 +1,4 @@
-"""New columns for a figure's data source, sent as the few rows that differ where most stay the same."""
+"""New columns for a figure's data source; where most rows stay the same, only the others are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
 _MAX_CHANGED_SHARE = 0.25
-"""Share of the rows: of more, all are sent, which is cheaper then."""
+"""Share of the rows; if more have changed, it is cheaper to send all."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -52,15 +52,14 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Far cheaper than hashing, and most layers mostly are."""
-    pairs = [(old.get(name), column) for name, column in new.items()]
-    return all(
-        was == now
-        if isinstance(was, list)
-        else np.array_equal(was, now, equal_nan=now.dtype.kind == "f")
-        for was, now in pairs
-        if was is not None
-    ) and len(old) == len(new)
+    """Whether nothing has changed, as is usual: far cheaper to find out than by hashing."""
+    return len(old) == len(new) and all(
+        old[name] == column
+        if isinstance(column, list)
+        else np.array_equal(old[name], column, equal_nan=column.dtype.kind == "f")
+        for name, column in new.items()
+        if name in old
+    )
 
 
 def _hashes(data: Mapping[str, Any]) -> Rows:

@@ -1,4 +1,4 @@
-"""CPU and link rates as measured, against what was requested. On the diagonal devices got it."""
+"""CPU and link rates: measured against requested. On the diagonal both are equal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rates(runs: Sequence[Run]) -> Chart:
     figures = {"up": "uplink", "down": "downlink"}
     title = "Link rates: measured against requested"
     chart = _chart(runs, title, "rate", "Mbit/s", 1e-6, figures)
-    return chart.noted("measured before the start")
+    return chart.with_note("measured before the start")
 
 
 def _chart(
@@ -28,15 +28,15 @@ def _chart(
 ) -> Chart:
     layers, unknown = [Layer("as requested", "diagonal", {}, color="grey", dashed=True)], 0
     for name, run in distinct(runs).items():
-        for figure, words in figures.items():
+        for figure, label_part in figures.items():
             requested = run.fidelity[(run.fidelity["figure"] == figure) & run.fidelity["asked"].notna()]
             if requested.empty:
                 continue
             known = requested[requested["got"].notna()]
             unknown += len(requested) - len(known)
-            series = " · ".join(part for part in (name if len(runs) > 1 else "", words) if part)
+            series = " · ".join(part for part in (name if len(runs) > 1 else "", label_part) if part)
             layers.append(_points(series or "devices", known, scale, color(len(layers) - 1)))
-    limits = _limits(layers)  # the same of both axes, so that the diagonal is one
+    limits = _limits(layers)  # the same for both axes, so that the diagonal has a slope of 1
     return Chart(
         title,
         Axis(f"requested {label}", unit, log=True, limits=limits),

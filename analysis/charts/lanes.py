@@ -1,4 +1,4 @@
-"""What each device did when: a lane per device, coloured by state."""
+"""The state of each device over time: a lane per device, coloured by state."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.charts.actions import with_actions
 from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
-from analysis.charts.marks import marked
 from analysis.load import Run
 from analysis.names import distinct
 from analysis.timeline import STATES, timeline
@@ -20,11 +20,11 @@ STATE_COLORS = {
     "paused": "purple",
     "offline": "red",
 }
-"""To wait is to leave the lane empty."""
+"""Where a device waits, its lane is empty."""
 MAX_UPDATES = 40_000
-"""Updates of a run that are shown, the newest: a browser still moves what is drawn for them."""
+"""Updates of a run that are shown, the newest: a browser still scrolls through that many."""
 _NAMED = 40
-"""Lanes that are named; where there are more, groups are."""
+"""Lanes up to which each is labelled; above that, the groups are."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",
@@ -34,7 +34,7 @@ _HOVER = {
     **{name.replace("_", " "): name for name in _RECORD},
 }
 _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
-"""Of the states' categories."""
+"""The colour of each state."""
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
@@ -51,7 +51,7 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
         labels += [device if len(runs) == 1 else f"{name} · {device}" for device in devices]
         groups += [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]
     shown = pd.concat(parts)
-    # A screen cannot show the gaps between thousands of lanes, but it would flicker.
+    # Gaps between thousands of lanes would flicker on a screen.
     shown = shown.assign(height=0.8 if len(labels) <= 4 * _NAMED else 1.0)
     chart = Chart(
         "What the devices did",
@@ -62,7 +62,7 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
         note="gaps: waiting" + (f"; the newest {max_updates:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
-    return marked(chart, runs, since)
+    return with_actions(chart, runs, since)
 
 
 def _columns(shown: pd.DataFrame) -> dict[str, Column]:
@@ -72,8 +72,8 @@ def _columns(shown: pd.DataFrame) -> dict[str, Column]:
 
 
 def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
-    """`spans` with their lane, from `first` on, and what the record of their update says; −1 or NaN
-    where there is none."""
+    """`spans` with their lane, from `first` on, and the record of their update; −1 or NaN where there is
+    none."""
     row = spans["update"].to_numpy()
     columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]

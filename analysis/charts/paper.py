@@ -1,4 +1,4 @@
-"""Charts for print: a `Chart` as a matplotlib figure. Knows no run."""
+"""Charts for print: a `Chart` as a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from matplotlib.patheffects import withStroke
 from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
-"""Inches: the width of a page's text, and the height of a usual chart."""
+"""Inches: the width of a page's text, and the usual height."""
 _STRIP = 0.6
-"""Times a usual chart's height: below it a chart in a stack goes without a y axis."""
-_FINE = 2_000
-"""Shapes from which on they are drawn as pixels even in a PDF, which would choke on them."""
-_NOTE = 110
-"""Letters of a note that a figure is wide enough for."""
+"""Relative height below which a chart in a stack has no y axis."""
+_MAX_SHAPES = 2_000
+"""Shapes of a layer; more are drawn as pixels even in a PDF, which would become too large."""
+_MAX_NOTE = 110
+"""Characters of a note that fit into the width."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
-    """`savefig` takes it to PDF, SVG or PNG."""
+    """The figure; its `savefig` writes PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
     figure = _figure(height, ink)
     axes = figure.add_subplot()
-    _fill(axes, chart, ink)
-    _legend(figure, axes, chart, ink)
+    _draw(axes, chart, ink)
+    _add_legend(figure, axes, chart, ink)
     return figure
 
 
@@ -44,7 +44,7 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
     figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
     grid = figure.subplots(len(charts), sharex=True, squeeze=False, height_ratios=heights)
     for axes, chart in zip(grid[:, 0], charts, strict=True):
-        _fill(axes, chart, ink)
+        _draw(axes, chart, ink)
         axes.label_outer()
         if chart.height < _STRIP:
             axes.yaxis.set_visible(False)
@@ -52,7 +52,7 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
     for axes in grid[:-1, 0]:
         axes.tick_params(axis="x", length=0)
     figure.set_layout_engine("constrained", h_pad=0.015)
-    _legend(figure, grid[0, 0], charts[0], ink)
+    _add_legend(figure, grid[0, 0], charts[0], ink)
     return figure
 
 
@@ -60,18 +60,18 @@ def _figure(height: float, ink: Ink) -> Figure:
     return Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
 
 
-def _fill(axes: Axes, chart: Chart, ink: Ink) -> None:
-    _dress(axes, chart, ink)
+def _draw(axes: Axes, chart: Chart, ink: Ink) -> None:
+    _style(axes, chart, ink)
     for layer in chart.layers:
         if layer.mark != "diagonal":
             _MARKS[layer.mark](axes, layer, ink)
-    _limit(axes, chart)
+    _set_limits(axes, chart)
     for layer in chart.layers:
         if layer.mark == "diagonal":  # from edge to edge, so these must be known
-            _diagonal(axes, layer, ink)
+            _diagonal(axes, layer)
 
 
-def _legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
+def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
     handles, labels = axes.get_legend_handles_labels()
     handles += [Patch(color=PALETTE[color]) for color in chart.legend.values()]
     labels += list(chart.legend)
@@ -87,13 +87,13 @@ def _legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
                 handle.set(sizes=[18], alpha=1)
 
 
-def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
+def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.set_facecolor(ink.paper)
     axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=18 if chart.note else 6)
-    note = shorten(chart.note, _NOTE, placeholder=" …")
+    note = shorten(chart.note, _MAX_NOTE, placeholder=" …")
     axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7, color=ink.text, in_layout=False)
-    _scale(axes, "x", chart.x)
-    _scale(axes, "y", chart.y)
+    _style_axis(axes, "x", chart.x)
+    _style_axis(axes, "y", chart.y)
     axes.tick_params(colors=ink.text, labelsize=8)
     axes.grid(color=ink.grid, linewidth=0.5, visible=True)
     if chart.y.ticks is not None:
@@ -107,18 +107,17 @@ def _dress(axes: Axes, chart: Chart, ink: Ink) -> None:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=ink.text)
 
 
-def _scale(axes: Axes, which: str, axis: Axis) -> None:
-    if axis.log:
-        axes.set(**{f"{which}scale": "log"})
+def _style_axis(axes: Axes, which: str, axis: Axis) -> None:
+    axes.set(**{f"{which}label": axis.title})
     if axis.ticks is not None:
         axes.set(**{f"{which}ticks": list(axis.ticks), f"{which}ticklabels": list(axis.ticks.values())})
-    axes.set(**{f"{which}label": axis.title})
     if axis.log:
+        axes.set(**{f"{which}scale": "log"})
         (axes.xaxis if which == "x" else axes.yaxis).set_major_formatter("{x:g}")
 
 
-def _limit(axes: Axes, chart: Chart) -> None:
-    """Once everything is drawn, as a limit stops matplotlib from finding the other one."""
+def _set_limits(axes: Axes, chart: Chart) -> None:
+    """To be called when everything is drawn, as a limit stops matplotlib from finding the other one."""
     for axis, set_limits in ((chart.x, axes.set_xlim), (chart.y, axes.set_ylim)):
         low, high = axis.limits
         if low is not None or high is not None:
@@ -139,7 +138,7 @@ def _points(axes: Axes, layer: Layer, ink: Ink) -> None:
     columns, many = layer.columns, len(layer.columns["x"]) > 500
     axes.scatter(
         columns["x"], columns["y"], s=6 if many else 18, color=PALETTE[layer.color], linewidths=0,
-        alpha=0.5 if many else 0.85, label=_label(layer), rasterized=len(columns["x"]) > _FINE,
+        alpha=0.5 if many else 0.85, label=_label(layer), rasterized=len(columns["x"]) > _MAX_SHAPES,
     )  # fmt: skip
 
 
@@ -162,12 +161,12 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
     colors[:, 3] = layer.columns.get("shade", 1.0)
-    few = len(begin) < _FINE
+    few = len(begin) < _MAX_SHAPES
     shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
         list(corners), facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
         antialiased=few,
     )  # fmt: skip
-    shapes.set_rasterized(len(begin) > _FINE)
+    shapes.set_rasterized(len(begin) > _MAX_SHAPES)
     axes.add_collection(shapes)
     axes.autoscale_view()
 
@@ -184,7 +183,7 @@ def _rules(axes: Axes, layer: Layer, ink: Ink) -> None:
             )  # fmt: skip
 
 
-def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
+def _diagonal(axes: Axes, layer: Layer) -> None:
     style = "--" if layer.dashed else "-"
     low, high = axes.get_xlim()
     axes.plot(
@@ -194,7 +193,7 @@ def _diagonal(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _label(layer: Layer) -> str:
-    return (layer.words or layer.name) if layer.legend else "_"
+    return layer.title if layer.legend else "_"
 
 
 _MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {

@@ -1,6 +1,6 @@
-"""Charts for the screen: a `Chart` as a Bokeh figure that can be zoomed, asked and brought up to date.
+"""Charts for the screen: a `Chart` as a Bokeh figure with zoom, tooltips and updates.
 
-Knows no run. Every layer has its own data source: `Drawn.update` exchanges their columns in place, and
+Every layer has its own data source: `Drawn.update` exchanges their columns in place, and
 `Drawn.sources[layer.name].stream(...)` adds rows.
 """
 
@@ -20,11 +20,11 @@ from bokeh.models.tools import HoverTool
 from bokeh.plotting import figure
 from bokeh.transform import linear_cmap
 
-from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme
 from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
-"""Pixels of a usual chart, without title, axis and legend."""
+"""Pixels of the usual height, without title, axis and legend."""
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
@@ -41,43 +41,42 @@ class Drawn:
     _note: Title
 
     def update(self, chart: Chart) -> None:
-        """Show `chart`, a newer state of the same one, in the same figure: zoom and selections stay.
+        """Show `chart`, a newer state of the same one, in the same figure: zoom and selections remain.
 
-        A layer that is new is added; one that is gone is emptied.
+        A new layer is added; one that is gone is emptied.
         """
         for layer in chart.layers:
-            if layer.mark == "diagonal":
-                continue
             if layer.name in self.sources:
                 exchange(self.sources[layer.name], _data(layer), ordered=layer.mark in ("line", "step"))
-            else:
+            elif layer.mark != "diagonal":
                 self._add(layer)
         for name in self.sources.keys() - {layer.name for layer in chart.layers}:
             data: dict[str, Any] = dict(self.sources[name].data)
             self.sources[name].data = {column: rows[:0] for column, rows in data.items()}
         self._note.text = _note(chart)
-        for axis in (self.figure.xaxis[0], self.figure.yaxis[0]):
-            _ticks(axis, chart.x if axis is self.figure.xaxis[0] else chart.y)
-        for shown, old, new in (
-            (self.figure.x_range, self._chart.x, chart.x),
-            (self.figure.y_range, self._chart.y, chart.y),
+        for drawn, bokeh_range, old, new in (
+            (self.figure.xaxis[0], self.figure.x_range, self._chart.x, chart.x),
+            (self.figure.yaxis[0], self.figure.y_range, self._chart.y, chart.y),
         ):
+            _set_ticks(drawn, new)
             if old.limits != new.limits:
-                _limit(shown, new)
+                _set_limits(bokeh_range, new)
         self._chart = chart
 
     def _add(self, layer: Layer) -> None:
         if layer.mark == "diagonal":
-            self._slope(layer)
+            dash = "dashed" if layer.dashed else "solid"
+            slope = Slope(gradient=1, y_intercept=0, line_color=PALETTE[layer.color], line_dash=dash)
+            self.figure.add_layout(slope)
             return
         source = ColumnDataSource(_data(layer))
         self.sources[layer.name] = source
         renderer = self._glyph(layer, source)
         if layer.hover:
-            tips = [(words, _tip(layer, column)) for words, column in layer.hover.items()]
+            tips = [(heading, _tip(layer, column)) for heading, column in layer.hover.items()]
             self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
         if layer.legend:
-            item = LegendItem(label=value(layer.words or layer.name), renderers=[renderer])
+            item = LegendItem(label=value(layer.title), renderers=[renderer])
             legend = self.figure.legend[0]
             legend.items = [*legend.items, item]
             legend.visible = len(legend.items) > 1
@@ -85,13 +84,12 @@ class Drawn:
     def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
         color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
         common: dict[str, Any] = {"source": source, "name": layer.name}
+        line: dict[str, Any] = {"color": color, "line_width": 2, "line_dash": dash}
         match layer.mark:
             case "line":
-                return self.figure.line("x", "y", color=color, line_width=2, line_dash=dash, **common)
+                return self.figure.line("x", "y", **line, **common)
             case "step":
-                return self.figure.step(
-                    "x", "y", color=color, line_width=2, line_dash=dash, mode="after", **common
-                )
+                return self.figure.step("x", "y", mode="after", **line, **common)
             case "points":
                 return self.figure.scatter(
                     "x", "y", size=6, fill_color=color, line_color=None, fill_alpha=0.8, **common
@@ -122,19 +120,13 @@ class Drawn:
 
     def _rules(self, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         rules = self.figure.vspan("x", line_color=color, line_dash="dotted", line_width=1.5, **common)
-        words = LabelSet(
+        labels = LabelSet(
             x="x", y=4, y_units="screen", text="label", angle=np.pi / 2, y_offset=4, x_offset=-2,
             source=common["source"], text_font_size="10px", text_color=self._ink.text,
-            background_fill_color=self._ink.paper,
-            background_fill_alpha=0.7,
+            background_fill_color=self._ink.paper, background_fill_alpha=0.7,
         )  # fmt: skip
-        self.figure.add_layout(words)
+        self.figure.add_layout(labels)
         return rules
-
-    def _slope(self, layer: Layer) -> None:
-        dash = "dashed" if layer.dashed else "solid"
-        slope = Slope(gradient=1, y_intercept=0, line_color=PALETTE[layer.color], line_dash=dash)
-        self.figure.add_layout(slope)
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Drawn:
@@ -155,23 +147,21 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
     shown.add_layout(note, "above")
     shown.add_layout(title, "above")
     drawn = Drawn(shown, {}, chart, ink, note)
-    _legend(shown, chart, ink)
+    _add_legend(shown, chart, ink)
     for layer in chart.layers:
         drawn._add(layer)
-    _dress(shown, chart, ink)
+    _style(shown, chart, ink)
     return drawn
 
 
-def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
-    """Below the plot, where it hides nothing; a click on a series takes it away."""
-    letters = max((len(layer.words or layer.name) for layer in chart.layers), default=0)
-    legend = Legend(orientation="horizontal", ncols=max(1, 100 // (letters + 5)))
+def _add_legend(shown: figure, chart: Chart, ink: Ink) -> None:
+    """Below the plot, where it hides nothing; a click on a series hides it."""
+    longest = max((len(layer.title) for layer in chart.layers), default=0)
+    legend = Legend(orientation="horizontal", ncols=max(1, 100 // (longest + 5)))
     legend.click_policy = "none" if chart.legend else "hide"
-    for words, color in chart.legend.items():  # a legend shows what is drawn: something unseen
-        samples: list[Any] = [
-            shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
-        ]
-        legend.items = [*legend.items, LegendItem(label=value(words), renderers=samples)]
+    for meaning, color in chart.legend.items():  # an item needs a glyph: one at no place
+        glyph: Any = shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
+        legend.items = [*legend.items, LegendItem(label=value(meaning), renderers=[glyph])]
     shown.add_layout(legend, "below")
     legend.update(
         label_text_color=ink.text, label_text_font_size="11px", background_fill_color=None,
@@ -179,7 +169,7 @@ def _legend(shown: figure, chart: Chart, ink: Ink) -> None:
     )  # fmt: skip
 
 
-def _dress(shown: figure, chart: Chart, ink: Ink) -> None:
+def _style(shown: figure, chart: Chart, ink: Ink) -> None:
     shown.background_fill_color = shown.border_fill_color = ink.paper
     shown.outline_line_color = None
     shown.toolbar.logo = None
@@ -195,10 +185,10 @@ def _dress(shown: figure, chart: Chart, ink: Ink) -> None:
             major_label_text_color=ink.text, axis_line_color=ink.grid,
             major_tick_line_color=ink.grid, minor_tick_line_color=None,
         )  # fmt: skip
-        _ticks(axis, described)
+        _set_ticks(axis, described)
 
 
-def _ticks(axis: Any, described: Axis) -> None:
+def _set_ticks(axis: Any, described: Axis) -> None:
     if described.log:
         axis.formatter = BasicTickFormatter(use_scientific=False)
     if described.ticks is not None:
@@ -211,11 +201,11 @@ def _range(axis: Axis) -> Range:
     if low is not None and high is not None:
         return Range1d(start=low, end=high)
     found = DataRange1d(only_visible=True)
-    _limit(found, axis)
+    _set_limits(found, axis)
     return found
 
 
-def _limit(shown: Any, axis: Axis) -> None:
+def _set_limits(shown: Any, axis: Axis) -> None:
     low, high = axis.limits
     if low is not None:
         shown.start = low
@@ -224,14 +214,12 @@ def _limit(shown: Any, axis: Axis) -> None:
 
 
 def _data(layer: Layer) -> dict[str, Any]:
-    return {name: _plain(column) for name, column in layer.columns.items()}
+    return {name: _to_browser(column) for name, column in layer.columns.items()}
 
 
-def _plain(column: np.ndarray[Any, Any]) -> Any:
-    """Numbers go to the browser as they lie in memory, which takes 32 bits for an integer, not 64.
-
-    A copy: `exchange` changes them in place.
-    """
+def _to_browser(column: Column) -> Any:
+    """A copy, as `exchange` changes it in place. Numbers are sent in binary, which takes floats of 64
+    bits, but not integers of 64."""
     if column.dtype.kind in "OUST":
         return column.astype(str).tolist()
     return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)
@@ -245,4 +233,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart) -> str:
-    return replace(chart, note="no data yet").noted(chart.note).note if chart.empty else chart.note
+    return replace(chart, note="no data yet").with_note(chart.note).note if chart.empty else chart.note

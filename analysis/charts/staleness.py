@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.charts.actions import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
-from analysis.charts.marks import marked
 from analysis.load import Run
-from analysis.names import alike
+from analysis.names import by_settings
 
 _MAX_POINTS = 10_000
 """Points of all series; of more, evenly chosen ones are drawn, of each series the same part. A browser
@@ -37,7 +37,8 @@ def over_time(runs: Sequence[Run]) -> Chart:
         layers.append(Layer(name, "points", columns, color=color(index), hover=hover))
     note = "an evenly spaced sample of the updates" if every > 1 else ""
     time = Axis("device time", "s", limits=(0.0, None))
-    return marked(Chart("Staleness of applied updates", time, _AXIS, tuple(layers), note=note), runs)
+    chart = Chart("Staleness of applied updates", time, _AXIS, tuple(layers), note=note)
+    return with_actions(chart, runs)
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
@@ -63,7 +64,7 @@ def histogram(runs: Sequence[Run]) -> Chart:
 
 def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:
     if len(runs) > 1:
-        for name, same in alike(runs).items():
+        for name, same in by_settings(runs).items():
             yield name, pd.concat([run.updates for run in same])
         return
     for run in runs:

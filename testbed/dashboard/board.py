@@ -82,11 +82,11 @@ def _chart(name: str, feed: Feed, run: Run) -> Chart:
         return _moving(lanes([run], _LIVE_LANE_UPDATES) if feed.lives else lanes([run]))
     chart = CHARTS[name]([run])
     if name == "cpu" and feed.lives:
-        return chart.noted(
+        return chart.with_note(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
         )
     if name in APART and feed.held < feed.updates:
-        return chart.noted(f"the newest {feed.held:,} of {feed.updates:,} updates")
+        return chart.with_note(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -60,14 +60,7 @@ class Work:
     def slower(self, at: Nanoseconds, factor: float) -> Work:
         """The same from running time `at` on, where computing takes `factor` times as long."""
         left = round(max(0, self.computed - at) * factor)
-        return Work(
-            training=self.training,
-            started=self.started,
-            since=at,
-            done=self.progress(at),
-            computed=at + left,
-            floor=self.floor,
-        )
+        return replace(self, since=at, done=self.progress(at), computed=at + left)
 
     def cut_short(self, at: Nanoseconds) -> Work:
         """The same, interrupted at running time `at`: the step that goes on is done to its end."""
@@ -77,14 +70,7 @@ class Work:
             share = (steps - self.done) / (self.training.steps - self.done)
             ended = self.since + math.ceil(share * (self.ended - self.since))
         self.training.cut(steps)
-        return Work(
-            training=self.training,
-            started=self.started,
-            since=self.since,
-            done=self.done,
-            computed=ended,
-            floor=ended,
-        )
+        return replace(self, computed=ended, floor=ended)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,9 +99,9 @@ class Device:
     """When it was cut off or frozen, whichever came first: the broker has heard nothing since."""
     given_up: bool = False
     """The broker took it for gone: its client has to connect anew."""
-    held: list[Callable[[], None]] = field(default_factory=list)
-    """What comes to a frozen client, for when it goes on."""
-    kept: list[Callable[[], None]] = field(default_factory=list)
+    held_by_pause: list[Callable[[], None]] = field(default_factory=list)
+    """What came to a frozen client, for when it resumes."""
+    held_by_network: list[Callable[[], None]] = field(default_factory=list)
     """What could not pass while it was cut off, for when it can."""
 
     def awake(self, now: Nanoseconds) -> Nanoseconds:
@@ -133,7 +119,7 @@ class Device:
         """It goes on, and so does what came to it meanwhile."""
         self.lost_to_pauses += now - self.awake(now)
         self.frozen_at = None
-        release(self.held)
+        release(self.held_by_pause)
 
     def unplug(self) -> None:
         """No packet passes any more, either way."""
@@ -143,7 +129,7 @@ class Device:
     def plug(self) -> None:
         """Packets pass again, those that waited first."""
         self.cut_off = False
-        release(self.kept)
+        release(self.held_by_network)
         self.line.plug(connected=True)
 
     def end(self) -> None:

@@ -31,7 +31,7 @@ from agents.device_actions import (
 from agents.nanoseconds import SECOND, Nanoseconds
 from testbed.virtual.device import Device, Work, release
 
-_BROKER_PATIENCE: Nanoseconds = 45 * SECOND
+_BROKER_TIMEOUT: Nanoseconds = 45 * SECOND
 """Silence after which the broker gives up on a client: one and a half times its keep-alive. Its last
 packet is taken to be of the moment before."""
 
@@ -40,11 +40,11 @@ class World(Protocol):
     """What the actions need of `testbed.virtual.simulation.Simulation`."""
 
     def device(self, name: str) -> Device:
-        """The life that it has, or had last."""
+        """The life that the device `name` has, or had last."""
         ...
 
-    def begin_life(self, name: str) -> Device:
-        """A new life of a device, after the one that there was."""
+    def new_device(self, name: str) -> Device:
+        """A new life of the device `name`, after the one that there was."""
         ...
 
     def report_status(self, name: str, state: str) -> None:
@@ -107,10 +107,10 @@ def _fall_silent(world: World, name: str, device: Device, now: Nanoseconds) -> N
         if device.alive and device.silent_since == now:
             device.given_up = True
             device.line.drop()
-            device.kept.clear()
+            device.held_by_network.clear()
             world.report_status(name, "offline")
 
-    world.at(now + _BROKER_PATIENCE, device, give_up)
+    world.at(now + _BROKER_TIMEOUT, device, give_up)
 
 
 def _come_back(world: World, name: str, device: Device) -> None:
@@ -123,12 +123,7 @@ def _come_back(world: World, name: str, device: Device) -> None:
         world.report_status(name, "ready")
 
 
-def _end(
-    world: World,
-    name: str,
-    device: Device,
-    farewell: Sequence[client.SendUpdate],
-) -> None:
+def _end(world: World, name: str, device: Device, farewell: Sequence[client.SendUpdate]) -> None:
     """The server hears its `farewell`, and that it is offline, as soon as packets pass; where that takes
     too long, the latter alone, from the broker."""
     messages = [one.message() for one in farewell]
@@ -142,27 +137,28 @@ def _end(
         world.report_status(name, "offline")
 
     def give_up() -> None:
-        if passes in device.kept:
-            device.kept.remove(passes)
+        if passes in device.held_by_network:
+            device.held_by_network.remove(passes)
             world.report_status(name, "offline")
 
     if not device.cut_off:
         passes()
     else:
         assert device.silent_since is not None  # noqa: S101  (it is cut off)
-        device.kept.append(passes)
-        world.at(device.silent_since + _BROKER_PATIENCE, device, give_up)
+        device.held_by_network.append(passes)
+        world.at(device.silent_since + _BROKER_TIMEOUT, device, give_up)
 
 
 def _begin(world: World, name: str, last: Device, action: Restart | Join, now: Nanoseconds) -> None:
     """A life begins after `last`. What froze the device or cut it off still does, unless it joins."""
     if isinstance(action, Join):
-        release(last.kept)  # the end of the last life, where nobody has heard of it
-    device = world.begin_life(name)
+        release(last.held_by_network)  # the end of the last life, where nobody has heard of it
+    device = world.new_device(name)
     if isinstance(action, Join):
         device.line.plug(connected=True)
     else:
-        device.cut_off, device.kept, device.silent_since = last.cut_off, last.kept, last.silent_since
+        device.cut_off, device.silent_since = last.cut_off, last.silent_since
+        device.held_by_network = last.held_by_network
         device.frozen_at = None if last.frozen_at is None else now
 
     def announce() -> None:

@@ -1,9 +1,9 @@
 """Transfers over the links in virtual time.
 
-Each device has one connection, and each direction of it is a `Way`: its messages go one after the other.
-A way leads through pipes, of the server, of an access network, of the device; the connections that use a
-pipe share it equally, and a message is through when it is through the slowest. So a message alone takes
-its size over the lowest rate on its way; no pipe ever lets through more than its rate. It is not max-min
+Each device has one connection, and the messages of each `Direction` go one after the other. A direction
+leads through pipes, of the server, of an access network, of the device; the connections that use a pipe
+share it equally, and a message is through when it is through the slowest. So a message alone takes its
+size over the lowest rate on its path; no pipe ever lets through more than its rate. It is not max-min
 fair: the part of its share that a connection cannot use, because another pipe holds it up, goes to the
 others only after it.
 """
@@ -27,7 +27,7 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
 _NANOSECOND = 1e-9
-"""Seconds: who has no more than that to wait in a pipe is through."""
+"""Seconds: what has no more than that to wait in a pipe is through."""
 
 
 class Flow(Protocol):
@@ -40,11 +40,11 @@ class Flow(Protocol):
 class Pipe:
     """A rate that the flows in it share equally at each moment: processor sharing, computed exactly.
 
-    All flows get the same, so one sum tells for each how far it is: what a flow has got that has been
-    here since the pipe was last empty.
+    All flows get the same, so one sum gives the progress of each: the bits that a flow has got that has
+    been here since the pipe was last empty.
     """
 
-    __slots__ = ("_count", "_each", "_ends", "_events", "_look", "_order", "_since", "rate")
+    __slots__ = ("_check_at", "_count", "_each", "_ends", "_events", "_order", "_since", "rate")
 
     def __init__(self, queue: EventQueue, rate: float) -> None:
         self.rate = rate
@@ -55,7 +55,8 @@ class Pipe:
         self._order: list[tuple[float, int, Flow]] = []
         """By the end of each flow, with what has left meanwhile."""
         self._count = itertools.count()
-        self._look: Nanoseconds | None = None
+        self._check_at: Nanoseconds | None = None
+        """When the next check is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
         """`flow`, which is not here, wants `bits` of this pipe from now on."""
@@ -89,19 +90,19 @@ class Pipe:
         return (order[0][0] - self._each) * len(ends) / self.rate if order else None
 
     def _plan(self) -> None:
-        """See that we look when the first is through; to look too early does no harm."""
+        """Plan a check for when the first is through; a check that is too early does no harm."""
         remaining = self._remaining()
         if remaining is None:
             return
         at = self._events.now + from_seconds(max(0.0, remaining))
-        if self._look is None or at < self._look:
-            self._look = at
-            self._events.plan(at, LINK, 0, functools.partial(self._looked, at))
+        if self._check_at is None or at < self._check_at:
+            self._check_at = at
+            self._events.plan(at, LINK, 0, functools.partial(self._check, at))
 
-    def _looked(self, at: Nanoseconds) -> None:
-        if at != self._look:  # another look was planned before this one
+    def _check(self, at: Nanoseconds) -> None:
+        if at != self._check_at:  # another check was planned before this one
             return
-        self._look = None
+        self._check_at = None
         self._progress()
         done = []
         while (remaining := self._remaining()) is not None and remaining <= _NANOSECOND:
@@ -113,7 +114,7 @@ class Pipe:
             flow.through(self)
 
 
-class Way:
+class Direction:
     """One direction between the server and a device: messages arrive in the order they were sent in."""
 
     __slots__ = (
@@ -147,7 +148,7 @@ class Way:
         self._last: Nanoseconds = 0
         """When the last one arrives."""
         self._free: Nanoseconds = 0
-        """When the last one is through; on a steady way, where that is known at once."""
+        """When the last one is through; of a steady direction, where that is known at once."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Once it is certain when `bits` will be there, `then` is called with that time: when they are
@@ -167,20 +168,22 @@ class Way:
         if (rate, is_open) == (self._rate, self._open):
             return
         if self._in:
-            left = max([pipe.leave(self) for pipe in self._in])
-            self._messages[0] = left, self._messages[0][1]
-            self._in = []
+            self._messages[0] = self._leave_pipes(), self._messages[0][1]
         self._rate, self._own = rate, None
         self._open = is_open
         self._go_on()
 
     def drop(self) -> None:
         """What is under way is lost."""
-        for pipe in self._in:
-            pipe.leave(self)
-        self._in = []
+        self._leave_pipes()
         self._messages.clear()
         self._last = 0
+
+    def _leave_pipes(self) -> float:
+        """Bits that are left of the first message."""
+        left = max((pipe.leave(self) for pipe in self._in), default=0.0)
+        self._in = []
+        return left
 
     def through(self, pipe: Pipe) -> None:
         self._in.remove(pipe)
@@ -213,7 +216,7 @@ class Way:
 
 
 class Line:
-    """The way between the server and one device, and back; it outlives the device's crashes."""
+    """The connection between the server and one device; it outlives the device's crashes."""
 
     __slots__ = ("_connected", "_draws", "_generator", "_link", "down", "up")
 
@@ -227,51 +230,48 @@ class Line:
         steady: bool,
     ) -> None:
         """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
-        something random is needed first. `steady`: messages are all that is asked of it."""
+        something random is needed first. `steady`: nothing is ever changed, unplugged or dropped."""
         self._link = link
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
         latency = self._latency
-        self.up, self.down = (Way(queue, pipes, latency, steady=steady) for pipes in shared)
-        self._settle()
+        self.up, self.down = (Direction(queue, pipes, latency, steady=steady) for pipes in shared)
+        self._apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a model of `size` bytes; `then` hears when it is there, once that is certain."""
+        """Send `size` bytes to the device, 0 for a request of a few; once it is certain when they are
+        there, `then` is called with that time."""
         self.down.send(8 * size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send an update of `size` bytes; `then` hears when the server has all of it."""
+        """Send `size` bytes to the server, as in `download`."""
         self.up.send(8 * size, then)
-
-    def request(self, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a request of a few bytes to the device."""
-        self.down.send(0, then)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
         arrives as planned."""
         self._link = self._link.changed(changes)
-        self._settle()
+        self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
         """Take the cable out, or put it in: meanwhile nothing passes, and what is under way waits."""
         self._connected = connected
-        self._settle()
+        self._apply_link()
 
     def drop(self) -> None:
         """What is under way is lost, both ways."""
         self.up.drop()
         self.down.drop()
 
-    def _settle(self) -> None:
+    def _apply_link(self) -> None:
         link = self._link
         is_open = self._connected and link.loss < 1
-        for way, rate in ((self.up, link.up), (self.down, link.down)):
-            way.change(timing.goodput(rate, link.rtt, link.loss), is_open=is_open)
+        for direction, rate in ((self.up, link.up), (self.down, link.down)):
+            direction.change(timing.goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
-        """Of one way, drawn anew where jitter or loss make it random."""
+        """In one direction, drawn anew where jitter or loss make it random."""
         link = self._link
         if not (link.jitter or link.loss):
             return from_seconds(link.rtt / 2)

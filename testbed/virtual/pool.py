@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agents.client.core import Outcome
-from agents.config import Local
-from agents.vectors import Vector
 from testbed.virtual.training import BatchTrainer, Job
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ticket:
+class Ticket(Job):
     """One training; implements `testbed.virtual.device.Training`."""
 
     pool: Pool
-    start: Vector
-    """Shape (d,); not changed."""
-    indices: NDArray[np.int64]
-    """The client's samples."""
-    local: Local
-    lr: float
-    steps: int
-    rng: Callable[[], np.random.Generator]
-    """A generator of its own, the same at each call."""
     result: Outcome | None = None
 
     def outcome(self) -> Outcome:
         if self.steps == 0:
             return Outcome(self.start, math.nan)
-        if self.result is None:
-            self.pool.compute(self)
-        assert self.result is not None  # noqa: S101  (computed by now)
-        return self.result
+        return self.result or self.pool.compute(self)
 
     def cut(self, steps: int) -> None:
         """Only `steps` steps are done: a result that was computed for all of them is void."""
@@ -54,7 +36,6 @@ class Pool:
     their send buffers may never be fetched."""
 
     trainer: BatchTrainer
-    gradient: bool
     lazily: bool
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
@@ -69,22 +50,12 @@ class Pool:
         if ticket.result is None and ticket.steps:
             self._pending[ticket] = None
 
-    def compute(self, ticket: Ticket) -> None:
-        """Compute `ticket`, and all that waits with it."""
+    def compute(self, ticket: Ticket) -> Outcome:
+        """The result of `ticket`, which is computed with all that waits."""
         self.add(ticket)
         tickets = list(self._pending)
         self._pending.clear()
-        jobs = [
-            Job(
-                start=t.start,
-                indices=t.indices,
-                local=t.local,
-                lr=t.lr,
-                steps=t.steps,
-                rng=t.rng(),
-                gradient=self.gradient,
-            )
-            for t in tickets
-        ]
-        for done, result in zip(tickets, self.trainer.run(jobs), strict=True):
-            done.result = Outcome(result.end, result.loss)
+        for done, result in zip(tickets, self.trainer.run(tickets), strict=True):
+            done.result = result
+        assert ticket.result is not None  # noqa: S101  (it was among them)
+        return ticket.result

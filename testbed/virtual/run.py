@@ -6,8 +6,8 @@ import gc
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -44,11 +44,11 @@ from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.timing import Speed, Work
+from testbed.virtual.timing import Speed, StepCost
 from testbed.virtual.training import BatchTrainer
 
-_LOOK_EVERY = 0.1
-"""Seconds of wall time between two looks at the clock's doings: refreshing the view, writing out."""
+_REFRESH_EVERY = 0.1
+"""Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""
 _MEASURED_SECONDS = 0.5
 """CPU time given to measuring a step."""
 
@@ -75,22 +75,17 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     return recorder.ended
 
 
-@dataclass(slots=True)
 class Recorder:
     """Implements `testbed.virtual.simulation.Recorder`: events.jsonl, models/, and the view."""
 
-    directory: RunDirectory
-    view: View
-    schema: str = ""
-    ended: events.RunEnded | None = None
-    _journal: Journal = field(init=False)
-    _recording: Recording | None = None
-    _due: float = field(init=False)
-    _looks: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._journal = Journal(self.directory.events)
-        self._due = time.monotonic() + _LOOK_EVERY
+    def __init__(self, directory: RunDirectory, view: View) -> None:
+        self.directory, self.view = directory, view
+        self.schema = ""
+        self.ended: events.RunEnded | None = None
+        self._journal = Journal(directory.events)
+        self._recording: Recording | None = None
+        self._due = time.monotonic() + _REFRESH_EVERY
+        self._pulses = 0
 
     def record(self, record: events.Record) -> None:
         self._journal.write(record)
@@ -111,11 +106,11 @@ class Recorder:
         models.save(self.directory.models, name, w, version, self.schema)
 
     def pulse(self) -> None:
-        self._looks += 1
-        if self._looks % 64 == 0 and time.monotonic() >= self._due:
+        self._pulses += 1
+        if self._pulses % 64 == 0 and time.monotonic() >= self._due:
             self._journal.flush()
             self.view.refresh(time.monotonic())
-            self._due = time.monotonic() + _LOOK_EVERY
+            self._due = time.monotonic() + _REFRESH_EVERY
 
     def close(self) -> None:
         if self._recording is not None:
@@ -147,7 +142,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     if topology.record == "updates":
         recorder.keep_inputs(beginning)
     queue = EventQueue()
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _work(spec, prepared, task, view), queue)
+    fleet = _Fleet(spec, prepared, rule.client_side, task, _step_cost(spec, prepared, task, view), queue)
     return Simulation(
         queue,
         core,
@@ -173,19 +168,18 @@ class _Fleet:
         prepared: Prepared,
         side: ClientSide,
         task: Task,
-        work: Work,
+        cost: StepCost,
         queue: EventQueue,
     ) -> None:
         self._spec = spec
         self._prepared = prepared
         self._side = side
-        self._work = work
+        self._cost = cost
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
-        gradient, lazily = side.kind == "gradient", side.send_buffer is not None
-        self._pool = Pool(BatchTrainer(task, prepared.train), gradient, lazily)
+        self._pool = Pool(BatchTrainer(task, prepared.train), lazily=side.send_buffer is not None)
 
     def device(self, name: str, last: Device | None = None) -> Device:
         """A life of a device; what is on its disk, and what was set of its share and link, outlives the
@@ -193,44 +187,46 @@ class _Fleet:
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         local, seed = planned.local, self._spec.topology.seed
-        steps = 1 if self._side.kind == "gradient" else local.count(len(indices))
+        gradient = self._side.kind == "gradient"
+        steps = 1 if gradient else local.count(len(indices))
         identity = client.Identity(self._spec.directory.run, name, len(indices), self._side, local)
 
+        def generator(*purpose: int) -> np.random.Generator:
+            return randomness.generator(seed, name, *purpose)
+
         def train(model: wire.ModelMessage, sequence: int) -> Ticket:
-            def rng() -> np.random.Generator:
-                return randomness.generator(seed, name, randomness.TRAINING, sequence)
-
-            lr = local.lr if model.lr is None else model.lr
-            return self._pool.hand_in(
-                Ticket(
-                    pool=self._pool,
-                    start=model.vector,
-                    indices=indices,
-                    local=local,
-                    lr=lr,
-                    steps=steps,
-                    rng=rng,
-                )
+            ticket = Ticket(
+                pool=self._pool,
+                start=model.vector,
+                indices=indices,
+                local=local,
+                lr=local.lr if model.lr is None else model.lr,
+                steps=steps,
+                rng=lambda: generator(randomness.TRAINING, sequence),
+                gradient=gradient,
             )
+            return self._pool.hand_in(ticket)
 
+        def thinking_time(_: Nanoseconds) -> Nanoseconds:
+            return 0 if think is None else from_seconds(think())
+
+        think = None
+        if planned.think is not None:
+            think = durations.sampler(planned.think, generator(randomness.THINKING))
         memory = None if last is None else last.memory
-        timing = randomness.generator(seed, name, randomness.TIMING)
-        speed = Speed(planned, self._work, timing)
+        if last is None:
+            line = self._network.line(planned)
+            speed = Speed(planned, self._cost, generator(randomness.TIMING))
+        else:
+            line, speed = last.line, last.speed
         return Device(
             index=index,
-            core=client.ClientCore(identity, self._thinking_time(planned), memory),
-            line=self._network.line(planned) if last is None else last.line,
+            core=client.ClientCore(identity, thinking_time, memory),
+            line=line,
             train=train,
-            speed=speed if last is None else last.speed,
+            speed=speed,
             memory=memory,
         )
-
-    def _thinking_time(self, planned: PlannedDevice) -> Callable[[Nanoseconds], Nanoseconds]:
-        if planned.think is None:
-            return lambda _: 0
-        rng = randomness.generator(self._spec.topology.seed, planned.name, randomness.THINKING)
-        think = durations.sampler(planned.think, rng)
-        return lambda _: from_seconds(think())
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
@@ -268,7 +264,7 @@ def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
     return len(wire.encode(model)), len(wire.encode(update))
 
 
-def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
+def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
     topology = spec.topology
@@ -284,7 +280,7 @@ def _work(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Work:
         timed = topology.runtime.model_copy(update={"step_time": seconds})
         text = topology.model_copy(update={"runtime": timed}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return Work(flops, seconds)
+    return StepCost(flops, seconds)
 
 
 def _measured_step(task: Task, shard: Shard, local: Local) -> float:

@@ -48,11 +48,10 @@ class Recorder(Protocol):
 class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
-    `devices` makes a device when it is first sent a model, so that a population costs memory only as
-    far as it takes part; and its next life, given the last one. `steps` is what happens to devices, in
-    the order of time, and `absent` are those that are not there from the start. `evaluate` runs in a
-    thread of its own; what it finds is handed in at the next timer, or at once where the run may end by
-    it.
+    `devices` makes a device when it is first sent a model, so that only those that take part cost
+    memory; and its next life, given the last one. `steps` are the actions on devices, in the order of
+    time, and `absent` the devices that are not there from the start. `evaluate` runs in a thread of its
+    own; its result is handed in at the next timer, or at once where the run may end by it.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Simulation:
         try:
             for name in self._server.population:
                 if name in self._absent:
-                    self.begin_life(name).alive = False  # the one that it has until it joins
+                    self.new_device(name).alive = False  # the one that it has until it joins
                 else:
                     self.report_status(name, "ready")
             self._plan_step()
@@ -114,7 +113,7 @@ class Simulation:
             self._thread.shutdown()
 
     def _next(self) -> Nanoseconds:
-        """When something happens next."""
+        """The time of the next event."""
         timer, first = self._core.next_timer, self._events.next
         if first is not None:
             return first if timer is None else min(first, timer)
@@ -126,7 +125,7 @@ class Simulation:
         return timer
 
     def _instant(self) -> None:
-        """All that happens now."""
+        """Handle all events of now."""
         now = self._events.now
         for _ in range(_MAX_EVENTS_AT_ONCE * (1 + len(self._server.population))):
             if self._finished:
@@ -148,14 +147,7 @@ class Simulation:
             "Give every device a cpu, gflops or timing above zero."
         )
 
-    def _at(self, time: Nanoseconds, rank: int, device: Device, callback: Callable[[], None]) -> None:
-        """Plan `callback` at `time`; call it at once if that is now and it need not wait its turn."""
-        if rank == DEVICE and time <= self._events.now:
-            callback()
-        else:
-            self._events.plan(time, rank, device.index, callback)
-
-    # What happens to a device
+    # Devices
 
     def _plan_step(self) -> None:
         step = next(self._steps, None)
@@ -170,31 +162,45 @@ class Simulation:
         faults.act(self, step.device, step.action, now)
         self._plan_step()
 
+    # These implement `testbed.virtual.faults.World`.
+
     def when_reachable(self, device: Device, callback: Callable[[], None]) -> None:
-        """Call it as soon as `device`'s packets pass and its client runs."""
-        self._inbound(self._events.now, device, callback)
+        self._message(self._events.now, device, callback, to_device=True)
 
     def at(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
-        """Call it at `time`, or at once where that is over."""
-        self._at(time, DEVICE, device, callback)
+        if time <= self._events.now:
+            callback()
+        else:
+            self._events.plan(time, DEVICE, device.index, callback)
 
     def report_status(self, name: str, state: str) -> None:
-        """The aggregator hears that `name` is `joining`, `ready` or `offline`."""
         self._handle(inputs.StatusChanged(self._events.now, name, state))
 
     def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
-        """The aggregator hears `message` from `name`."""
         now = self._events.now
         self._handle(inputs.UpdateArrived(now, name, self._update_size, now, message))
 
     def device(self, name: str) -> Device:
-        """The life that it has, or had last."""
-        return self._devices.get(name) or self.begin_life(name)
+        return self._devices.get(name) or self.new_device(name)
 
-    def begin_life(self, name: str) -> Device:
-        """A new life of a device, after the one that there was."""
+    def new_device(self, name: str) -> Device:
         device = self._devices[name] = self._make(name, self._devices.get(name))
         return device
+
+    def work_on(self, device: Device, work: Work) -> None:
+        device.working_on = work
+        now = self._events.now
+
+        def end() -> None:
+            if device.working_on is work:  # else it was cut short, or goes on at another speed
+                training = work.training
+                trained = client.Trained(
+                    training.outcome, training.steps, work.started, self._events.now
+                )
+                self._obey(device, device.core.trained(trained))
+
+        left = work.ended - device.running_time(now)
+        self._local(device.awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
         """Plan what the client's process does at `time`, or later by what it is frozen until then."""
@@ -204,46 +210,38 @@ class Simulation:
             if not device.alive:
                 return
             if device.frozen_at is not None:
-                device.held.append(due)
+                device.held_by_pause.append(due)
             elif device.lost_to_pauses > lost:
                 self._local(time + device.lost_to_pauses - lost, device, callback)
             else:
                 callback()
 
-        self._at(time, DEVICE, device, due)
+        self.at(time, device, due)
 
-    def _inbound(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
-        """Plan what the client does with what reaches it at `time`."""
-
-        def due() -> None:
-            if not device.alive:
-                return
-            if device.cut_off:
-                device.kept.append(due)
-            elif device.frozen_at is not None:
-                device.held.append(due)
-            else:
-                callback()
-
-        self._at(time, DEVICE, device, due)
-
-    def _outbound(self, time: Nanoseconds, device: Device, callback: Callable[[], None]) -> None:
-        """Plan what the aggregator does with what reaches it from `device` at `time`."""
+    def _message(
+        self, time: Nanoseconds, device: Device, callback: Callable[[], None], *, to_device: bool
+    ) -> None:
+        """Plan what is done with a message from or to `device` that arrives at `time`."""
 
         def due() -> None:
             if not device.alive:
                 return
             if device.cut_off:
-                device.kept.append(due)
+                device.held_by_network.append(due)
+            elif to_device and device.frozen_at is not None:
+                device.held_by_pause.append(due)
             else:
                 callback()
 
-        self._at(time, ARRIVAL, device, due)
+        if to_device:
+            self.at(time, device, due)
+        else:
+            self._events.plan(time, ARRIVAL, device.index, due)
 
-    # What the aggregator wants
+    # Actions of the aggregator's core
 
     def _handle(self, event: inputs.Input) -> None:
-        """Hand `event` to the core, once all that it wanted because of earlier ones has been done."""
+        """Hand `event` to the core, once all its actions for earlier ones have been carried out."""
         self._inputs.append(event)
         if self._handling:
             return
@@ -268,7 +266,8 @@ class Simulation:
                 for name in list(self._server.clients):
                     self._send(name, model)
             case act.Request(name, what):
-                self._request(self.device(name), what)
+                device = self.device(name)
+                self._download(device, 0, device.core.pull if what == "pull" else device.core.interrupt)
             case act.Evaluate(version):
                 self._submit_evaluation(version)
             case act.Save(version, final):
@@ -297,18 +296,17 @@ class Simulation:
 
     def _send(self, name: str, model: wire.ModelMessage) -> None:
         device = self.device(name)
+        self._download(device, self._model_size, lambda now: device.core.model(model, now))
 
-        def arrive() -> None:
-            self._obey(device, device.core.model(model, self._events.now))
+    def _download(
+        self, device: Device, size: int, handle: Callable[[Nanoseconds], client.Actions]
+    ) -> None:
+        """Send `size` bytes to `device`, whose core handles them when they are there."""
 
-        device.line.download(self._model_size, lambda at: self._inbound(at, device, arrive))
+        def arrived() -> None:
+            self._obey(device, handle(self._events.now))
 
-    def _request(self, device: Device, what: str) -> None:
-        def arrive() -> None:
-            answer = device.core.pull if what == "pull" else device.core.interrupt
-            self._obey(device, answer(self._events.now))
-
-        device.line.request(lambda at: self._inbound(at, device, arrive))
+        device.line.download(size, lambda at: self._message(at, device, arrived, to_device=True))
 
     def _submit_evaluation(self, version: int) -> None:
         self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
@@ -320,7 +318,7 @@ class Simulation:
             done, self._evaluation = self._evaluation.result(), None
             self._handle(inputs.EvaluationDone(self._events.now, done.version, done.loss, done.accuracy))
 
-    # What a client wants
+    # Actions of a client's core
 
     def _obey(self, device: Device, actions: client.Actions) -> None:
         for action in actions:
@@ -352,22 +350,6 @@ class Simulation:
         )
         self.work_on(device, work)
 
-    def work_on(self, device: Device, work: Work) -> None:
-        """What the device works on is `work` now."""
-        device.working_on = work
-        now = self._events.now
-
-        def end() -> None:
-            if device.working_on is work:  # else it was cut short, or goes on at another speed
-                training = work.training
-                trained = client.Trained(
-                    training.outcome, training.steps, work.started, self._events.now
-                )
-                self._obey(device, device.core.trained(trained))
-
-        left = work.ended - device.running_time(now)
-        self._local(device.awake(now) + left, device, end)
-
     def _think(self, device: Device, duration: Nanoseconds) -> None:
         work = device.working_on
 
@@ -382,4 +364,6 @@ class Simulation:
             update = message()
             self.deliver_update(update.client, update)
 
-        device.line.upload(self._update_size, lambda at: self._outbound(at, device, arrive))
+        device.line.upload(
+            self._update_size, lambda at: self._message(at, device, arrive, to_device=False)
+        )

@@ -20,7 +20,7 @@ _RTO_MIN, _RTO_MAX = 0.2, 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepCost:
     """What one mini-batch step costs."""
 
     flops: float | None = None
@@ -40,10 +40,10 @@ class Work:
 class Speed:
     """How fast `device` trains; `rng` draws its `timing`."""
 
-    def __init__(self, device: PlannedDevice, work: Work, rng: np.random.Generator) -> None:
+    def __init__(self, device: PlannedDevice, cost: StepCost, rng: np.random.Generator) -> None:
         self._device = device
-        self._work = work
-        self._step = work.per_step(device)
+        self._cost = cost
+        self._step = cost.per_step(device)
         self._floor = None if device.timing is None else durations.sampler(device.timing, rng)
 
     def computing(self, steps: int) -> Nanoseconds:
@@ -59,7 +59,7 @@ class Speed:
         """Give the device another CPU share; by what factor a step takes longer from now on."""
         before = self._step
         self._device = replace(self._device, cpu=share)
-        self._step = self._work.per_step(self._device)
+        self._step = self._cost.per_step(self._device)
         return self._step / before if before else 1.0
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import math
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from agents.client.core import Outcome
 from agents.config import Local
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -28,7 +29,7 @@ from testbed.virtual.objectives import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """One local training."""
 
@@ -39,18 +40,10 @@ class Job:
     local: Local
     lr: float
     steps: int
-    rng: np.random.Generator
-    """Draws the mini-batches; no other job's."""
+    rng: Callable[[], np.random.Generator]
+    """Makes the generator that draws the mini-batches, the same at each call."""
     gradient: bool = False
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    end: Vector
-    """Shape (d,), float32, its own memory: the end of the training, or the gradient."""
-    loss: float
-    """Mean over the steps, ℓ2 term included; NaN for no steps."""
 
 
 class BatchTrainer:
@@ -69,12 +62,12 @@ class BatchTrainer:
                 self._workers.put(_Worker(objective(task, train), task.l2))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
 
-    def run(self, jobs: Sequence[Job]) -> list[Result]:
-        """The results of `jobs`, in their order."""
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Ends, in memory of their own, and losses, ℓ2 term included, of `jobs`, in their order."""
         steps = [job.steps for job in jobs]
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
         each = map if self._threads is None else self._threads.map
-        results: dict[int, Result] = {}
+        results: dict[int, Outcome] = {}
         for gradient in (False, True):
             places = [place for place in order if jobs[place].gradient is gradient]
             chunks = self._chunks([jobs[place] for place in places])
@@ -91,7 +84,7 @@ class BatchTrainer:
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
-    def _chunk(self, jobs: Sequence[Job]) -> list[Result]:
+    def _chunk(self, jobs: Sequence[Job]) -> list[Outcome]:
         worker = self._workers.get()
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
@@ -108,16 +101,16 @@ class _Worker:
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
-    def gradients(self, jobs: Sequence[Job]) -> list[Result]:
+    def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Gradient and loss of each job's first mini-batch."""
         w, out = self._stacked(jobs)
         gradient = self._objective.on(*_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
             out += self._l2 * w
-        return [Result(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
+        return [Outcome(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
 
-    def train(self, jobs: Sequence[Job]) -> list[Result]:
+    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
         """End and mean loss of each job's training. Those with fewer steps come last, and drop out."""
         w, g = self._stacked(jobs)
         losses = np.zeros(len(jobs))
@@ -131,7 +124,10 @@ class _Worker:
             losses[:n] += self._differentiate(gradient, step, w[:n], g[:n])
             descent.step(w[:n], g[:n])
         triples = zip(jobs, w, losses.tolist(), strict=True)
-        return [Result(_clipped(job, end), _mean(loss, job.steps)) for job, end, loss in triples]
+        return [
+            Outcome(_clipped(job, end), loss / job.steps if job.steps else math.nan)
+            for job, end, loss in triples
+        ]
 
     def _stacked(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
         """The jobs' models, shape (jobs, d), and as much memory for their gradients."""
@@ -154,8 +150,8 @@ class _Descent:
     a step ago: for an lr that stays, this is heavy-ball momentum ρ."""
 
     def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
-        knobs = [(job.lr, job.local.momentum, job.local.proximal) for job in jobs]
-        self._lr, self._momentum, proximal = np.array(knobs, np.float32).T[:, :, None]
+        parameters = [(job.lr, job.local.momentum, job.local.proximal) for job in jobs]
+        self._lr, self._momentum, proximal = np.array(parameters, np.float32).T[:, :, None]
         self._shrink = 1 - self._lr * (l2 + proximal)
         self._pull = self._lr * proximal * start if proximal.any() else None
         self._former = start.copy() if self._momentum.any() else None
@@ -186,8 +182,9 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     for k, (job, count, width) in enumerate(zip(jobs, steps, widths, strict=True)):
         samples = len(job.indices)
         full, rest = divmod(samples, width)
+        rng = job.rng()
         for first in range(0, count, full + (rest > 0)):  # an epoch
-            order = job.indices.take(job.rng.permutation(samples)[: (count - first) * width])
+            order = job.indices.take(rng.permutation(samples)[: (count - first) * width])
             last = min(first + full, count)
             rows[first:last, k, :width] = order[: full * width].reshape(-1, width)
             if rest and last < count:
@@ -206,7 +203,3 @@ def _clipped(job: Job, end: Vector) -> Vector:
         update *= np.float32(job.local.clip / norm)
     update += job.start
     return update
-
-
-def _mean(total: float, steps: int) -> float:
-    return total / steps if steps else math.nan

@@ -29,7 +29,7 @@ from testbed.virtual import simulation
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
-from testbed.virtual.timing import Speed, Work
+from testbed.virtual.timing import Speed, StepCost
 
 NAMES = "abcdefgh"
 
@@ -318,7 +318,7 @@ class Simulation:
             core=ClientCore(identity, lambda _: 0, memory),
             line=self._network.line(planned) if last is None else last.line,
             train=lambda model, _: _Training(self, name, model),
-            speed=Speed(planned, Work(), np.random.default_rng(0)) if last is None else last.speed,
+            speed=Speed(planned, StepCost(), np.random.default_rng(0)) if last is None else last.speed,
             memory=memory,
         )
 

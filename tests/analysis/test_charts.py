@@ -16,8 +16,8 @@ from PIL import Image
 
 from agents import events
 from analysis.charts import CHARTS, paper, screen
+from analysis.charts.actions import with_actions
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
-from analysis.charts.marks import marked
 from analysis.load import Run, load
 from tests.analysis.conftest import EVENTS
 
@@ -79,7 +79,7 @@ def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) ->
     first, second, _ = CHARTS["accuracy"]([run, other]).layers
     assert (first.name, second.name) == ("fedbuff seed ?", "fedbuff seed 2")
     assert first.color == second.color
-    assert (first.words, first.legend, second.legend) == ("fedbuff", True, False)
+    assert (first.label, first.legend, second.legend) == ("fedbuff", True, False)
     bars = layer(CHARTS["staleness-histogram"]([run, other]), "fedbuff").columns
     assert bars["count"].tolist() == [4, 0, 2]  # of both
     assert len(layer(CHARTS["contributions"]([run, other]), "fedbuff").columns["x"]) == 6
@@ -110,15 +110,15 @@ BLANK = Chart("t", Axis("device time", "s"), Axis("y"), ())
 
 
 def test_marks_of_a_second_are_one(run: Run) -> None:
-    columns = layer(marked(BLANK, [run]), "scenario").columns
+    columns = layer(with_actions(BLANK, [run]), "scenario").columns
     assert columns["x"].tolist() == [4.2]
     assert columns["label"].tolist() == [
         "link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
     ]
-    twice = layer(marked(BLANK, [run, run]), "scenario").columns
+    twice = layer(with_actions(BLANK, [run, run]), "scenario").columns
     assert twice["label"].tolist() == columns["label"].tolist()
-    assert marked(BLANK, [run]).note == ""
-    assert layer(marked(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
+    assert with_actions(BLANK, [run]).note == ""
+    assert layer(with_actions(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
 
 
 def scripted(directory: Path, *records: events.Acted) -> Run:
@@ -130,7 +130,7 @@ def scripted(directory: Path, *records: events.Acted) -> Run:
 def test_where_much_happens_a_mark_stands_for_more(directory: Path) -> None:
     churn = [events.Acted(at, "fast", "scenario", 0.0, {"action": "crash"}) for at in range(5, 60)]
     quiet = events.Acted(900.0, "slow", "scenario", 0.0, {"action": "pause"})
-    chart = marked(BLANK, [scripted(directory, *churn, quiet)])
+    chart = with_actions(BLANK, [scripted(directory, *churn, quiet)])
     marks = layer(chart, "scenario").columns
     assert marks["x"].tolist() == [5, *range(6, 60, 2), 900]
     assert marks["what"].tolist()[-2:] == ["crash fast", "pause slow"]
@@ -143,7 +143,7 @@ def test_a_links_trace_hides_no_crash(directory: Path) -> None:
     steps = [events.Acted(at / 2, "fast", "scenario", 0.0, change) for at in range(100)]
     crash = events.Acted(20.0, "slow", "scenario", 0.0, {"action": "crash"})
     by_hand = events.Acted(30.0, "fast", "hand", 0.0, change)
-    chart = marked(BLANK, [scripted(directory, *steps, crash, by_hand)])
+    chart = with_actions(BLANK, [scripted(directory, *steps, crash, by_hand)])
     assert layer(chart, "scenario").columns["label"].tolist() == [
         "crash slow",
         "link up 100 kbit/s fast",

@@ -13,7 +13,7 @@ from testbed.plan import PlannedDevice
 from testbed.virtual.device import Device, Training
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Line, Network
-from testbed.virtual.timing import Speed, Work
+from testbed.virtual.timing import Speed, StepCost
 
 
 class Steps:
@@ -54,7 +54,7 @@ def device(
         core=client.ClientCore(identity, lambda _: 0, memory),
         line=line or Network(queue, 0).line(planned),
         train=train,
-        speed=Speed(planned, Work(seconds=1.0), np.random.default_rng(0)),
+        speed=Speed(planned, StepCost(seconds=1.0), np.random.default_rng(0)),
         memory=memory,
     )
 

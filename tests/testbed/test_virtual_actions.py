@@ -44,7 +44,7 @@ class World:
     def device(self, name: str) -> Device:
         return self.lives[-1]
 
-    def begin_life(self, name: str) -> Device:
+    def new_device(self, name: str) -> Device:
         self.lives.append(devices.device(self.queue, line=self.lives[-1].line))
         return self.lives[-1]
 
@@ -60,9 +60,9 @@ class World:
                 callback()
 
         if device.cut_off:
-            device.kept.append(due)
+            device.held_by_network.append(due)
         elif device.frozen_at is not None:
-            device.held.append(due)
+            device.held_by_pause.append(due)
         else:
             due()
 
@@ -162,7 +162,7 @@ def test_what_is_under_way_is_lost_when_the_broker_gives_up() -> None:
     (life,) = world.lives
     world.play((2, Disconnect()), until=46)
     life.line.upload(1, lambda _: world.told.append((0, "arrived")))
-    life.kept.append(lambda: world.told.append((0, "passed")))
+    life.held_by_network.append(lambda: world.told.append((0, "passed")))
     assert world.play((48, Reconnect())) == [(47, "offline"), (48, "ready")]
 
 
@@ -185,7 +185,7 @@ def test_a_new_life_is_as_free_as_what_holds_the_device_allows() -> None:
     first, second = held.lives
     assert (first.alive, second.alive) == (False, True)
     assert (second.cut_off, second.frozen_at) == (True, 5 * SECOND)
-    assert (second.silent_since, second.kept) == (2 * SECOND, first.kept)
+    assert (second.silent_since, second.held_by_network) == (2 * SECOND, first.held_by_network)
     joined = World()
     joined.play((2, Disconnect()), (3, Pause()), (4, Leave()), (5, Join()), until=6)
     second = joined.lives[1]

@@ -112,15 +112,15 @@ def test_what_came_in_a_pause_goes_on_after_it_in_order() -> None:
 
     def first() -> None:
         heard.append(f"first, frozen at {one.frozen_at}")
-        one.held.append(lambda: heard.append("again"))
+        one.held_by_pause.append(lambda: heard.append("again"))
 
     one.freeze(10)
-    one.held += [first, lambda: heard.append("second")]
+    one.held_by_pause += [first, lambda: heard.append("second")]
     one.thaw(20)
     assert heard == ["first, frozen at None", "second"]
-    release(one.held)
+    release(one.held_by_pause)
     assert heard[2:] == ["again"]
-    assert one.held == []
+    assert one.held_by_pause == []
 
 
 def test_packets_that_waited_pass_first() -> None:
@@ -129,7 +129,7 @@ def test_packets_that_waited_pass_first() -> None:
     one.unplug()
     assert one.cut_off
     one.line.upload(1, lambda at: heard.append(f"sent, there at {at}"))
-    one.kept.append(lambda: heard.append(f"kept, cut off: {one.cut_off}"))
+    one.held_by_network.append(lambda: heard.append(f"kept, cut off: {one.cut_off}"))
     assert heard == []
     one.plug()
     play(queue)

@@ -158,9 +158,9 @@ def test_a_crowd_gets_no_more_than_the_server_has() -> None:
 def test_a_request_does_not_overtake_a_model(steady: bool) -> None:
     times = Times(steady=steady)
     line = times.network.line(_device(link=Link(down=MBIT, rtt=0.2)))
-    times.at(0.0, lambda: line.request(times.noted("first")))
+    times.at(0.0, lambda: line.download(0, times.noted("first")))
     times.download(0.0, line, SECOND, "model")
-    times.at(0.5, lambda: line.request(times.noted("second")))
+    times.at(0.5, lambda: line.download(0, times.noted("second")))
     assert times.play() == [("first", 0.1), ("model", 1.1), ("second", 1.1)]
 
 
@@ -239,7 +239,7 @@ def test_nothing_passes_while_the_cable_is_out_and_others_have_its_share() -> No
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.0, second, SECOND, "b")
     times.at(1.0, lambda: first.plug(connected=False))  # half of each is through
-    times.at(1.25, lambda: first.request(times.noted("request")))
+    times.at(1.25, lambda: first.download(0, times.noted("request")))
     times.at(3.0, lambda: first.plug(connected=True))
     assert times.play() == [("b", 1.5), ("request", 3.0), ("a", 3.5)]
 
@@ -261,10 +261,10 @@ def test_what_is_lost_does_not_hold_up_what_comes_after_it() -> None:
     """It would have been there at 10 s."""
     times = Times()
     line = times.network.line(_device(link=Link(rtt=20.0)))
-    line.request(times.noted("lost"))
+    line.download(0, times.noted("lost"))
     line.drop()
     line.change({"rtt": 0.0})
-    line.request(times.noted("next"))
+    line.download(0, times.noted("next"))
     assert times.arrivals == [("lost", 10.0), ("next", 0.0)]
 
 
@@ -296,7 +296,7 @@ def test_jitter_and_loss_are_drawn_anew_for_each_message(link: Link) -> None:
     times = Times()
     line = times.network.line(_device(link=link))
     for k in range(8):
-        times.at(1000 * k, lambda: line.request(times.noted("")))
+        times.at(1000 * k, lambda: line.download(0, times.noted("")))
     delays = {round(at % 1000, 6) for at in times.play_times()}
     assert len(delays) > 1
 
@@ -307,7 +307,7 @@ def test_what_is_certain_draws_no_random_numbers() -> None:
 
     arrivals: list[Nanoseconds] = []
     line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False)
-    line.request(arrivals.append)
+    line.download(0, arrivals.append)
     assert arrivals == [100_000_000]
 
 

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from agents.client.core import Outcome
 from agents.config import Local
 from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
 from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.training import BatchTrainer, Job, Result
+from testbed.virtual.training import BatchTrainer, Job
 
 CENTERS = ((8.0,), (16.0,), (32.0,))
 
@@ -24,17 +25,17 @@ class Noted(BatchTrainer):
         super().__init__(Quadratic(CENTERS), Shard(np.array(CENTERS, np.float32), np.zeros(3, np.int64)))
         self.together: list[int] = []
 
-    def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
+    def run(self, jobs: list[Job]) -> list[Outcome]:  # type: ignore[override]
         self.together.append(len(jobs))
         return super().run(jobs)
 
 
-def _pool(*, lazily: bool = False, gradient: bool = False) -> tuple[Pool, list[int]]:
+def _pool(*, lazily: bool = False) -> tuple[Pool, list[int]]:
     trainer = Noted()
-    return Pool(trainer, gradient, lazily), trainer.together
+    return Pool(trainer, lazily), trainer.together
 
 
-def _ticket(pool: Pool, client: int, steps: int = 1) -> Ticket:
+def _ticket(pool: Pool, client: int, steps: int = 1, *, gradient: bool = False) -> Ticket:
     return pool.hand_in(
         Ticket(
             pool=pool,
@@ -44,6 +45,7 @@ def _ticket(pool: Pool, client: int, steps: int = 1) -> Ticket:
             lr=0.5,
             steps=steps,
             rng=lambda: np.random.default_rng(0),
+            gradient=gradient,
         )
     )
 
@@ -108,6 +110,6 @@ def test_no_steps_are_not_computed() -> None:
 
 @pytest.mark.parametrize(("gradient", "end"), [(False, 4), (True, -8)])
 def test_a_gradient_is_no_step(gradient: bool, end: float) -> None:
-    pool, _ = _pool(gradient=gradient)
-    outcome = _ticket(pool, 0).outcome()
+    pool, _ = _pool()
+    outcome = _ticket(pool, 0, gradient=gradient).outcome()
     assert (outcome.end.tolist(), outcome.loss) == ([end], 32)

@@ -10,7 +10,7 @@ import pytest
 from agents.config import Duration, Local
 from agents.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
-from testbed.virtual.timing import Speed, Work, goodput, latency
+from testbed.virtual.timing import Speed, StepCost, goodput, latency
 
 
 def _device(**fields: Any) -> PlannedDevice:
@@ -35,25 +35,25 @@ def _constant(seconds: float) -> Duration:
     ],
 )
 def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
-    work = Work(flops=0.1e9, seconds=0.002)
-    speed = Speed(device, work, np.random.default_rng(0))
+    cost = StepCost(flops=0.1e9, seconds=0.002)
+    speed = Speed(device, cost, np.random.default_rng(0))
     assert to_seconds(max(speed.computing(50), speed.floor())) == pytest.approx(seconds)
 
 
 def test_another_share_makes_all_steps_longer() -> None:
-    speed = Speed(_device(cpu=0.5), Work(seconds=0.002), np.random.default_rng(0))
+    speed = Speed(_device(cpu=0.5), StepCost(seconds=0.002), np.random.default_rng(0))
     assert speed.set_share(0.125) == 4
     assert to_seconds(speed.computing(50)) == pytest.approx(0.8)
 
 
 def test_what_is_unknown_takes_no_time_and_no_share_changes_that() -> None:
-    speed = Speed(_device(cpu=0.5), Work(), np.random.default_rng(0))
+    speed = Speed(_device(cpu=0.5), StepCost(), np.random.default_rng(0))
     assert (speed.computing(50), speed.floor()) == (0, 0)
     assert speed.set_share(0.25) == 1
 
 
 def test_a_second_of_operations_is_a_second_to_the_nanosecond() -> None:
-    speed = Speed(_device(gflops=1.0), Work(flops=1e9), np.random.default_rng(0))
+    speed = Speed(_device(gflops=1.0), StepCost(flops=1e9), np.random.default_rng(0))
     assert speed.computing(1) == 1_000_000_000
 
 

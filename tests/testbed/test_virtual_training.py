@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -104,7 +105,7 @@ def _jobs(task: Task, train: Shard, options: dict[str, Any], *, gradient: bool =
                 local=local,
                 lr=lr,
                 steps=steps,
-                rng=np.random.default_rng(seed),
+                rng=functools.partial(np.random.default_rng, seed),
                 gradient=gradient,
             )
         )
@@ -156,14 +157,13 @@ def test_a_gradient_is_the_clients_own(task: str) -> None:
 
 def _quadratic(client: int, steps: int, lr: float = 0.5, *, gradient: bool = False) -> Job:
     local = Local(steps=steps, lr=lr)
-    rng = np.random.default_rng(0)
     return Job(
         start=np.zeros(2, np.float32),
         indices=np.array([client]),
         local=local,
         lr=lr,
         steps=steps,
-        rng=rng,
+        rng=lambda: np.random.default_rng(0),
         gradient=gradient,
     )
 
@@ -192,7 +192,7 @@ def test_a_logistic_step_by_hand() -> None:
         local=Local(steps=1),
         lr=0.5,
         steps=1,
-        rng=np.random.default_rng(0),
+        rng=lambda: np.random.default_rng(0),
     )
     (result,) = BatchTrainer(DigitsLogreg(l2=0.3), train).run([job])
     expected = np.full(10, -0.05)
@@ -214,7 +214,7 @@ def test_logits_may_be_larger_than_exp_can_take() -> None:
         local=Local(steps=1),
         lr=0.5,
         steps=1,
-        rng=np.random.default_rng(0),
+        rng=lambda: np.random.default_rng(0),
     )
     (result,) = BatchTrainer(DigitsLogreg(l2=0.0), train).run([job])
     assert result.end[640:].tolist() == [199.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0]
@@ -244,7 +244,7 @@ def test_many_jobs_at_once_are_each_as_alone() -> None:
             local=local,
             lr=0.1,
             steps=1 + k % 3,
-            rng=np.random.default_rng(k),
+            rng=functools.partial(np.random.default_rng, k),
         )
 
     trainer = BatchTrainer(task, train)

@@ -1,0 +1,115 @@
+"""What several rules are made of: a running sum, clients of which only some train at once, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agents.rules.interface import Aggregated, Contribution, Server, Update
+from agents.vectors import add_scaled
+
+
+class WeightedSum:
+    """Σ a_i v_i of the updates gathered for the next version; the single updates are not kept."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.vector = np.zeros_like(server.w)
+        self.contributions: list[Contribution] = []
+        """With a_i as weight."""
+
+    def __len__(self) -> int:
+        """How many updates are in it."""
+        return len(self.contributions)
+
+    @property
+    def weight(self) -> float:
+        """Σ a_i."""
+        return sum(contribution.weight for contribution in self.contributions)
+
+    def add(self, update: Update, weight: float = 1.0) -> None:
+        add_scaled(self.vector, update.vector, weight)
+        self.contributions.append(update.contribution(weight))
+
+    def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
+        """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""
+        add_scaled(self._server.w, self.vector, sign * scale)
+        self.vector[:] = 0
+        used, self.contributions = self.contributions, []
+        return self._server.aggregated(used, scale)
+
+
+class Workers:
+    """The present clients where at most `concurrency` train at once (None: all of them).
+
+    Each is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle one
+    takes the same time however many there are.
+    """
+
+    def __init__(self, server: Server, concurrency: int | None) -> None:
+        self._server = server
+        self._concurrency = concurrency
+        self.training: dict[str, int] = {}
+        """The version that each of them trains from."""
+        self.waiting: set[str] = set()
+        self._idle: list[str] = []
+        self._position: dict[str, int] = {}
+        """Of each idle client, in that list."""
+
+    def add_idle(self, clients: Iterable[str]) -> None:
+        for client in clients:
+            if client not in self._position:
+                self._position[client] = len(self._idle)
+                self._idle.append(client)
+
+    def discard(self, client: str) -> None:
+        """`client` is gone."""
+        self.training.pop(client, None)
+        self.waiting.discard(client)
+        if client in self._position:
+            self._remove_idle(client)
+
+    def release(self) -> None:
+        """Those that wait become idle, in device order."""
+        if self.waiting:
+            self.add_idle(self._server.in_order(self.waiting))
+            self.waiting.clear()
+
+    def assign(self) -> list[str]:
+        """Take the idle, as many as may train at once, drawn uniformly; they train from now on."""
+        if self._concurrency is None:
+            chosen, self._idle = self._idle, []
+            self._position.clear()
+        else:
+            room = self._concurrency - len(self.training) - len(self.waiting)
+            chosen = []
+            for _ in range(min(room, len(self._idle))):
+                chosen.append(self._idle[self._server.rng.integers(len(self._idle))])
+                self._remove_idle(chosen[-1])
+        self.training |= dict.fromkeys(chosen, self._server.version)
+        return chosen
+
+    def _remove_idle(self, client: str) -> None:
+        """The last of the list takes its place."""
+        position, last = self._position.pop(client), self._idle.pop()
+        if last != client:
+            self._idle[position] = last
+            self._position[last] = position
+
+
+def training_at_once(clients: int, concurrency: int | None) -> int:
+    """How many of `clients` train at once. Raises ValueError where there are too few of them."""
+    if concurrency is not None and concurrency > clients:
+        raise ValueError(f"concurrency is {concurrency}, but there are only {clients} clients")
+    return concurrency or clients
+
+
+def check_update_times(times: Sequence[float] | None, clients: int | None = None) -> None:
+    """Raise ValueError, unless they are above 0 s and, where `clients` is given, one per client."""
+    if times is None:
+        return
+    if not all(time > 0 for time in times):
+        raise ValueError("update_times must all be longer than 0 s")
+    if clients is not None and len(times) != clients:
+        raise ValueError(f"update_times has {len(times)} entries, expected {clients}: one per client")
