@@ -72,9 +72,7 @@ class LiveView(View):
         elif isinstance(record, events.Evaluated):
             self._evaluated(record)
 
-    def refresh(self, now: float, at: float | None = None) -> None:
-        """Call it some times a second. `now` is any steady clock, in seconds; `at` is device time, where
-        that is not to be had from `now` and when the run's clock was first seen to go."""
+    def refresh(self, now: float) -> None:
         if not self._tally.started:
             return
         if self._notices and self._notices_due is None:
@@ -85,7 +83,7 @@ class LiveView(View):
     def judged(self, judgement: Judgement) -> None:
         self.judgement = judgement
 
-    def over(self, outcome: str, judged: Validity | None = None) -> None:
+    def over(self, outcome: str, validity: Validity | None) -> None:
         """Note that the watched run is over or, for an empty `outcome`, that it goes on (again)."""
 
     def take_keys(self, timeout: float) -> None:

@@ -15,9 +15,11 @@ import sys
 import termios
 import threading
 import time
+import tty
 from collections.abc import Sequence
+from itertools import zip_longest
 from types import FrameType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -41,8 +43,6 @@ _KEYS = {
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
 _REST_OF_KEY = 0.03
 """Seconds that the rest of a key may take that begins as Escape does."""
-_LOCAL, _INPUT, _CONTROL = 3, 0, 6
-"""Where termios.tcgetattr has what."""
 
 
 class Terminal:
@@ -51,7 +51,7 @@ class Terminal:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._out = console.file.fileno()
-        self._in: int | None = _input()
+        self._in = _own_terminal(sys.stdin)
         self._before: list[Any] | None = None
         self._entered = False
         self._suspended = False
@@ -66,11 +66,7 @@ class Terminal:
         means to draw, in a shell's background."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
-        try:
-            fd = console.file.fileno()
-            return cls(console) if os.isatty(fd) and _in_foreground(fd) else None
-        except (OSError, ValueError):
-            return None
+        return None if _own_terminal(console.file) is None else cls(console)
 
     @property
     def size(self) -> os.terminal_size:
@@ -91,15 +87,13 @@ class Terminal:
         shown = self._shown
         if size != self._size or now >= self._anew:
             shown, self._anew = [], now + _ANEW
-        parts = ["\x1b[2J" if size != self._size else ""]
-        for number, line in enumerate(lines[: size.lines]):
-            if number >= len(shown) or line != shown[number]:
-                parts.append(f"\x1b[{number + 1};1H{self._ansi(line)}\x1b[m\x1b[K")
-        if len(lines) < size.lines and len(lines) != len(shown):
-            parts.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
+        written = "\x1b[2J" if size != self._size else ""
+        for number, (line, before) in enumerate(zip_longest(lines[: size.lines], shown), start=1):
+            if line is not None and line != before:
+                written += f"\x1b[{number};1H{self._ansi(line)}\x1b[m\x1b[K"
         self._shown, self._size = list(lines), size
-        if any(parts):
-            self._write(_BEGIN + "".join(parts) + _END)
+        if written:
+            self._write(_BEGIN + written + _END)
 
     def redraw(self) -> None:
         """Write all of the next frame."""
@@ -146,7 +140,10 @@ class Terminal:
             self._stop_before = signal.signal(signal.SIGTSTP, self._note_stop)
         if self._in is not None:
             self._before = termios.tcgetattr(self._in)
-            termios.tcsetattr(self._in, termios.TCSANOW, _key_by_key(self._before))
+            tty.setcbreak(self._in, termios.TCSANOW)
+            modes = termios.tcgetattr(self._in)
+            modes[tty.IFLAG] &= ~termios.IXON  # Ctrl-S must not hold the program up
+            termios.tcsetattr(self._in, termios.TCSANOW, modes)
         self._write(_ENTER)
         self.redraw()
 
@@ -170,22 +167,12 @@ class Terminal:
             data = data[os.write(self._out, data) :]
 
 
-def _key_by_key(attributes: list[Any]) -> list[Any]:
-    """No echo, no waiting for Enter; Ctrl-C stays what it is; Ctrl-S must not hold the program up."""
-    changed = list(attributes)
-    changed[_CONTROL] = list(attributes[_CONTROL])
-    changed[_INPUT] &= ~termios.IXON
-    changed[_LOCAL] &= ~(termios.ICANON | termios.ECHO)
-    changed[_CONTROL][termios.VMIN], changed[_CONTROL][termios.VTIME] = 1, 0
-    return changed
-
-
-def _input() -> int | None:
-    """Where keys come from; None where that is no terminal of ours."""
+def _own_terminal(file: IO[str] | None) -> int | None:
+    """The descriptor of `file`; None where that is no terminal of ours."""
     try:
-        fd = sys.stdin.fileno()
+        fd = file.fileno() if file else -1
         return fd if os.isatty(fd) and _in_foreground(fd) else None
-    except (AttributeError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
