@@ -9,7 +9,7 @@ the update has come, what it tells takes the place of what was inferred.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     inferred: bool
 
 
-_Seconds = dict[Cell, float]
+_Seconds = defaultdict[Cell, float]
 
 
 @dataclass(slots=True)
@@ -129,13 +129,9 @@ class Activity:
     def shares(self, at: float) -> dict[str, float]:
         """Seconds of the last minute in each state, inferred ones among them."""
         shares = dict.fromkeys(STATES, 0.0)
-        self._settle()
-        first = math.floor(at) - WINDOW
-        for spent in self._known(at, first).values():
+        for spent in self._all_seconds(at, math.floor(at) - WINDOW).values():
             for cell, seconds in spent.items():
                 shares[cell.state] += seconds
-        for span in self._present(at):
-            shares[span.state] += max(0.0, span.end - max(span.begin, first))
         return shares
 
     def _held_as(self) -> str | None:
@@ -234,32 +230,13 @@ class Activity:
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
         """What is known, inferred and still goes on, from the second `first` until `at`."""
         self._settle()
-        return _with(self._known(at, first), self._present(at), first)
-
-    def _known(self, at: float, first: int) -> dict[int, _Seconds]:
         wanted = range(first, math.floor(at) + 1)
-        return {second: self._seconds[second] for second in wanted if second in self._seconds}
-
-    def _present(self, at: float) -> list[Span]:
-        """What is not yet known, and what holds the device."""
-        spans = list(self._inferred(at))
+        seconds = {second: self._seconds[second].copy() for second in wanted if second in self._seconds}
+        for span in self._inferred(at):
+            _count(seconds, span, first)
         if self._held and math.isinf(self._held[-1].end):
-            spans.append(self._held[-1]._replace(end=at))
-        return spans
-
-
-def _with(known: dict[int, _Seconds], spans: Iterable[Span], first: int) -> dict[int, _Seconds]:
-    """`known` and `spans` together; the values of `known` stay as they are."""
-    together = dict(known)
-    added: dict[int, _Seconds] = {}
-    for span in spans:
-        _count(added, span, first)
-    for second, spent in added.items():
-        sums = dict(known.get(second, {}))
-        for cell, seconds in spent.items():
-            sums[cell] = sums.get(cell, 0.0) + seconds
-        together[second] = sums
-    return together
+            _count(seconds, self._held[-1]._replace(end=at), first)
+        return seconds
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
@@ -269,8 +246,7 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
     while begin < span.end:
         second = math.floor(begin)
         end = min(second + 1.0, span.end)
-        spent = seconds.setdefault(second, {})
-        spent[cell] = spent.get(cell, 0.0) + end - begin
+        seconds.setdefault(second, defaultdict(float))[cell] += end - begin
         begin = end
 
 
@@ -294,11 +270,11 @@ def _after(time: float, spans: Iterable[Span]) -> tuple[Span, ...]:
 
 def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:
     """What most of the `width` seconds from `begin` on went into."""
-    total: dict[str, float] = {}
+    total: dict[str, float] = defaultdict(float)
     inferred = 0.0
     for second in range(begin, begin + width):
         for cell, spent in seconds.get(second, {}).items():
-            total[cell.state] = total.get(cell.state, 0.0) + spent
+            total[cell.state] += spent
             inferred += spent if cell.inferred else 0.0
     if not total:
         return None

@@ -21,7 +21,7 @@ from testbed.watching import overview
 from testbed.watching.choice import ORDERS, Order, Quit, pressed
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
-from testbed.watching.screen import NAMED_COLOURS, Screen
+from testbed.watching.screen import Screen
 from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
@@ -67,10 +67,13 @@ class FullScreenView(LiveView):
         self._directory = directory
         self._terminal = terminal
         self._watching = watching
-        self._screen = Screen(run_overview, self._tally, ascii_only=console.options.ascii_only)
-        if console.color_system == "standard":
-            self._screen.colours = NAMED_COLOURS
-        self._screen.way_out = "q quit" if watching else "^C end"
+        self._screen = Screen(
+            run_overview,
+            self._tally,
+            ascii_only=console.options.ascii_only,
+            named_colours=console.color_system == "standard",
+            quit_help="q quit" if watching else "^C end",
+        )
         self._samples: Samples | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pending = ""

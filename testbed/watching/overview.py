@@ -55,17 +55,14 @@ class Overview:
 
 def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     """Of a run that is to be launched."""
-    devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
-    stop = topology.stop.plain()
-    links = _counted(plan.runtime, linked=plan.shaper is not None)
     return Overview(
         rule=topology.rule.name,
-        stop=stop,
-        devices=devices,
+        stop=topology.stop.plain(),
+        devices=tuple(Device(d.name, d.group, d.cpu) for d in plan.devices),
         runtime=plan.runtime,
         dilation=plan.dilation,
         run=run,
-        links=links,
+        links=_counted(plan.runtime, linked=plan.shaper is not None),
     )
 
 

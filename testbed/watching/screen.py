@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isnan
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -18,32 +19,56 @@ from testbed.watching.overview import Overview
 from testbed.watching.rows import Row, in_order, rows
 from testbed.watching.tally import Tally
 
-# Okabe and Ito's colours: they differ for everybody.
-COLOURS = {
-    DOWNLOAD: "#56b4e9",
-    TRAIN: "#009e73",
-    UPLOAD: "#e69f00",
-    WAIT: "grey50",
-    OFFLINE: "#d55e00",
-    PAUSED: "#cc79a7",
+
+class _Style(NamedTuple):
+    """How a state is drawn. Its signs, for what is known and what is inferred, are legible without
+    colours."""
+
+    colour: str
+    named: str
+    """The colour where a terminal has no more than sixteen."""
+    signs: str
+    ascii: str
+    """The signs where a terminal has no others."""
+
+
+_STYLES = {
+    # Okabe and Ito's colours: they differ for everybody.
+    DOWNLOAD: _Style("#56b4e9", "cyan", "▄▂", "dd"),
+    TRAIN: _Style("#009e73", "green", "█▒", "#+"),
+    UPLOAD: _Style("#e69f00", "yellow", "▀▔", "uu"),
+    WAIT: _Style("grey50", "bright_black", "··", ".."),
+    OFFLINE: _Style("#d55e00", "red", "××", "xx"),
+    PAUSED: _Style("#cc79a7", "magenta", "==", "=="),
 }
-NAMED_COLOURS = {
-    DOWNLOAD: "cyan",
-    TRAIN: "green",
-    UPLOAD: "yellow",
-    WAIT: "bright_black",
-    OFFLINE: "red",
-    PAUSED: "magenta",
-}
-"""Where a terminal has no more than these."""
-_SIGNS = {DOWNLOAD: "▄▂", TRAIN: "█▒", UPLOAD: "▀▔", WAIT: "··", OFFLINE: "××", PAUSED: "=="}
-"""Known and inferred: legible without colours."""
-_ASCII = {DOWNLOAD: "dd", TRAIN: "#+", UPLOAD: "uu", WAIT: "..", OFFLINE: "xx", PAUSED: "=="}
 _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Of a bar: each cell has whole seconds."""
 _STATE = 8
 _ROOM = 9
 """Lines beside the rows: header 4, headings, messages 2, legend, help."""
+
+
+class _Column(NamedTuple):
+    """A column of numbers."""
+
+    width: int
+    text: Callable[[Row], str]
+    sort: str = ""
+    """The order of SORTS that it stands for."""
+
+
+_COLUMNS = {
+    "upd": _Column(5, lambda row: _count(row.updates), "updates"),
+    "stale": _Column(5, lambda row: number(row.last, 0)),
+    "mean": _Column(4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
+    "cpu": _Column(4, lambda row: _share(row.cpu)),
+    "used": _Column(4, lambda row: _share(row.used), "used"),
+    "up": _Column(4, lambda row: _rate(row.up)),
+    "down": _Column(4, lambda row: _rate(row.down)),
+    "share": _Column(5, lambda row: _part(row.share), "share"),
+    "p_i": _Column(4, lambda row: _part(row.importance)),
+}
+"""By heading."""
 
 
 @dataclass(slots=True)
@@ -60,12 +85,12 @@ class Screen:
     real: float | None = None
     """Seconds that a run in virtual time has taken."""
     messages: list[str] = field(default_factory=list)
+    """The newest last."""
     standing: str = ""
     """A message that stays."""
-    """The newest last."""
     ascii_only: bool = False
-    colours: Mapping[str, str] = field(default_factory=lambda: COLOURS)
-    way_out: str = "q quit"
+    named_colours: bool = False
+    quit_help: str = "q quit"
     """What the help says first."""
     _top: int = 0
 
@@ -122,7 +147,7 @@ class Screen:
         so_far = "" if self.outcome else " so far"
         if self.host.valid:
             return Text(f"valid{so_far}")
-        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self.colours[OFFLINE])
+        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self._colour(OFFLINE))
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
@@ -137,7 +162,7 @@ class Screen:
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         columns = self._columns()
-        numbers = sum(1 + width for _, width in columns.values())
+        numbers = sum(1 + column.width for column in columns.values())
         longest = max([len("device"), *(len(row.label(grouped=grouped)) for row in shown)])
         room = width - 2 - 1 - _STATE - 1 - numbers
         name = min(16, longest, max(8, room - _WIDTHS[-1]))
@@ -145,20 +170,16 @@ class Screen:
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{_STATE}} ", "bold")
         head.append(f"{'last 60 s':<{bar}}")
-        for title, (sort, size) in columns.items():
-            sorted_by = bool(self.choice.sort) and sort == self.choice.sort
-            head.append(f" {title:>{size}}", "underline" if sorted_by else "")
+        for title, column in columns.items():
+            sorted_by = bool(self.choice.sort) and column.sort == self.choice.sort
+            head.append(f" {title:>{column.width}}", "underline" if sorted_by else "")
         return [head, *(self._row(row, at, name, bar, columns, grouped=grouped) for row in shown)]
 
-    def _columns(self) -> dict[str, tuple[str, int]]:
-        """Columns of numbers: by heading, the sort order they stand for and their width. Virtual
-        time has no telemetry, and processes without links count no bytes."""
-        columns = {"upd": ("updates", 5), "stale": ("", 5), "mean": ("mean", 4), "cpu": ("", 4)}
-        if not self.overview.virtual:
-            columns["used"] = ("used", 4)
-        if self.overview.links:
-            columns |= {"up": ("", 4), "down": ("", 4)}
-        return {**columns, "share": ("share", 5), "p_i": ("", 4)}
+    def _columns(self) -> dict[str, _Column]:
+        """Virtual time has no telemetry, and processes without links count no bytes."""
+        hidden = ["used"] if self.overview.virtual else []
+        hidden += [] if self.overview.links else ["up", "down"]
+        return {title: column for title, column in _COLUMNS.items() if title not in hidden}
 
     def _row(
         self,
@@ -166,34 +187,21 @@ class Screen:
         at: float,
         name: int,
         bar: int,
-        columns: dict[str, tuple[str, int]],
+        columns: Mapping[str, _Column],
         *,
         grouped: bool,
     ) -> Text:
         selected = row.name == self.choice.selected
         label = console.short(row.label(grouped=grouped), name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
-        state = f"{row.online}/{len(row.devices)}" if grouped else row.state
-        colour = (
-            self.colours[row.state]
-            if not grouped
-            else ("" if row.online == len(row.devices) else self.colours[OFFLINE])
-        )
+        state, colour = row.state, self._colour(row.state)
+        if grouped:
+            state = f"{row.online}/{len(row.devices)}"
+            colour = "" if row.online == len(row.devices) else self._colour(OFFLINE)
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
         line.append_text(self._bar(row, at, bar, grouped=grouped))
-        cells = {
-            "upd": str(row.updates) if row.updates < 1e5 else f"{row.updates / 1e3:.0f}k",
-            "stale": number(row.last, 0),
-            "mean": number(row.mean, 1) if not row.mean >= 100 else number(row.mean, 0),
-            "cpu": _share(row.cpu),
-            "used": _share(row.used),
-            "up": _rate(row.up),
-            "down": _rate(row.down),
-            "share": _part(row.share),
-            "p_i": _part(row.importance),
-        }
-        for title, (_, size) in columns.items():
-            line.append(f" {cells[title]:>{size}}")
+        for column in columns.values():
+            line.append(f" {column.text(row):>{column.width}}")
         return line
 
     def _bar(self, row: Row, at: float, width: int, *, grouped: bool) -> Text:
@@ -213,8 +221,12 @@ class Screen:
         return bar
 
     def _sign(self, cell: Cell) -> tuple[str, str]:
-        signs = _ASCII if self.ascii_only else _SIGNS
-        return signs[cell.state][cell.inferred], self.colours[cell.state]
+        style = _STYLES[cell.state]
+        return (style.ascii if self.ascii_only else style.signs)[cell.inferred], self._colour(cell.state)
+
+    def _colour(self, state: str) -> str:
+        style = _STYLES[state]
+        return style.named if self.named_colours else style.colour
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
         texts = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
@@ -239,7 +251,7 @@ class Screen:
         if choice.typing:
             return Text(f"filter: {choice.matching}_  Enter: keep it, Esc: all rows", "bold")
         kept = f"filter: {choice.matching} (Esc: all)  " if choice.matching else ""
-        return Text.assemble((kept, "bold"), (f"{self.way_out}  {HELP}", "dim"))
+        return Text.assemble((kept, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
 def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
@@ -267,8 +279,13 @@ def percent(value: float) -> str:
     return "–" if isnan(value) else f"{value:.0%}"
 
 
-def number(value: float, decimals: int, unit: str = "") -> str:
-    return "–" if isnan(value) else f"{value:.{decimals}f}{unit}"
+def number(value: float, decimals: int) -> str:
+    return "–" if isnan(value) else f"{value:.{decimals}f}"
+
+
+def _count(value: int) -> str:
+    """In five characters."""
+    return str(value) if value < 1e5 else f"{value / 1e3:.0f}k"
 
 
 def _part(value: float) -> str:

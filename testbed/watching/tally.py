@@ -154,15 +154,13 @@ class Tally:
         if action is None:
             return
         device.made = device.made.after(action)
-        match action:
-            case SetCpu() | SetLink():
-                pass
-            case _:
-                for hold, begins in holds(action).items():
-                    if begins:
-                        device.activity.hold(hold, record.at)
-                    elif hold != "down":  # it reports itself when it is ready
-                        device.activity.let_go(hold, record.at)
+        if isinstance(action, SetCpu | SetLink):
+            return
+        for hold, begins in holds(action).items():
+            if begins:
+                device.activity.hold(hold, record.at)
+            elif hold != "down":  # it reports itself when it is ready
+                device.activity.let_go(hold, record.at)
 
     def _count(self, record: events.UpdateApplied) -> None:
         device = self._device(record.client)
