@@ -31,10 +31,15 @@ def print_text(text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
+def print_json(value: Any) -> None:
+    """Print `value` for programs."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
     """Rows as an aligned table for people, or as JSON for programs."""
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        print_json(rows)
     elif not rows:
         print_text(empty)
     else:

@@ -59,11 +59,9 @@ class Feed:
         if run.devices.empty:
             return
         self.updates = self._follower.rows["update"]
-        self.run = (
-            run
-            if len(run.fidelity) or run.telemetry.empty
-            else replace(run, fidelity=measured.so_far(run))
-        )
+        if run.fidelity.empty and not run.telemetry.empty:
+            run = replace(run, fidelity=measured.so_far(run))
+        self.run = run
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
