@@ -74,13 +74,13 @@ def _dashboard(
 def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
     # A busy host could disturb those in real time; virtual time does not mind.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in named):
-        give_way()
+        lower_priority()
     from testbed.dashboard import server  # Bokeh and pandas: two seconds
 
     server.serve(socket.socket(fileno=descriptor), server.Site(named, runs.resolve()))
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Be the last to get a CPU, in a session of our own: the kernel may share it among sessions first
     (autogroup), and niceness counts among the processes of one."""
     with suppress(OSError):

@@ -88,10 +88,13 @@ def up_command(
     parsed, plan = up.planned(topology, options)
     dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
-    if detached:
-        _detach(chosen, topology, options)
-    else:
+    if not detached:
         _up(parsed, plan, chosen, options)
+        return
+    if code := detach.start(chosen, topology, options, print_text):
+        raise typer.Exit(code)
+    run = chosen.run
+    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 @app.command()
@@ -146,7 +149,8 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """List the run directories, newest last."""
     rows = listing(runs)
     if not as_json:  # the run id carries the date already
-        rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
+        for row in rows:
+            del row["created"]
     show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
@@ -282,14 +286,6 @@ def _passed_over(runtime: str) -> str:
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
-
-
-def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
-    """Run in the background; the controller itself reports errors before the start."""
-    if code := detach.start(directory, topology, options, print_text):
-        raise typer.Exit(code)
-    run = directory.run
-    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -21,7 +21,7 @@ from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.traits import is_simulated
 
-_LOOK = 150
+_REFRESH_INTERVAL_MS = 150
 """Milliseconds between two looks at whether the board has something new."""
 
 _FOLDER = Path(__file__).parent
@@ -40,7 +40,7 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     document.template = TEMPLATES.get_template("page.html")
     document.template_variables["columns"] = range(len(board.feeds))
     view = _View(document, board, theme)
-    document.add_periodic_callback(view.refresh, _LOOK)
+    document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
 

@@ -26,7 +26,7 @@ from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory, listing, row
 
-_LAST_WORDS = 0.3
+_FLUSH_SECONDS = 0.3
 """Seconds for what has been sent to arrive."""
 
 
@@ -125,5 +125,5 @@ async def _end(server: BaseServer, site: Site) -> None:
         for callback in session.document.session_callbacks:
             shown: Any = session.with_document_locked(callback.callback)
             await shown  # until it has been sent
-    await asyncio.sleep(_LAST_WORDS)
+    await asyncio.sleep(_FLUSH_SECONDS)
     server.io_loop.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from types import TracebackType
 
 from rich.console import Console
 
@@ -18,14 +17,14 @@ from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.watching import overview
-from testbed.watching.choice import ORDERS, Order, Quit, pressed
+from testbed.watching.choice import COMMAND_KEYS, Command, Quit, pressed
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.screen import Screen
 from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
-_WATCHING, _BESIDE = 0.05, 0.02
+_MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
 """Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
@@ -87,15 +86,13 @@ class FullScreenView(LiveView):
         self._started = self._zero = 0.0
         """What the monotonic clock showed when the run's start was read, and at device time 0."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._give_back()
 
     def keep(self, message: str) -> None:
         super().keep(message)
-        self._screen.standing = " · ".join(filter(None, (self._screen.standing, message)))
+        self._screen.pinned = " · ".join(filter(None, (self._screen.pinned, message)))
 
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):
@@ -121,7 +118,7 @@ class FullScreenView(LiveView):
 
     def over(self, outcome: str, validity: Validity | None) -> None:
         if validity is not None or (self._screen.outcome and not outcome):
-            self._screen.host = validity
+            self._screen.validity = validity
         self._screen.outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
@@ -151,7 +148,7 @@ class FullScreenView(LiveView):
             self._screen.messages.append(self._answers.get())
         size = self._terminal.size
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
-        share = _WATCHING if self._watching else _BESIDE
+        share = _MAX_CPU_SHARE if self._watching else _MAX_CPU_SHARE_IN_CONTROLLER
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
@@ -176,7 +173,7 @@ class FullScreenView(LiveView):
             self._host.append(sample)
         if self._host and now >= self._judged + _JUDGE_INTERVAL_SECONDS:
             self._judged = now
-            self._screen.host = verdict(self._host)
+            self._screen.validity = verdict(self._host)
 
     def _press(self, key: str) -> None:
         screen, height = self._screen, self._terminal.size.lines
@@ -185,39 +182,39 @@ class FullScreenView(LiveView):
             return
         rows, page, grouped = screen.rows(self._at, height), screen.page(height), screen.grouped(height)
         screen.choice, request = pressed(screen.choice, key, rows, page=page, grouped=grouped)
-        if isinstance(request, Quit):
-            self.quit = self._watching
-            if not self._watching:
-                self._screen.messages.append(
-                    "Ctrl-C ends the run. `testbed up -d` runs without a terminal."
-                )
-        elif isinstance(request, Order):
-            self._order(request)
-        elif key in ORDERS and screen.choice.selected is None:
-            self._screen.messages.append("Select a row first: ↑ or ↓.")
+        if isinstance(request, Quit) and self._watching:
+            self.quit = True
+        elif isinstance(request, Quit):
+            screen.messages.append("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
+        elif isinstance(request, Command):
+            self._command(request)
+        elif key in COMMAND_KEYS and screen.choice.selected is None:
+            screen.messages.append("Select a row first: ↑ or ↓.")
 
-    def _order(self, order: Order) -> None:
+    def _command(self, command: Command) -> None:
         """In a thread: the controller that is to answer may be us."""
-        if self._overview.virtual or self._screen.outcome:
-            self._screen.messages.append(
-                "Virtual time takes no orders." if self._overview.virtual else "The run is over."
-            )
+        messages = self._screen.messages
+        if self._overview.virtual:
+            messages.append("Virtual time takes no orders.")
             return
-        self._pending = f"{order} …"
-        self._screen.messages.append(self._pending)
-        threading.Thread(target=self._send, args=(order,), daemon=True).start()
+        if self._screen.outcome:
+            messages.append("The run is over.")
+            return
+        self._pending = f"{command} …"
+        messages.append(self._pending)
+        threading.Thread(target=self._send, args=(command,), daemon=True).start()
 
-    def _send(self, order: Order) -> None:
+    def _send(self, command: Command) -> None:
         try:
-            for device in order.devices:
-                commands.send(self._directory, {"device": device, **to_json(order.action)})
+            for device in command.devices:
+                commands.send(self._directory, {"device": device, **to_json(command.action)})
         except (TestbedError, OSError) as error:
-            self._answers.put(f"{order}: {error}")
+            self._answers.put(f"{command}: {error}")
         else:
-            self._answers.put(f"{order}: done")
+            self._answers.put(f"{command}: done")
 
     def _print(self, message: str) -> None:
-        if not self._terminal.entered:
+        if not self._terminal.active:
             super()._print(message)
             return
         self._screen.messages.append(message.strip())

@@ -6,7 +6,6 @@ One line per evaluation, for files, pipes and CI. For terminals: `testbed.watchi
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -48,13 +47,10 @@ class LiveView(View):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._print_notices()
 
     def progress(self, message: str) -> None:
-        """Show the progress of launching and ending."""
         self._print(message)
 
     def keep(self, message: str) -> None:

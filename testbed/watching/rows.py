@@ -17,6 +17,7 @@ class Row:
     """A device, or a group with what its devices come to. NaN is what is not known."""
 
     name: str
+    grouped: bool
     devices: tuple[str, ...]
     state: str
     """One of STATES: of a group, that of most of its devices."""
@@ -38,8 +39,9 @@ class Row:
     """Of all updates applied."""
     importance: float
 
-    def label(self, *, grouped: bool) -> str:
-        return f"{self.name} ×{len(self.devices)}" if grouped else self.name
+    @property
+    def label(self) -> str:
+        return f"{self.name} ×{len(self.devices)}" if self.grouped else self.name
 
 
 _Key = Callable[[Row], float]
@@ -85,6 +87,7 @@ def _row(name: str, devices: Sequence[Device], tally: Tally, at: float, *, group
     updates = sum(one.updates for one in tallies)
     return Row(
         name=name,
+        grouped=grouped,
         devices=tuple(device.name for device in devices),
         state=states.most_common(1)[0][0],
         online=len(devices) - states[OFFLINE],

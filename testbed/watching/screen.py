@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isnan
@@ -51,24 +51,24 @@ _ROOM = 9
 class _Column(NamedTuple):
     """A column of numbers."""
 
+    title: str
     width: int
     text: Callable[[Row], str]
     sort: str = ""
     """The order of SORTS that it stands for."""
 
 
-_COLUMNS = {
-    "upd": _Column(5, lambda row: _count(row.updates), "updates"),
-    "stale": _Column(5, lambda row: number(row.last, 0)),
-    "mean": _Column(4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
-    "cpu": _Column(4, lambda row: _share(row.cpu)),
-    "used": _Column(4, lambda row: _share(row.used), "used"),
-    "up": _Column(4, lambda row: _rate(row.up)),
-    "down": _Column(4, lambda row: _rate(row.down)),
-    "share": _Column(5, lambda row: _part(row.share), "share"),
-    "p_i": _Column(4, lambda row: _part(row.importance)),
-}
-"""By heading."""
+_COLUMNS = (
+    _Column("upd", 5, lambda row: _count(row.updates), "updates"),
+    _Column("stale", 5, lambda row: number(row.last, 0)),
+    _Column("mean", 4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
+    _Column("cpu", 4, lambda row: _share(row.cpu)),
+    _Column("used", 4, lambda row: _share(row.used), "used"),
+    _Column("up", 4, lambda row: _rate(row.up)),
+    _Column("down", 4, lambda row: _rate(row.down)),
+    _Column("share", 5, lambda row: _part(row.share), "share"),
+    _Column("p_i", 4, lambda row: _part(row.importance)),
+)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Screen:
     overview: Overview
     tally: Tally
     choice: Choice = field(default_factory=Choice)
-    host: Validity | None = None
+    validity: Validity | None = None
     """Whether the host has kept up so far; None where that is not known, or does not matter."""
     outcome: str = ""
     """Why it does not go on any more."""
@@ -86,7 +86,7 @@ class Screen:
     """Seconds that a run in virtual time has taken."""
     messages: list[str] = field(default_factory=list)
     """The newest last."""
-    standing: str = ""
+    pinned: str = ""
     """A message that stays."""
     ascii_only: bool = False
     named_colours: bool = False
@@ -131,89 +131,72 @@ class Screen:
     def _header(self, at: float) -> list[Text]:
         view, tally = self.overview, self.tally
         title = Text.assemble((view.rule, "bold"), f"  {view.run}  {view.runtime}")
-        if not tally.started and not self.outcome:
-            title.append("  starting", "bold")
-        if self.outcome:
-            title.append(f"  {self.outcome}", "bold")
-        facts = [self._time(at), f"version {tally.version}", f"{tally.updates} updates"]
-        facts += [f"{tally.rate(at):.1f}/s"]
-        facts += [f"{tally.rejected} rejected"] if tally.rejected else []
-        facts += [f"dilation {view.dilation:g}"] if view.dilation != 1 else []
-        return [title, Text("  ".join(facts)), Text(quality_of(tally.evaluation)), self._validity()]
-
-    def _validity(self) -> Text:
-        if self.host is None:
-            return Text()
-        so_far = "" if self.outcome else " so far"
-        if self.host.valid:
-            return Text(f"valid{so_far}")
-        return Text(f"not valid{so_far}: {'; '.join(self.host.reasons)}", self._colour(OFFLINE))
+        if self.outcome or not tally.started:
+            title.append(f"  {self.outcome or 'starting'}", "bold")
+        facts = (
+            f"{self._time(at)}  version {tally.version}  {tally.updates} updates  {tally.rate(at):.1f}/s"
+        )
+        facts += f"  {tally.rejected} rejected" if tally.rejected else ""
+        facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
+        validity, so_far = Text(), "" if self.outcome else " so far"
+        if self.validity is not None and self.validity.valid:
+            validity.append(f"valid{so_far}")
+        elif self.validity is not None:
+            validity.append(
+                f"not valid{so_far}: {'; '.join(self.validity.reasons)}", self._colour(OFFLINE)
+            )
+        return [title, Text(facts), Text(quality_of(tally.evaluation)), validity]
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
         time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} of {stop.after:g} s"
-        gone = [at / stop.after if stop.after else 0.0]
-        gone += [self.tally.updates / stop.updates if stop.updates else 0.0]
-        if max(gone) and not self.outcome:
-            time += f" ({min(1.0, max(gone)):.0%})"
+        gone = at / stop.after if stop.after else 0.0
+        gone = max(gone, self.tally.updates / stop.updates if stop.updates else 0.0)
+        if gone and not self.outcome:
+            time += f" ({min(1.0, gone):.0%})"
         if self.overview.virtual:
             time += " virtual" + ("" if self.real is None else f", {self.real:.1f} s real")
         return time
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
-        columns = self._columns()
-        numbers = sum(1 + column.width for column in columns.values())
-        longest = max([len("device"), *(len(row.label(grouped=grouped)) for row in shown)])
+        # Virtual time has no telemetry, and processes without links count no bytes.
+        hidden = ["used"] if self.overview.virtual else []
+        hidden += [] if self.overview.links else ["up", "down"]
+        columns = [column for column in _COLUMNS if column.title not in hidden]
+        numbers = sum(1 + column.width for column in columns)
+        longest = max([len("device"), *(len(row.label) for row in shown)])
         room = width - 2 - 1 - _STATE - 1 - numbers
         name = min(16, longest, max(8, room - _WIDTHS[-1]))
         bar = next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
         what, how = ("group", "online") if grouped else ("device", "state")
-        head = Text(f"  {what:<{name}} {how:<{_STATE}} ", "bold")
-        head.append(f"{'last 60 s':<{bar}}")
-        for title, column in columns.items():
+        head = Text(f"  {what:<{name}} {how:<{_STATE}} {'last 60 s':<{bar}}", "bold")
+        for column in columns:
             sorted_by = bool(self.choice.sort) and column.sort == self.choice.sort
-            head.append(f" {title:>{column.width}}", "underline" if sorted_by else "")
-        return [head, *(self._row(row, at, name, bar, columns, grouped=grouped) for row in shown)]
+            head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
+        return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
-    def _columns(self) -> dict[str, _Column]:
-        """Virtual time has no telemetry, and processes without links count no bytes."""
-        hidden = ["used"] if self.overview.virtual else []
-        hidden += [] if self.overview.links else ["up", "down"]
-        return {title: column for title, column in _COLUMNS.items() if title not in hidden}
-
-    def _row(
-        self,
-        row: Row,
-        at: float,
-        name: int,
-        bar: int,
-        columns: Mapping[str, _Column],
-        *,
-        grouped: bool,
-    ) -> Text:
+    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[_Column]) -> Text:
         selected = row.name == self.choice.selected
-        label = console.short(row.label(grouped=grouped), name)
+        label = console.short(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
         state, colour = row.state, self._colour(row.state)
-        if grouped:
+        if row.grouped:
             state = f"{row.online}/{len(row.devices)}"
             colour = "" if row.online == len(row.devices) else self._colour(OFFLINE)
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
-        line.append_text(self._bar(row, at, bar, grouped=grouped))
-        for column in columns.values():
+        line.append_text(self._bar(row, at, bar))
+        for column in columns:
             line.append(f" {column.text(row):>{column.width}}")
         return line
 
-    def _bar(self, row: Row, at: float, width: int, *, grouped: bool) -> Text:
+    def _bar(self, row: Row, at: float, width: int) -> Text:
         """When the device did what; of a group, or if the user wants it, how much of what."""
-        if not grouped and not self.choice.stacked:
-            cells = self.tally.devices[row.name].activity.cells(at, width)
+        activities = [self.tally.devices[device].activity for device in row.devices]
+        if not row.grouped and not self.choice.stacked:
+            cells = activities[0].cells(at, width)
         else:
-            total = dict.fromkeys(STATES, 0.0)
-            for device in row.devices:
-                for state, seconds in self.tally.devices[device].activity.shares(at).items():
-                    total[state] += seconds
-            cells = stacked(total, width)
+            shares = [activity.shares(at) for activity in activities]
+            cells = stacked({state: sum(each[state] for each in shares) for state in STATES}, width)
         bar = Text()
         for cell, same in groupby(cells):
             sign, colour = (" ", "") if cell is None else self._sign(cell)
@@ -229,7 +212,7 @@ class Screen:
         return style.named if self.named_colours else style.colour
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
-        texts = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
+        texts = [self.pinned, *self.messages[-1:]] if self.pinned else self.messages[-2:]
         messages = [Text(text) for text in texts]
         return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
 

@@ -29,9 +29,9 @@ from testbed.host.signals import uninterrupted
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
 """Cleared first: where the terminal has grown meanwhile, some show what was on the part that is new."""
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 """Around a frame: terminals that know them show all of it at once."""
-_ANEW = 5.0
+_REDRAW_INTERVAL_SECONDS = 5.0
 """Seconds after which all is written anew: something else may have written to the terminal."""
 _KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down",
@@ -41,7 +41,7 @@ _KEYS = {
     "\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace",
 }  # fmt: skip
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
-_REST_OF_KEY = 0.03
+_KEY_TIMEOUT_SECONDS = 0.03
 """Seconds that the rest of a key may take that begins as Escape does."""
 
 
@@ -52,13 +52,13 @@ class Terminal:
         self._console = console
         self._out = console.file.fileno()
         self._in = _own_terminal(sys.stdin)
-        self._before: list[Any] | None = None
-        self._entered = False
+        self._modes_before: list[Any] | None = None
+        self._active = False
         self._suspended = False
         self._stop_before: Any = None
         self._shown: list[Text] = []
         self._size = os.terminal_size((0, 0))
-        self._anew = 0.0
+        self._redraw_at = 0.0
 
     @classmethod
     def of(cls, console: Console) -> Self | None:
@@ -75,25 +75,25 @@ class Terminal:
         return size if size.columns and size.lines else os.terminal_size((80, 24))
 
     @property
-    def entered(self) -> bool:
-        return self._entered
+    def active(self) -> bool:
+        return self._active
 
     def paint(self, lines: Sequence[Text]) -> None:
         """Show `lines`, none wider than the screen, less one column."""
         if not _in_foreground(self._out):
             return
-        self._enter()
+        self._start()
         size, now = self.size, time.monotonic()
         shown = self._shown
-        if size != self._size or now >= self._anew:
-            shown, self._anew = [], now + _ANEW
+        if size != self._size or now >= self._redraw_at:
+            shown, self._redraw_at = [], now + _REDRAW_INTERVAL_SECONDS
         written = "\x1b[2J" if size != self._size else ""
         for number, (line, before) in enumerate(zip_longest(lines[: size.lines], shown), start=1):
             if line is not None and line != before:
                 written += f"\x1b[{number};1H{self._ansi(line)}\x1b[m\x1b[K"
         self._shown, self._size = list(lines), size
         if written:
-            self._write(_BEGIN + written + _END)
+            self._write(_BEGIN_FRAME + written + _END_FRAME)
 
     def redraw(self) -> None:
         """Write all of the next frame."""
@@ -103,13 +103,13 @@ class Terminal:
         """What has been pressed, waiting up to `timeout` seconds for it: characters or names of keys."""
         if self._suspended:
             self._suspend()
-        if self._in is None or not self._entered:
+        if self._in is None or not self._active:
             time.sleep(timeout)
             return []
         if not select.select([self._in], [], [], timeout)[0]:
             return []
         data = os.read(self._in, 4096)
-        if data.endswith(b"\x1b") and select.select([self._in], [], [], _REST_OF_KEY)[0]:
+        if data.endswith(b"\x1b") and select.select([self._in], [], [], _KEY_TIMEOUT_SECONDS)[0]:
             data += os.read(self._in, 4096)
         if not data:  # nobody is there any more
             self._in = None
@@ -118,28 +118,28 @@ class Terminal:
 
     def leave(self) -> None:
         """Give the terminal back. Idempotent."""
-        if not self._entered:
+        if not self._active:
             return
         with uninterrupted():
-            self._entered = False
+            self._active = False
             self._write(_LEAVE)
-            if self._in is not None and self._before is not None:
+            if self._in is not None and self._modes_before is not None:
                 termios.tcflush(self._in, termios.TCIFLUSH)  # not for the shell
-                termios.tcsetattr(self._in, termios.TCSANOW, self._before)
+                termios.tcsetattr(self._in, termios.TCSANOW, self._modes_before)
             if self._stop_before is not None:
                 signal.signal(signal.SIGTSTP, self._stop_before)
             atexit.unregister(self.leave)
 
-    def _enter(self) -> None:
-        if self._entered:
+    def _start(self) -> None:
+        if self._active:
             return
         self._console.file.flush()
         atexit.register(self.leave)
-        self._entered = True  # from here on there is something to give back
+        self._active = True  # from here on there is something to give back
         if threading.current_thread() is threading.main_thread():
             self._stop_before = signal.signal(signal.SIGTSTP, self._note_stop)
         if self._in is not None:
-            self._before = termios.tcgetattr(self._in)
+            self._modes_before = termios.tcgetattr(self._in)
             tty.setcbreak(self._in, termios.TCSANOW)
             modes = termios.tcgetattr(self._in)
             modes[tty.IFLAG] &= ~termios.IXON  # Ctrl-S must not hold the program up

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal, NamedTuple
 
-_OVER = 5.0
+_WINDOW_SECONDS = 5.0
 """Seconds that figures are taken over: shorter ones jump."""
-_STALE = 3.0
+_MAX_AGE_SECONDS = 3.0
 """Seconds after which the newest sample says nothing of now."""
 
 
@@ -38,7 +38,7 @@ class Usage:
         if last is not None and (cpu < last.cpu or sent < last.sent or received < last.received):
             self._samples.clear()  # it was started anew
         self._samples.append(sample)
-        while self._samples[0].at < at - _OVER:
+        while self._samples[0].at < at - _WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
@@ -63,7 +63,7 @@ class Usage:
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
         """By how much `counter` grew per second, from the first sample to the last."""
-        if len(self._samples) < 2 or self._samples[-1].at < at - _STALE:
+        if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
             return nan
         first, last = self._samples[0], self._samples[-1]
         grown: float = getattr(last, counter) - getattr(first, counter)
