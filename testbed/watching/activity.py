@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -155,14 +155,13 @@ class Activity:
         """Count in what has come."""
         for update in self._pending:
             since, last = self._until, self._last
-            cycle = _cycle(update)
-            for span in [Span(since, update.dispatched, WAIT), *_after(since, cycle)]:
+            for span in (Span(since, update.dispatched, WAIT), *_cycle(update, since)):
                 self._add(span)
             if math.isfinite(since):
                 self._idle = max(0.0, update.dispatched - since)
             prompt = last is None or update.dispatched < last.applied
             self._applied = -math.inf if prompt else update.applied
-            self._cycle = _after(-math.inf if last is None else last.arrived, cycle)
+            self._cycle = _cycle(update, -math.inf if last is None else last.arrived)
             self._know(update)
         self._pending.clear()
 
@@ -250,8 +249,9 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
         begin = end
 
 
-def _cycle(update: UpdateApplied) -> Sequence[Span]:
-    """What a client did from dispatch to arrival; a time that is not known leaves its spans out."""
+def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
+    """What a client did from dispatch to arrival, as far as it was after `since`; a time that is not
+    known leaves its spans out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),
@@ -260,12 +260,8 @@ def _cycle(update: UpdateApplied) -> Sequence[Span]:
         Span(u.train_end, u.sent, WAIT),
         Span(u.sent, u.arrived, UPLOAD),
     )
-    return [span for span in spans if span.end > span.begin]
-
-
-def _after(time: float, spans: Iterable[Span]) -> tuple[Span, ...]:
-    """What of `spans` is after `time`."""
-    return tuple(span._replace(begin=max(span.begin, time)) for span in spans if span.end > time)
+    later = (span._replace(begin=max(span.begin, since)) for span in spans)
+    return tuple(span for span in later if span.end > span.begin)
 
 
 def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:

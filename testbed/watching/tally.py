@@ -81,7 +81,13 @@ class Tally:
             case events.ClientStatus():
                 return self._change(record)
             case events.UpdateApplied():
-                self._count(record)
+                device = self._device(record.client)
+                device.updates += 1
+                device.staleness = record.staleness
+                device.staleness_sum += record.staleness
+                device.activity.updated(record)
+                self.updates += 1
+                self._applied.append(record.applied)
             case events.UpdateRejected(at, client, reason):
                 self.rejected += 1
                 return Notice(at, "update rejected", f"{client} ({reason})")
@@ -161,15 +167,6 @@ class Tally:
                 device.activity.hold(hold, record.at)
             elif hold != "down":  # it reports itself when it is ready
                 device.activity.let_go(hold, record.at)
-
-    def _count(self, record: events.UpdateApplied) -> None:
-        device = self._device(record.client)
-        device.updates += 1
-        device.staleness = record.staleness
-        device.staleness_sum += record.staleness
-        device.activity.updated(record)
-        self.updates += 1
-        self._applied.append(record.applied)
 
 
 def merged(notices: Iterable[Notice]) -> Sequence[Notice]:

@@ -53,7 +53,7 @@ class Terminal:
         self._out = console.file.fileno()
         self._in = _own_terminal(sys.stdin)
         self._modes_before: list[Any] | None = None
-        self._active = False
+        self.active = False
         self._suspended = False
         self._stop_before: Any = None
         self._shown: list[Text] = []
@@ -73,10 +73,6 @@ class Terminal:
         """Columns and lines, as of now."""
         size = os.get_terminal_size(self._out)
         return size if size.columns and size.lines else os.terminal_size((80, 24))
-
-    @property
-    def active(self) -> bool:
-        return self._active
 
     def paint(self, lines: Sequence[Text]) -> None:
         """Show `lines`, none wider than the screen, less one column."""
@@ -103,7 +99,7 @@ class Terminal:
         """What has been pressed, waiting up to `timeout` seconds for it: characters or names of keys."""
         if self._suspended:
             self._suspend()
-        if self._in is None or not self._active:
+        if self._in is None or not self.active:
             time.sleep(timeout)
             return []
         if not select.select([self._in], [], [], timeout)[0]:
@@ -118,10 +114,10 @@ class Terminal:
 
     def leave(self) -> None:
         """Give the terminal back. Idempotent."""
-        if not self._active:
+        if not self.active:
             return
         with uninterrupted():
-            self._active = False
+            self.active = False
             self._write(_LEAVE)
             if self._in is not None and self._modes_before is not None:
                 termios.tcflush(self._in, termios.TCIFLUSH)  # not for the shell
@@ -131,11 +127,11 @@ class Terminal:
             atexit.unregister(self.leave)
 
     def _start(self) -> None:
-        if self._active:
+        if self.active:
             return
         self._console.file.flush()
         atexit.register(self.leave)
-        self._active = True  # from here on there is something to give back
+        self.active = True  # from here on there is something to give back
         if threading.current_thread() is threading.main_thread():
             self._stop_before = signal.signal(signal.SIGTSTP, self._note_stop)
         if self._in is not None:
