@@ -44,7 +44,8 @@ def examine() -> list[Finding]:
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
             info = client.info()
-            found = [engine_version(info), control_groups(info), storage(info), image_source(client)]
+            engine = Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
+            found = [engine, control_groups(info), storage(info), image_source(client)]
     except HostError as error:
         detail = "no engine answers: runs fall back to the process runtime"
         fix = docker_engine.fix(error.__cause__ or error)
@@ -52,10 +53,6 @@ def examine() -> list[Finding]:
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(info), processors(), sleep(), memory(), disk(info)]
     return [*found, broker(), python(), torch()]
-
-
-def engine_version(info: Mapping[str, Any]) -> Finding:
-    return Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:

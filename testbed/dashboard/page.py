@@ -91,7 +91,7 @@ def header(feed: Feed) -> str:
         "device time": f"{line.duration:,.1f} s",
         "version": f"{line.versions:,}",
         "updates": f"{feed.updates:,}",
-        "accuracy": _share(line.accuracy),
+        "accuracy": "–" if isnan(line.accuracy) else f"{line.accuracy:.1%}",
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
         "runtime": _runtime(run),
         "validity": _validity(run, feed),
@@ -136,7 +136,3 @@ def _validity(run: Run, feed: Feed) -> str:
     if judged is None:
         return "judged at the end" if feed.lives else "unknown"
     return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])
-
-
-def _share(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.1%}"
