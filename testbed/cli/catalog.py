@@ -1,4 +1,4 @@
-"""The rules and tasks that there are, as their own source describes them: `testbed rules`, `tasks`."""
+"""The available rules and tasks, as their source describes them: `testbed rules`, `testbed tasks`."""
 
 from __future__ import annotations
 

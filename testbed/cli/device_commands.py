@@ -1,4 +1,4 @@
-"""`testbed set`, `kill`, `pause`, `resume` and `restart`: a user's hand on the devices of a run."""
+"""`testbed set`, `kill`, `pause`, `resume` and `restart`: commands to the devices of a run."""
 
 from __future__ import annotations
 

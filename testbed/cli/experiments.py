@@ -1,4 +1,4 @@
-"""`testbed sweep`, `compare`, `report` and `export`: many runs, and what comes of them."""
+"""`testbed sweep`, `compare`, `report` and `export`: many runs and their results."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 class _Progress(View):
-    """How launching and ending go on, and what came of it."""
+    """Prints the progress of launching and ending, and the judgement."""
 
     def progress(self, message: str) -> None:
         print_text(message)
@@ -233,10 +233,12 @@ class _Progress(View):
         _show(judgement)
 
 
-def _show(judgement: Judgement) -> None:
-    """What the devices got of what was asked, and whether to believe the run."""
+def _show(judgement: Judgement | None) -> None:
+    """Print what the devices got of what was requested, and whether the run is valid."""
     from testbed.fidelity import table as fidelity_table
 
+    if judgement is None:
+        return
     out.print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
@@ -260,8 +262,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
         with view, dashboard.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
-        if view.judgement is not None:
-            _show(view.judgement)
+        _show(view.judgement)
         raise
     finally:
         here, path = Path.cwd(), directory.path
@@ -271,8 +272,7 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
 
     run = load(directory.path)
     out.print(live.render_summary(run))
-    if view.judgement is not None:
-        _show(view.judgement)
+    _show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:

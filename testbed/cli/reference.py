@@ -1,4 +1,4 @@
-"""Commands about what there is, whatever is run: rules, tasks, profiles, this host, the images."""
+"""Commands that concern no run: rules, tasks, profiles, this host, the images."""
 
 from __future__ import annotations
 

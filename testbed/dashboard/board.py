@@ -79,12 +79,12 @@ class Board:
 def _chart(name: str, feed: Feed, run: Run) -> Chart:
     """One run's. What is left out of it is said below its title."""
     if name == "devices":
-        chart = lanes([run], _LIVE_LANE_UPDATES) if feed.lives else lanes([run])
+        chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
         # The axis of time begins where what is drawn does: a fixed beginning would be set anew with
         # every update, and undo what a visitor has zoomed to.
         return replace(chart, x=replace(chart.x, limits=(None, None)))
     chart = CHARTS[name]([run])
-    if name == "cpu" and feed.lives:
+    if name == "cpu" and feed.live:
         return chart.noted(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
         )

@@ -25,7 +25,7 @@ class Feed:
         self.error = ""
         self.updates = 0
         """Applied so far, whether they are held or not."""
-        self.lives = False
+        self.live = False
         self.generation = 0
         """Grows whenever there is something new."""
         self._follower: Follower | None = None
@@ -34,10 +34,10 @@ class Feed:
     def refresh(self) -> None:
         """Read what is new, if anything is."""
         seen = tuple(_state(self.path / name) for name in _FILES)  # before reading: nothing is missed
-        lives = RunDirectory(self.path).controller() is not None
-        if seen == self._seen and lives == self.lives:
+        live = RunDirectory(self.path).controller() is not None
+        if seen == self._seen and live == self.live:
             return
-        self._seen, self.lives = seen, lives
+        self._seen, self.live = seen, live
         self.generation += 1
         try:
             self._read()
@@ -54,7 +54,7 @@ class Feed:
 
     def _read(self) -> None:
         if self._follower is None:
-            self._follower = Follower(self.path, _LIMITS_LIVE if self.lives else _LIMITS)
+            self._follower = Follower(self.path, _LIMITS_LIVE if self.live else _LIMITS)
         run = self._follower.run()
         if run.devices.empty:
             return

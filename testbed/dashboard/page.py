@@ -115,7 +115,7 @@ b { font-variant-numeric: tabular-nums }
 
 def _state(run: Run, feed: Feed) -> tuple[str, str]:
     """A class, and words."""
-    if feed.lives and run.ended is None:
+    if feed.live and run.ended is None:
         return "live", "live"
     outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
     if outcome is None:
@@ -134,5 +134,5 @@ def _validity(run: Run, feed: Feed) -> str:
     if judged is None and is_simulated(run.manifest.get("runtime")):
         return "simulated"
     if judged is None:
-        return "judged at the end" if feed.lives else "unknown"
+        return "judged at the end" if feed.live else "unknown"
     return "valid" if judged["valid"] else "not valid: " + "; ".join(judged["reasons"])

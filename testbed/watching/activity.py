@@ -1,9 +1,9 @@
 """Activity of a device in the last minute, from a run's records, and what it seems to do now.
 
-Pure. An update tells of its cycle once it has been applied; while a round goes, a device says nothing of
-it. So what comes after the last update is inferred, and marked as such: it is laid out as the cycle
-before was; what goes beyond that, as the device's use of its CPU says, where there is telemetry. When
-the update has come, what it tells takes the place of what was inferred.
+Pure. A cycle of a device is known once its update has been applied; during a round nothing is recorded.
+So what follows the last update is inferred, and marked as such: it is laid out like the cycle before;
+what goes beyond that, by the device's use of its CPU, where there is telemetry. The record of the next
+update replaces what was inferred.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Activity:
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Up to when the device did, or did not, make use of its CPU."""
+    """Until when the device used, or did not use, its CPU."""
     _holds: dict[Hold, float] = field(default_factory=dict)
     _held: deque[Span] = field(default_factory=deque)
     """What has kept it from working, without overlaps; the end of what still does is infinity."""
 
     def begin(self, at: float) -> None:
-        """The device is there, and will be sent a model; what it was at before is lost."""
-        self._settle()
+        """The device is there, and will be sent a model; what it was working on is lost."""
+        self._count_pending()
         self.hold("down", at)
-        self.let_go("down", at)
+        self.release("down", at)
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def updated(self, update: UpdateApplied) -> None:
@@ -85,7 +85,7 @@ class Activity:
         drawn."""
         self._pending.append(update)
         while self._pending[0].applied < update.applied - WINDOW:
-            self._know(self._pending.popleft())
+            self._set_last(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
         """Note what telemetry reports for the time since the previous sample."""
@@ -98,14 +98,14 @@ class Activity:
         if what in self._holds:
             return
         if what == "down":  # its work is lost, and no update will report it
-            self._settle()
+            self._count_pending()
             for span in self._inferred(at):
                 self._add(span)
             self._until, self._applied = at, -math.inf
         self._holds[what] = at
         self._changed(at)
 
-    def let_go(self, what: Hold, at: float) -> None:
+    def release(self, what: Hold, at: float) -> None:
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 
@@ -151,8 +151,8 @@ class Activity:
         while self._held[0].end < at - WINDOW:
             self._held.popleft()
 
-    def _settle(self) -> None:
-        """Count in what has come."""
+    def _count_pending(self) -> None:
+        """Add the updates that are pending to the seconds."""
         for update in self._pending:
             since, last = self._until, self._last
             for span in (Span(since, update.dispatched, WAIT), *_cycle(update, since)):
@@ -162,10 +162,10 @@ class Activity:
             prompt = last is None or update.dispatched < last.applied
             self._applied = -math.inf if prompt else update.applied
             self._cycle = _cycle(update, -math.inf if last is None else last.arrived)
-            self._know(update)
+            self._set_last(update)
         self._pending.clear()
 
-    def _know(self, update: UpdateApplied) -> None:
+    def _set_last(self, update: UpdateApplied) -> None:
         self._last = update
         self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
@@ -228,7 +228,7 @@ class Activity:
 
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
         """What is known, inferred and still goes on, from the second `first` until `at`."""
-        self._settle()
+        self._count_pending()
         wanted = range(first, math.floor(at) + 1)
         seconds = {second: self._seconds[second].copy() for second in wanted if second in self._seconds}
         for span in self._inferred(at):

@@ -168,14 +168,14 @@ class RunCollector(Collector):
 
     def _of_the_run(self) -> Iterator[Metric]:
         totals = self._totals
-        for name, words, value in (
+        for name, documentation, value in (
             ("device_time_seconds", "Device time of the run's newest record.", totals.at),
             ("running", "1 while the run goes on, 0 once it has ended.", not totals.ended),
             ("version", "Version of the newest global model.", totals.version),
             ("accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy),
             ("loss", "Loss on the test set.", totals.loss),
         ):
-            yield GaugeMetricFamily(f"testbed_{name}", words, value)
+            yield GaugeMetricFamily(f"testbed_{name}", documentation, value)
         bounds = [*map(str, STALENESS), "+Inf"]
         counts = accumulate(totals.staleness[bucket] for bucket in range(len(bounds)))
         yield HistogramMetricFamily(
@@ -188,38 +188,38 @@ class RunCollector(Collector):
     def _of_clients(self) -> Iterator[Metric]:
         totals = self._totals
         yield _counter("updates", "Updates of the client that were applied.", totals.updates, "client")
-        words = "Payload bytes of the client's applied updates."
-        yield _counter("update_bytes", words, totals.bytes, "client")
-        words = "Staleness of the client's last applied update, in versions."
-        yield _gauge("last_staleness_versions", words, totals.staleness_of, "client")
+        documentation = "Payload bytes of the client's applied updates."
+        yield _counter("update_bytes", documentation, totals.bytes, "client")
+        documentation = "Staleness of the client's last applied update, in versions."
+        yield _gauge("last_staleness_versions", documentation, totals.staleness_of, "client")
         yield _gauge("online", "1 while the client is online, else 0.", totals.online, "client")
-        words = "Updates of the client that were rejected, by reason."
-        yield _counter("rejected_updates", words, totals.rejected, "client", "reason")
+        documentation = "Updates of the client that were rejected, by reason."
+        yield _counter("rejected_updates", documentation, totals.rejected, "client", "reason")
 
     def _of_devices(self, requested_cpu: dict[str, float | None], dilation: float) -> Iterator[Metric]:
         devices = self._devices.items()
-        words = "CPU share that the device is to have, in cores."
-        yield _gauge("cpu_asked_cores", words, requested_cpu, "device")
-        words = "CPU that the device used since its last sample, in cores."
+        documentation = "CPU share that the device is to have, in cores."
+        yield _gauge("cpu_asked_cores", documentation, requested_cpu, "device")
+        documentation = "CPU that the device used since its last sample, in cores."
         used = {name: device.used * dilation for name, device in devices}
-        yield _gauge("cpu_used_cores", words, used, "device")
+        yield _gauge("cpu_used_cores", documentation, used, "device")
         memory = {name: device.memory for name, device in devices}
         yield _gauge("memory_bytes", "Memory that the device uses.", memory, "device")
-        for counter, name, words in (
+        for counter, name, documentation in (
             ("cpu", "cpu_seconds", "CPU time that the device used, in seconds of a host core."),
             ("sent", "sent_bytes", "Bytes that the device sent, headers included."),
             ("received", "received_bytes", "Bytes that the device received, headers included."),
         ):
             counted = {device: one.totals.get(counter) for device, one in devices}
-            yield _counter(name, words, counted, "device")
+            yield _counter(name, documentation, counted, "device")
 
 
-def _counter(name: str, words: str, values: _Values, *labels: str) -> Metric:
-    return _filled(CounterMetricFamily(f"testbed_{name}", words, labels=labels), values)
+def _counter(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
+    return _filled(CounterMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
 
 
-def _gauge(name: str, words: str, values: _Values, *labels: str) -> Metric:
-    return _filled(GaugeMetricFamily(f"testbed_{name}", words, labels=labels), values)
+def _gauge(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:

@@ -166,7 +166,7 @@ class Tally:
             if begins:
                 device.activity.hold(hold, record.at)
             elif hold != "down":  # it reports itself when it is ready
-                device.activity.let_go(hold, record.at)
+                device.activity.release(hold, record.at)
 
 
 def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
