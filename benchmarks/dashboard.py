@@ -153,7 +153,7 @@ def _watched(run: Path, log: Path) -> Iterator[None]:
 
 def visit(url: str) -> None:
     """Take in a page, and what is new in it, until its server ends."""
-    dashboard.give_way()
+    dashboard.lower_priority()
     parts = urlsplit(url)
     arguments = {**dict(parse_qsl(parts.query)), "theme": "light"}
     session = None

@@ -1,4 +1,4 @@
-"""Where the command line prints, and how tables of its look."""
+"""Output of the command line: its consoles, text, tables and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXTS = ("device", "profile", "state")
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """A console whose tables get all the width that they want where nobody's screen sets a limit."""
+    """A console whose tables are as wide as their contents where no screen sets a limit."""
     console = Console(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 1000
@@ -27,14 +27,19 @@ err = _console(stderr=True)
 
 
 def print_text(text: str) -> None:
-    """Print text as it is: never read as markup, never broken where no terminal shows them."""
+    """Print text as it is: never read as markup, and lines broken by a terminal alone."""
     out.print(text, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print `value` for programs."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
     """Rows as an aligned table for people, or as JSON for programs."""
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        print_json(rows)
     elif not rows:
         print_text(empty)
     else:

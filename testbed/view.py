@@ -1,4 +1,4 @@
-"""Who watches a run: what is told of it while it goes, and when it is over."""
+"""The interface of what displays a run: what a run reports while it goes on, and at its end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from testbed.fidelity.validity import Judgement
 
 
 class View:
-    """Lets everything pass: override what is of interest."""
+    """Ignores everything: override what is of interest."""
 
     def progress(self, message: str) -> None:
-        """How launching and ending go on."""
+        """The progress of launching and ending."""
 
     def record(self, record: events.Record) -> None:
         """The next record of the run's events."""
 
     def refresh(self, now: float) -> None:
-        """Called some times a second; `now` is a steady clock, in seconds of device time."""
+        """Called several times a second; `now` is a steady clock, in seconds of device time."""
 
     def judged(self, judgement: Judgement) -> None:
         """The run is over, however it ended, and had devices to measure: virtual time has none."""

@@ -1,4 +1,4 @@
-"""The rules and tasks that there are, as their own source describes them: `testbed rules`, `tasks`."""
+"""The available rules and tasks, as their source describes them: `testbed rules`, `testbed tasks`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
 import textwrap
 import types
 import typing
@@ -16,7 +17,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
-from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.topology.units import format_duration
 from testbed.topology.validation_errors import did_you_mean
@@ -56,7 +56,7 @@ def rules() -> list[Entry]:
 
 
 def tasks() -> list[Entry]:
-    return [_entry(name, cls, _facts_of_task(cls)) for name, cls in sorted(TASKS.items())]
+    return [_entry(name, cls, {"dataset": cls.dataset}) for name, cls in sorted(TASKS.items())]
 
 
 def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
@@ -70,16 +70,13 @@ def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
 
 def brief(entry: Entry) -> str:
     """One block: name, facts, and the parameters with their defaults."""
-    parameters = ", ".join(map(_with_default, entry.parameters))
-    lines = [*_fact_lines(entry.facts), parameters or "no parameters"]
-    return "\n".join([entry.name, *(_wrapped(line, "    ", "  ") for line in lines)])
+    parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
+    return f"{_heading(entry)}\n{_wrapped(parameters, '    ', '  ')}"
 
 
 def full(entry: Entry) -> str:
     """All that there is to say: what it does, where it is from, and each parameter."""
-    facts = [_wrapped(line, "    ", "  ") for line in _fact_lines(entry.facts)]
-    about = [_reflowed(paragraph) for paragraph in entry.about.split("\n\n")]
-    blocks = ["\n".join([entry.name, *facts]), *about]
+    blocks = [_heading(entry), *map(_reflowed, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))
     return "\n\n".join(blocks)
@@ -93,10 +90,6 @@ def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
     takes: Any = cls.takes_fednova  # where it depends on the parameters, a property
     fednova = {True: "yes", False: "no"}.get(takes, "depends on the parameters")
     return {"equation": cls.equation, "paper": cls.paper, "fednova": fednova}
-
-
-def _facts_of_task(cls: type[Task]) -> dict[str, str | None]:
-    return {"dataset": cls.dataset}
 
 
 def _parameters(cls: type) -> Iterator[Parameter]:
@@ -166,12 +159,13 @@ def _with_default(parameter: Parameter) -> str:
 def _shown(value: Any) -> str:
     """As YAML has it."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _fact_lines(facts: Mapping[str, str | None]) -> list[str]:
-    return [f"{name}: {value}" for name, value in facts.items() if value not in (None, "no")]
+def _heading(entry: Entry) -> str:
+    facts = [f"{name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
+    return "\n".join([entry.name, *(_wrapped(fact, "    ", "  ") for fact in facts)])
 
 
 def _block(parameter: Parameter) -> str:
@@ -188,17 +182,9 @@ def _reflowed(paragraph: str) -> str:
     if not any(line.startswith(" ") for line in lines):
         return _wrapped(" ".join(lines), "")
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(
-        _wrapped(line.strip(), indent, "  ") for line, indent in zip(lines, indents, strict=True)
-    )
+    return "\n".join(map(_wrapped, lines, indents, itertools.repeat("  ")))
 
 
 def _wrapped(text: str, indent: str, hanging: str = "") -> str:
-    lines = textwrap.fill(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + hanging,
-        break_on_hyphens=False,
-    )
-    return lines.replace(_UNBROKEN, " ")
+    wrapper = textwrap.TextWrapper(_WIDTH, indent, indent + hanging, break_on_hyphens=False)
+    return wrapper.fill(text.strip()).replace(_UNBROKEN, " ")

@@ -1,4 +1,4 @@
-"""`testbed dashboard`, and the page of `testbed up --dashboard`, which has a process of its own."""
+"""`testbed dashboard`, and what serves a run of `testbed up`: the same page, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 from urllib.parse import urlencode
 
 import typer
@@ -17,7 +17,9 @@ import typer
 from testbed.cli.arguments import DEFAULT_RUNS, Runs
 from testbed.errors import BadInputError
 from testbed.host import die_with_parent
+from testbed.plan import Plan
 from testbed.run import live_runs
+from testbed.run.up import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
@@ -25,11 +27,22 @@ HOST = "127.0.0.1"
 """Of this machine, for this machine."""
 _NICE = 10
 """A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""
-_GOODBYE = 10.0
-"""Seconds that the page's process has to show the last of the run."""
+_STOP_TIMEOUT_SECONDS = 10.0
+"""What the page's process has to show the last of the run."""
 
 Port = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Dashboard port (0: any free port).")
+]
+# Of `testbed up`:
+Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]
+PagePort = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Dashboard port (default: any free port).")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port (0: any free)."
+    ),
 ]
 
 
@@ -54,24 +67,20 @@ def _dashboard(
     named = [live_runs.located(run, runs) for run in runs_to_show or []]
     if not named and not runs.is_dir():
         raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
-    with beside(named, port, typer.echo, runs=runs) as page:
+    with _page(named, port, typer.echo, runs=runs) as page:
         raise typer.Exit(page.wait())
 
 
 def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
-    if not named or any(map(_emulated, named)):
-        give_way()
+    # A busy host could disturb those in real time; virtual time does not mind.
+    if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in named):
+        lower_priority()
     from testbed.dashboard import server  # Bokeh and pandas: two seconds
 
     server.serve(socket.socket(fileno=descriptor), server.Site(named, runs.resolve()))
 
 
-def _emulated(directory: RunDirectory) -> bool:
-    """Whether a busy host could disturb it: virtual time does not mind."""
-    return not is_simulated(directory.read_manifest().get("runtime"))
-
-
-def give_way() -> None:
+def lower_priority() -> None:
     """Be the last to get a CPU, in a session of our own: the kernel may share it among sessions first
     (autogroup), and niceness counts among the processes of one."""
     with suppress(OSError):
@@ -79,30 +88,36 @@ def give_way() -> None:
         Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
-def bound(port: int, option: str = "--port") -> socket.socket:
-    """A socket that listens on `port` of the loopback interface (0: a free one). Raises BadInputError,
-    which names the `option`."""
-    listening = socket.socket()
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, port))
-        listening.listen(128)
-    except OSError as error:
-        listening.close()
-        raise BadInputError(
-            f"{option} {port}: {error.strerror}. Choose another one, or 0 for one that is free"
-        ) from error
-    return listening
-
-
-def address(listening: socket.socket, runs: Sequence[RunDirectory]) -> str:
-    """Where a browser finds these runs; none of them: the list."""
-    query = urlencode([("run", directory.run) for directory in runs])
-    return f"http://{HOST}:{listening.getsockname()[1]}/" + (f"run?{query}" if query else "")
+def check_ports(options: Options) -> None:
+    """Raises BadInputError where a port is taken: better before there is a run directory."""
+    for port, option in ((options.dashboard, "--port"), (options.metrics, "--metrics-port")):
+        if port:
+            _bound(port, option).close()
 
 
 @contextmanager
-def beside(
+def served(
+    directory: RunDirectory, plan: Plan, options: Options, report: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside, what `options` request of page and metrics is there. Raises BadInputError where a port is
+    taken."""
+    with ExitStack() as stack:
+        if options.metrics is not None:
+            from testbed.watching import prometheus
+
+            url = stack.enter_context(prometheus.served(directory, options.metrics))
+            report(f"Metrics for Prometheus: {url}")
+        if options.dashboard is not None:
+            # Not on the devices' CPUs: there a page would take what they were promised.
+            cpus, log = plan.infrastructure_cpus, directory.logs / "dashboard.log"
+            runs = directory.path.parent
+            page = _page([directory], options.dashboard, report, runs=runs, cpus=cpus, log=log)
+            stack.enter_context(page)
+        yield
+
+
+@contextmanager
+def _page(
     named: Sequence[RunDirectory],
     port: int,
     report: Callable[[str], None],
@@ -117,36 +132,38 @@ def beside(
 
     Raises BadInputError where `port` is taken.
     """
-    with bound(port) as listening, ExitStack() as stack:
-        report(f"Dashboard: {address(listening, named)}")
-        errors = None if log is None else stack.enter_context(log.open("ab"))
-        page = _start(named, runs, listening, cpus, errors)
+    with _bound(port) as listening, ExitStack() as stack:
+        query = urlencode([("run", directory.run) for directory in named])
+        address = f"http://{HOST}:{listening.getsockname()[1]}/"
+        report(f"Dashboard: {address}{f'run?{query}' if query else ''}")
+        arguments = [*(str(directory.path) for directory in named), "--runs", str(runs)]
+        dashboard = [sys.executable, "-m", "testbed", "dashboard", *arguments]
+        page = subprocess.Popen(
+            [*die_with_parent.prefix(cpus), *dashboard, "--descriptor", str(listening.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if log is None else stack.enter_context(log.open("ab")),
+            pass_fds=(listening.fileno(),),
+            start_new_session=True,  # Ctrl-C is for us, who end it in order
+        )
     try:
         yield page
     finally:
         page.terminate()  # it shows the end of the run first
         try:
-            page.wait(_GOODBYE)
+            page.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             page.kill()
             page.wait()
 
 
-def _start(
-    named: Sequence[RunDirectory],
-    runs: Path,
-    listening: socket.socket,
-    cpus: str,
-    errors: IO[bytes] | None,
-) -> subprocess.Popen[bytes]:
-    descriptor = listening.fileno()
-    arguments = [*(str(directory.path) for directory in named), "--runs", str(runs)]
-    dashboard = [sys.executable, "-m", "testbed", "dashboard", *arguments]
-    return subprocess.Popen(
-        [*die_with_parent.prefix(cpus), *dashboard, "--descriptor", str(descriptor)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=errors,
-        pass_fds=(descriptor,),
-        start_new_session=True,  # Ctrl-C is for us, who end it in order
-    )
+def _bound(port: int, option: str = "--port") -> socket.socket:
+    """A socket that listens on `port` of the loopback interface (0: a free one). Raises BadInputError,
+    which names the `option`."""
+    try:
+        return socket.create_server((HOST, port), backlog=128)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise BadInputError(
+            f"{option} {port}: {reason}. Choose another one, or 0 for one that is free"
+        ) from error

@@ -21,7 +21,7 @@ def start(
 ) -> int:
     """Start the controller, and pass its lines to `report` until the run clock goes.
 
-    Returns 0 then, and the controller's exit code where it ended before.
+    Returns 0 then, and the controller's exit code where it ended before: it reports errors itself.
     """
     follower = Follower(directory.events)
     follower.read()  # a resumed run has a past

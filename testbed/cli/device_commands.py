@@ -1,4 +1,4 @@
-"""`testbed set`, `kill`, `pause`, `resume` and `restart`: a user's hand on the devices of a run."""
+"""`testbed set`, `kill`, `pause`, `resume` and `restart`: commands to the devices of a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _command(action: Action) -> Any:
     def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
-        _order(run, devices, runs, action)
+        _send(run, devices, runs, action)
 
     return command
 
@@ -66,12 +66,12 @@ def _set(
     if cpu is not None and cpu <= 0:
         raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
     if cpu is not None:
-        _order(run, devices, runs, SetCpu(cpu))
+        _send(run, devices, runs, SetCpu(cpu))
     if link:
-        _order(run, devices, runs, SetLink(link))
+        _send(run, devices, runs, SetLink(link))
 
 
-def _order(run: str, devices: list[str], runs: Path, action: Action) -> None:
+def _send(run: str, devices: list[str], runs: Path, action: Action) -> None:
     directory = live_runs.located(run, runs)
     for device in _expanded(directory, devices):
         commands.send(directory, {"device": device, **to_json(action)})

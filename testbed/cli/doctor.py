@@ -44,28 +44,15 @@ def examine() -> list[Finding]:
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
             info = client.info()
-            found = [engine_version(info), control_groups(info), storage(info), image_source(client)]
+            engine = Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
+            found = [engine, control_groups(info), storage(info), image_source(client)]
     except HostError as error:
         detail = "no engine answers: runs fall back to the process runtime"
         fix = docker_engine.fix(error.__cause__ or error)
         found = [Finding("Docker engine", "missing", detail, fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
-    found += [
-        tcp(kernel.congestion_control()),
-        gpu(info),
-        processors(),
-        sleep(),
-        memory(),
-        disk(info),
-        broker(),
-        python(),
-        torch(),
-    ]
-    return found
-
-
-def engine_version(info: Mapping[str, Any]) -> Finding:
-    return Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
+    found += [tcp(kernel.congestion_control()), gpu(info), processors(), sleep(), memory(), disk(info)]
+    return [*found, broker(), python(), torch()]
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
@@ -91,14 +78,13 @@ def control_groups(info: Mapping[str, Any]) -> Finding:
 
 def storage(info: Mapping[str, Any]) -> Finding:
     driver = info["Driver"]
-    if driver == "vfs":
-        detail = "vfs copies the whole image for every device"
-        fix = (
-            """echo '{"storage-driver": "overlay2"}' | sudo tee /etc/docker/daemon.json"""
-            " && sudo systemctl restart docker"
-        )
-        return Finding("storage driver", "warn", detail, fix)
-    return Finding("storage driver", "ok", str(driver))
+    if driver != "vfs":
+        return Finding("storage driver", "ok", str(driver))
+    fix = (
+        """echo '{"storage-driver": "overlay2"}' | sudo tee /etc/docker/daemon.json"""
+        " && sudo systemctl restart docker"
+    )
+    return Finding("storage driver", "warn", "vfs copies the whole image for every device", fix)
 
 
 def image_source(client: docker.DockerClient) -> Finding:
@@ -161,8 +147,7 @@ def gpu(info: Mapping[str, Any]) -> Finding:
 def processors() -> Finding:
     count = len(os.sched_getaffinity(0))
     if count < 2:
-        detail = "1 core: broker and aggregator share it with the devices"
-        return Finding("cores", "warn", detail)
+        return Finding("cores", "warn", "1 core: broker and aggregator share it with the devices")
     return Finding("cores", "ok", f"{count}, load {os.getloadavg()[0]:.1f}")
 
 

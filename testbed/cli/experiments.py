@@ -1,11 +1,9 @@
-"""`testbed sweep`, `compare`, `report` and `export`: many runs, and what comes of them."""
+"""`testbed sweep`, `compare`, `report` and `export`: many runs and their results."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +13,7 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
-from testbed.console import out
+from testbed.console import out, print_text
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory
@@ -167,8 +165,8 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     target = target or comparison.common_target(found)
     rows = comparison.compare(found, target)
     if as_json:
-        result = {"target": target, "rows": [_finite(dataclasses.asdict(row)) for row in rows]}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        found_rows = [_finite(dataclasses.asdict(row)) for row in rows]
+        console.print_json({"target": target, "rows": found_rows})
         return
     headings, cells = comparison.texts(rows)
     table = console.plain(*headings)
@@ -222,4 +220,4 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 def _print(text: str, *, quiet: bool = False) -> None:
     if not quiet:
-        out.print(text, soft_wrap=True)
+        print_text(text)

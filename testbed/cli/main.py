@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.text import Text
 
-from testbed.cli import dashboard as dashboard
-from testbed.cli import detach, device_commands, experiments, reference, services
-from testbed.cli.arguments import (
-    DEFAULT_RUNS,
-    AsJson,
-    DataRoot,
-    Oversubscribe,
-    Run,
-    Runs,
-    RuntimeName,
-)
+from testbed.cli import dashboard, detach, device_commands, experiments, reference
+from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
 from testbed.console import err, out, print_text, show
 from testbed.errors import BadInputError, TestbedError
 from testbed.host.signals import interrupting
@@ -79,15 +70,14 @@ def up_command(
         typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
     ] = None,
     runs: Runs = DEFAULT_RUNS,
-    page: services.Page = False,
-    port: services.Port = None,
-    metrics_port: services.MetricsPort = None,
+    page: dashboard.Page = False,
+    port: dashboard.PagePort = None,
+    metrics_port: dashboard.MetricsPort = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
-    options = up.Options(
-        runtime, oversubscribe, data, resume is not None, services.chosen(page, port), metrics_port
-    )
+    port = 0 if page and port is None else port  # to name one is to request the page
+    options = up.Options(runtime, oversubscribe, data, resume is not None, port, metrics_port)
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
         chosen = chosen or live_runs.resumable(runs, resume)
@@ -96,12 +86,15 @@ def up_command(
     elif resume is not None or topology is None:
         raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
     parsed, plan = up.planned(topology, options)
-    services.check(options)
+    dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
-    if detached:
-        _detach(chosen, topology, options)
-    else:
+    if not detached:
         _up(parsed, plan, chosen, options)
+        return
+    if code := detach.start(chosen, topology, options, print_text):
+        raise typer.Exit(code)
+    run = chosen.run
+    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 @app.command()
@@ -145,12 +138,7 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
     rows = [
-        {
-            "run": live.run,
-            "runtime": live.runtime,
-            "parts": live.parts,
-            "directory": str(live.directory) if live.directory else None,
-        }
+        {**asdict(live), "directory": str(live.directory) if live.directory else None}
         for live in live_runs.find()
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
@@ -161,7 +149,8 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """List the run directories, newest last."""
     rows = listing(runs)
     if not as_json:  # the run id carries the date already
-        rows = [{name: value for name, value in row.items() if name != "created"} for row in rows]
+        for row in rows:
+            del row["created"]
     show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
 
 
@@ -235,7 +224,7 @@ def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 class _Progress(View):
-    """How launching and ending go on, and what came of it."""
+    """Prints the progress of launching and ending, and the judgement."""
 
     def progress(self, message: str) -> None:
         print_text(message)
@@ -244,10 +233,12 @@ class _Progress(View):
         _show(judgement)
 
 
-def _show(judgement: Judgement) -> None:
-    """What the devices got of what was asked, and whether to believe the run."""
+def _show(judgement: Judgement | None) -> None:
+    """Print what the devices got of what was requested, and whether the run is valid."""
     from testbed.fidelity import table as fidelity_table
 
+    if judgement is None:
+        return
     out.print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
@@ -267,28 +258,26 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     """Run in the foreground; print the outcome at the end, and what to try next."""
     from testbed.watching import fullscreen, live, overview
 
-    shown = _relative(directory.path)
     if plan.traits.notice:
         auto = (options.runtime or topology.runtime.name) == "auto"
         print_text(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
-        with view, services.served(directory, plan, options, view.keep):
+        with view, dashboard.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
-        if view.judgement is not None:
-            _show(view.judgement)
+        _show(view.judgement)
         raise
     finally:
-        print_text(f"Run directory: {shown}")
+        here, path = Path.cwd(), directory.path
+        print_text(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
     from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
     from testbed.run.optimum import ending
 
     run = load(directory.path)
     out.print(live.render_summary(run))
-    if view.judgement is not None:
-        _show(view.judgement)
+    _show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
@@ -304,21 +293,9 @@ def _passed_over(runtime: str) -> str:
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
 
 
-def _detach(directory: RunDirectory, topology: Path, options: up.Options) -> None:
-    """Run in the background; the controller itself reports errors before the start."""
-    if code := detach.start(directory, topology, options, print_text):
-        raise typer.Exit(code)
-    run = directory.run
-    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
-
-
 def _fail(message: str, code: int) -> NoReturn:
     err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
     sys.exit(code)
-
-
-def _relative(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 # After the commands above: in this order help shows them.

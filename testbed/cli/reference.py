@@ -1,22 +1,24 @@
-"""Commands about what there is, whatever is run: rules, tasks, profiles, this host, the images."""
+"""Commands that concern no run: rules, tasks, profiles, this host, the images."""
 
 from __future__ import annotations
 
-import json
-import sys
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from testbed.cli.arguments import AsJson
-from testbed.console import out, print_text, show, table
+from testbed.console import out, print_json, print_text, table
 
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
 
-
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
+]
 _PANEL = "Reference"
 
 
@@ -33,41 +35,31 @@ def schema() -> None:
     """Print the JSON Schema of a topology, for editors."""
     from testbed.topology import json_schema
 
-    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+    print_json(json_schema())
 
 
-RuleOrTask = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
-]
-
-
-def rules(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+def rules(name: Name = None, as_json: AsJson = False) -> None:
     """List the aggregation rules, or explain one: paper, equation, parameters."""
     from testbed.cli import catalog
 
-    _show_catalogue(catalog.rules(), "rule", name, as_json)
+    _show_catalog(catalog.rules(), "rule", name, as_json)
 
 
-def tasks(name: RuleOrTask = None, as_json: AsJson = False) -> None:
+def tasks(name: Name = None, as_json: AsJson = False) -> None:
     """List the learning tasks, or explain one: dataset, parameters."""
     from testbed.cli import catalog
 
-    _show_catalogue(catalog.tasks(), "task", name, as_json)
+    _show_catalog(catalog.tasks(), "task", name, as_json)
 
 
-def profiles(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def profiles(name: Name = None, as_json: AsJson = False) -> None:
     """List device profiles and link classes, or explain one: figures and their sources."""
     from testbed.topology import profiles
 
     known = profiles.load(Path())
     shown = known if name is None else known.only(name)
     if as_json:
-        show(profiles.rows(shown), "", as_json=True)
+        print_json(profiles.rows(shown))
     else:
         print_text(profiles.listing(shown) if name is None else profiles.explained(shown))
         if shown.devices:
@@ -83,7 +75,7 @@ def calibrate(
 
     found = calibration.calibrate(refresh=force)
     if as_json:
-        sys.stdout.write(json.dumps(found.as_dict(), indent=2) + "\n")
+        print_json(found.as_dict())
     else:
         print_text(found.summary())
 
@@ -94,7 +86,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        show([vars_of(finding) for finding in findings], "", as_json=True)
+        print_json([asdict(finding) for finding in findings])
         return
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}
     shown = table(["", "what", "found", "fix"])
@@ -111,27 +103,20 @@ def build(
     from testbed import images
     from testbed.host import docker_engine
 
-    client = docker_engine.connect()
-    try:
+    with closing(docker_engine.connect()) as client:
         built = images.ensure(client, print_text, force=force)
-    finally:
-        client.close()
     print_text(f"{built.agent}\n{built.broker}")
 
 
-def _show_catalogue(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
+def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
     from testbed.cli import catalog
 
     chosen = entries if name is None else [catalog.find(name, entries, what)]
     if as_json:
         found = [entry.as_dict() for entry in chosen]
-        sys.stdout.write(json.dumps(found if name is None else found[0], indent=2) + "\n")
+        print_json(found if name is None else found[0])
     elif name is None:
         print_text("\n\n".join(map(catalog.brief, chosen)))
         print_text(f"\nNext: testbed {what}s NAME explains one.")
     else:
         print_text(catalog.full(chosen[0]))
-
-
-def vars_of(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("name", "status", "detail", "fix")}

@@ -1,6 +1,5 @@
 """`testbed dashboard`: a page in the browser that shows runs while they go, and when they are over.
 
-    command   the command line, and the page of `testbed up --dashboard` in a process of its own
     server    the web server: which requests are served, and to whom
     page      one visitor's document: the charts of one or more runs, and their headers
     board     the charts of a set of runs, computed once for all visitors
@@ -8,5 +7,5 @@
     measured  provisional fidelity of a live run
 
 It follows run directories and knows nothing else of a run, so it comes and goes without disturbing it.
-Only `command` is imported by the command line; Bokeh and pandas come with the others.
+`testbed.cli.dashboard` starts it in a process of its own, into which Bokeh and pandas are imported.
 """

@@ -79,18 +79,15 @@ class Board:
 def _chart(name: str, feed: Feed, run: Run) -> Chart:
     """One run's. What is left out of it is said below its title."""
     if name == "devices":
-        return _moving(lanes([run], _LIVE_LANE_UPDATES) if feed.lives else lanes([run]))
+        chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
+        # The axis of time begins where what is drawn does: a fixed beginning would be set anew with
+        # every update, and undo what a visitor has zoomed to.
+        return replace(chart, x=replace(chart.x, limits=(None, None)))
     chart = CHARTS[name]([run])
-    if name == "cpu" and feed.lives:
+    if name == "cpu" and feed.live:
         return chart.with_note(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
         )
     if name in APART and feed.held < feed.updates:
         return chart.with_note(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart
-
-
-def _moving(chart: Chart) -> Chart:
-    """With an axis of time that begins where what is drawn does: a fixed beginning would
-    be set anew with every update, and undo what a visitor has zoomed to."""
-    return replace(chart, x=replace(chart.x, limits=(None, None)))

@@ -9,9 +9,9 @@ from analysis.load import Follower, Run
 from testbed.dashboard import measured
 from testbed.rundir.directory import RunDirectory
 
-_NEWEST = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
+_LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
 """Rows that are held of each kind of record, of all the run's: about 200 MB at most."""
-_NEWEST_OF_LIVE = {**_NEWEST, "update": 100_000}
+_LIMITS_LIVE = {**_LIMITS, "update": 100_000}
 """Of a run that goes on: the charts are computed of them twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
@@ -25,7 +25,7 @@ class Feed:
         self.error = ""
         self.updates = 0
         """Applied so far, whether they are held or not."""
-        self.lives = False
+        self.live = False
         self.generation = 0
         """Grows whenever there is something new."""
         self._follower: Follower | None = None
@@ -33,11 +33,11 @@ class Feed:
 
     def refresh(self) -> None:
         """Read what is new, if anything is."""
-        seen = tuple(_stamp(self.path / name) for name in _FILES)  # before reading: nothing is missed
-        lives = RunDirectory(self.path).controller() is not None
-        if seen == self._seen and lives == self.lives:
+        seen = tuple(_state(self.path / name) for name in _FILES)  # before reading: nothing is missed
+        live = RunDirectory(self.path).controller() is not None
+        if seen == self._seen and live == self.live:
             return
-        self._seen, self.lives = seen, lives
+        self._seen, self.live = seen, live
         self.generation += 1
         try:
             self._read()
@@ -54,19 +54,17 @@ class Feed:
 
     def _read(self) -> None:
         if self._follower is None:
-            self._follower = Follower(self.path, _NEWEST_OF_LIVE if self.lives else _NEWEST)
+            self._follower = Follower(self.path, _LIMITS_LIVE if self.live else _LIMITS)
         run = self._follower.run()
         if run.devices.empty:
             return
         self.updates = self._follower.rows["update"]
-        self.run = (
-            run
-            if len(run.fidelity) or run.telemetry.empty
-            else replace(run, fidelity=measured.so_far(run))
-        )
+        if run.fidelity.empty and not run.telemetry.empty:
+            run = replace(run, fidelity=measured.so_far(run))
+        self.run = run
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _state(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:

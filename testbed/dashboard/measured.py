@@ -24,11 +24,11 @@ def so_far(run: Run) -> pd.DataFrame:
     """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
     uses less than it could have. Rates are those of its last probe."""
     tables = [_table(run, "cpu", _requested_cpu(run), _used(run))]
-    ways = _ways(run.path / "topology.yaml") if len(run.probes) else {}
+    links = _links(run.path / "topology.yaml") if len(run.probes) else {}
     groups = run.devices.set_index("device")["group"].astype(object)
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
     for figure in ("up", "down"):
-        rates = {name: getattr(ways.get(group), figure, None) for name, group in groups.items()}
+        rates = {name: getattr(links.get(group), figure, None) for name, group in groups.items()}
         requested = pd.to_numeric(pd.Series(rates, dtype=object))
         tables.append(_table(run, figure, requested, last[figure]))
     return pd.concat(tables, ignore_index=True)
@@ -67,7 +67,7 @@ def _used(run: Run) -> pd.Series[float]:
     return known
 
 
-def _ways(topology: Path) -> Mapping[str, Link]:
+def _links(topology: Path) -> Mapping[str, Link]:
     """All that is between a device and the server as the run begins, by group; none where the file is
     from another version, or a trace has gone."""
     try:

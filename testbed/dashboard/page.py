@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 from math import isnan
 from pathlib import Path
-from typing import cast
 
 import jinja2
 from bokeh.document import Document
@@ -23,7 +22,7 @@ from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity
 from testbed.traits import is_simulated
 
-_LOOK = 150
+_REFRESH_INTERVAL_MS = 150
 """Milliseconds between two looks at whether the board has something new."""
 
 _FOLDER = Path(__file__).parent
@@ -42,7 +41,7 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     document.template = TEMPLATES.get_template("page.html")
     document.template_variables["columns"] = range(len(board.feeds))
     view = _View(document, board, theme)
-    document.add_periodic_callback(view.refresh, _LOOK)
+    document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
 
@@ -51,13 +50,12 @@ class _View:
     def __init__(self, document: Document, board: Board, theme: Theme) -> None:
         self._board = board
         self._shown = board.generation
-        self._headers = [
-            Div(text=header(feed), disable_math=True, sizing_mode="stretch_width")
-            for feed in board.feeds
-        ]
-        for column, div in enumerate(self._headers):
+        self._headers: list[Div] = []
+        for column, feed in enumerate(board.feeds):
+            div = Div(text=header(feed), disable_math=True, sizing_mode="stretch_width")
             div.update(name=f"header-{column}", styles={"color": INKS[theme].text})
             document.add_root(div)
+            self._headers.append(div)
         self._drawn = {panel.name: screen.draw(panel.chart, theme) for panel in board.panels}
         for name, drawn in self._drawn.items():
             drawn.figure.name = name
@@ -94,17 +92,17 @@ def header(feed: Feed) -> str:
         "device time": f"{line.duration:,.1f} s",
         "version": f"{line.versions:,}",
         "updates": f"{feed.updates:,}",
-        "accuracy": _share(line.accuracy),
+        "accuracy": "–" if isnan(line.accuracy) else f"{line.accuracy:.1%}",
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
-        "runtime": _pace(run),
+        "runtime": _runtime(run),
         "validity": _validity(run, feed),
     }
     items = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())
     problem = f'<p class="problem">{escape(feed.error)}</p>' if feed.error else ""
+    kind, state = _state(run, feed)
     return (
         f"<style>{_STYLE}</style><h1>{escape(line.rule)} <small>{escape(run.name)}</small> "
-        f'<em class="{_state(run, feed)[0]}">{escape(_state(run, feed)[1])}</em></h1>'
-        f"<p>{items}</p>{problem}"
+        f'<em class="{kind}">{escape(state)}</em></h1><p>{items}</p>{problem}'
     )
 
 
@@ -118,7 +116,7 @@ b { font-variant-numeric: tabular-nums }
 
 def _state(run: Run, feed: Feed) -> tuple[str, str]:
     """A class, and words."""
-    if feed.lives and run.ended is None:
+    if feed.live and run.ended is None:
         return "live", "live"
     outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
     if outcome is None:
@@ -127,22 +125,16 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     return state, f"ended: {events.ended_by(outcome)}"
 
 
-def _pace(run: Run) -> str:
-    runtime = run.manifest.get("runtime")
-    if is_simulated(runtime):
-        return str(runtime)
-    dilation = cast(float, run.manifest.get("dilation", 1.0))
-    return f"{runtime}, dilation {dilation:g}"
+def _runtime(run: Run) -> str:
+    runtime, dilation = run.manifest.get("runtime"), run.manifest.get("dilation", 1.0)
+    return str(runtime) if is_simulated(runtime) else f"{runtime}, dilation {dilation:g}"
 
 
 def _validity(run: Run, feed: Feed) -> str:
     judged = run.manifest.get("validity")
+    if judged is None and is_simulated(run.manifest.get("runtime")):
+        return "simulated"
     if judged is None:
-        simulated = is_simulated(run.manifest.get("runtime"))
-        return "simulated" if simulated else "judged at the end" if feed.lives else "unknown"
+        return "judged at the end" if feed.live else "unknown"
     validity = Validity.from_dict(judged)
     return ": ".join(filter(None, [validity.verdict, "; ".join(validity.reasons or validity.unjudged)]))
-
-
-def _share(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.1%}"

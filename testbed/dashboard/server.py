@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import tornado.web
 from bokeh.application import Application
@@ -26,7 +26,7 @@ from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory, listing, row
 
-_LAST_WORDS = 0.3
+_FLUSH_SECONDS = 0.3
 """Seconds for what has been sent to arrive."""
 
 
@@ -35,46 +35,38 @@ class Site:
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
-        self._runs = runs
+        self.runs = runs
         # As long as somebody looks at them.
-        self._feeds: weakref.WeakValueDictionary[Path, Feed] = weakref.WeakValueDictionary()
-        self._boards: weakref.WeakValueDictionary[tuple[Path, ...], Board] = (
-            weakref.WeakValueDictionary()
-        )
-
-    @property
-    def folder(self) -> Path:
-        return self._runs
+        self._feeds = WeakValueDictionary[Path, Feed]()
+        self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
 
     def rows(self) -> list[dict[str, Any]]:
         """For the list of runs: live ones first, then the newest."""
         if self._named:
             rows = [row(RunDirectory(path)) for path in self._named.values()]
         else:
-            rows = listing(self._runs)[::-1]
+            rows = listing(self.runs)[::-1]
         return sorted(rows, key=lambda row: row["outcome"] != "running")
 
     def path(self, run: str) -> Path | None:
         """The directory of `run`, if it may be looked at."""
         if self._named:
             return self._named.get(run)
-        paths = {path.parent.name: path.parent for path in self._runs.glob("*/manifest.json")}
+        paths = {path.parent.name: path.parent for path in self.runs.glob("*/manifest.json")}
         return paths.get(run)
 
     def board(self, paths: tuple[Path, ...]) -> Board:
-        if (board := self._boards.get(paths)) is None:
-            board = self._boards[paths] = Board([self._feed(path) for path in paths])
+        board = self._boards.get(paths)
+        if board is None:
+            feeds = [self._feeds.get(path) or Feed(path) for path in paths]
+            self._feeds.update(zip(paths, feeds, strict=True))
+            board = self._boards[paths] = Board(feeds)
         return board
 
     def refresh(self) -> None:
         """Read what is new for all who look, at once."""
         for board in self._boards.values():
             board.refresh(at_once=True)
-
-    def _feed(self, path: Path) -> Feed:
-        if (feed := self._feeds.get(path)) is None:
-            feed = self._feeds[path] = Feed(path)
-        return feed
 
     def open(self, document: Document) -> None:
         """Fill a new visitor's document, as its address asks."""
@@ -98,7 +90,7 @@ class _List(tornado.web.RequestHandler):
         if self.request.host not in self._hosts:  # another name that leads here, of somebody else's page
             raise tornado.web.HTTPError(403)
         template = page.TEMPLATES.get_template("list.html")
-        self.write(template.render(rows=self._site.rows(), folder=self._site.folder))
+        self.write(template.render(rows=self._site.rows(), folder=self._site.runs))
 
 
 def serve(listening: socket.socket, site: Site) -> None:
@@ -133,5 +125,5 @@ async def _end(server: BaseServer, site: Site) -> None:
         for callback in session.document.session_callbacks:
             shown: Any = session.with_document_locked(callback.callback)
             await shown  # until it has been sent
-    await asyncio.sleep(_LAST_WORDS)
+    await asyncio.sleep(_FLUSH_SECONDS)
     server.io_loop.stop()

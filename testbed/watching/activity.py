@@ -1,16 +1,16 @@
 """Activity of a device in the last minute, from a run's records, and what it seems to do now.
 
-Pure. An update tells of its cycle once it has been applied; while a round goes, a device says nothing of
-it. So what comes after the last update is inferred, and marked as such: it is laid out as the cycle
-before was; what goes beyond that, as the device's use of its CPU says, where there is telemetry. When
-the update has come, what it tells takes the place of what was inferred.
+Pure. A cycle of a device is known once its update has been applied; during a round nothing is recorded.
+So what follows the last update is inferred, and marked as such: it is laid out like the cycle before;
+what goes beyond that, by the device's use of its CPU, where there is telemetry. The record of the next
+update replaces what was inferred.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     inferred: bool
 
 
-_Seconds = dict[Cell, float]
+_Seconds = defaultdict[Cell, float]
 
 
 @dataclass(slots=True)
@@ -68,16 +68,16 @@ class Activity:
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Up to when the device did, or did not, make use of its CPU."""
+    """Until when the device used, or did not use, its CPU."""
     _holds: dict[Hold, float] = field(default_factory=dict)
     _held: deque[Span] = field(default_factory=deque)
     """What has kept it from working, without overlaps; the end of what still does is infinity."""
 
     def begin(self, at: float) -> None:
-        """The device is there, and will be sent a model; what it was at before is lost."""
-        self._settle()
+        """The device is there, and will be sent a model; what it was working on is lost."""
+        self._count_pending()
         self.hold("down", at)
-        self.let_go("down", at)
+        self.release("down", at)
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def updated(self, update: UpdateApplied) -> None:
@@ -85,7 +85,7 @@ class Activity:
         drawn."""
         self._pending.append(update)
         while self._pending[0].applied < update.applied - WINDOW:
-            self._know(self._pending.popleft())
+            self._set_last(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
         """Note what telemetry reports for the time since the previous sample."""
@@ -98,14 +98,14 @@ class Activity:
         if what in self._holds:
             return
         if what == "down":  # its work is lost, and no update will report it
-            self._settle()
+            self._count_pending()
             for span in self._inferred(at):
                 self._add(span)
             self._until, self._applied = at, -math.inf
         self._holds[what] = at
         self._changed(at)
 
-    def let_go(self, what: Hold, at: float) -> None:
+    def release(self, what: Hold, at: float) -> None:
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 
@@ -129,13 +129,9 @@ class Activity:
     def shares(self, at: float) -> dict[str, float]:
         """Seconds of the last minute in each state, inferred ones among them."""
         shares = dict.fromkeys(STATES, 0.0)
-        self._settle()
-        first = math.floor(at) - WINDOW
-        for spent in self._known(at, first).values():
+        for spent in self._all_seconds(at, math.floor(at) - WINDOW).values():
             for cell, seconds in spent.items():
                 shares[cell.state] += seconds
-        for span in self._present(at):
-            shares[span.state] += max(0.0, span.end - max(span.begin, first))
         return shares
 
     def _held_as(self) -> str | None:
@@ -155,22 +151,21 @@ class Activity:
         while self._held[0].end < at - WINDOW:
             self._held.popleft()
 
-    def _settle(self) -> None:
-        """Count in what has come."""
+    def _count_pending(self) -> None:
+        """Add the updates that are pending to the seconds."""
         for update in self._pending:
             since, last = self._until, self._last
-            cycle = _cycle(update)
-            for span in [Span(since, update.dispatched, WAIT), *_after(since, cycle)]:
+            for span in (Span(since, update.dispatched, WAIT), *_cycle(update, since)):
                 self._add(span)
             if math.isfinite(since):
                 self._idle = max(0.0, update.dispatched - since)
             prompt = last is None or update.dispatched < last.applied
             self._applied = -math.inf if prompt else update.applied
-            self._cycle = _after(-math.inf if last is None else last.arrived, cycle)
-            self._know(update)
+            self._cycle = _cycle(update, -math.inf if last is None else last.arrived)
+            self._set_last(update)
         self._pending.clear()
 
-    def _know(self, update: UpdateApplied) -> None:
+    def _set_last(self, update: UpdateApplied) -> None:
         self._last = update
         self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
@@ -233,33 +228,14 @@ class Activity:
 
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
         """What is known, inferred and still goes on, from the second `first` until `at`."""
-        self._settle()
-        return _with(self._known(at, first), self._present(at), first)
-
-    def _known(self, at: float, first: int) -> dict[int, _Seconds]:
+        self._count_pending()
         wanted = range(first, math.floor(at) + 1)
-        return {second: self._seconds[second] for second in wanted if second in self._seconds}
-
-    def _present(self, at: float) -> list[Span]:
-        """What is not yet known, and what holds the device."""
-        spans = list(self._inferred(at))
+        seconds = {second: self._seconds[second].copy() for second in wanted if second in self._seconds}
+        for span in self._inferred(at):
+            _count(seconds, span, first)
         if self._held and math.isinf(self._held[-1].end):
-            spans.append(self._held[-1]._replace(end=at))
-        return spans
-
-
-def _with(known: dict[int, _Seconds], spans: Iterable[Span], first: int) -> dict[int, _Seconds]:
-    """`known` and `spans` together; the values of `known` stay as they are."""
-    together = dict(known)
-    added: dict[int, _Seconds] = {}
-    for span in spans:
-        _count(added, span, first)
-    for second, spent in added.items():
-        sums = dict(known.get(second, {}))
-        for cell, seconds in spent.items():
-            sums[cell] = sums.get(cell, 0.0) + seconds
-        together[second] = sums
-    return together
+            _count(seconds, self._held[-1]._replace(end=at), first)
+        return seconds
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
@@ -269,13 +245,13 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
     while begin < span.end:
         second = math.floor(begin)
         end = min(second + 1.0, span.end)
-        spent = seconds.setdefault(second, {})
-        spent[cell] = spent.get(cell, 0.0) + end - begin
+        seconds.setdefault(second, defaultdict(float))[cell] += end - begin
         begin = end
 
 
-def _cycle(update: UpdateApplied) -> Sequence[Span]:
-    """What a client did from dispatch to arrival; a time that is not known leaves its spans out."""
+def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
+    """What a client did from dispatch to arrival, as far as it was after `since`; a time that is not
+    known leaves its spans out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),
@@ -284,21 +260,17 @@ def _cycle(update: UpdateApplied) -> Sequence[Span]:
         Span(u.train_end, u.sent, WAIT),
         Span(u.sent, u.arrived, UPLOAD),
     )
-    return [span for span in spans if span.end > span.begin]
-
-
-def _after(time: float, spans: Iterable[Span]) -> tuple[Span, ...]:
-    """What of `spans` is after `time`."""
-    return tuple(span._replace(begin=max(span.begin, time)) for span in spans if span.end > time)
+    later = (span._replace(begin=max(span.begin, since)) for span in spans)
+    return tuple(span for span in later if span.end > span.begin)
 
 
 def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:
     """What most of the `width` seconds from `begin` on went into."""
-    total: dict[str, float] = {}
+    total: dict[str, float] = defaultdict(float)
     inferred = 0.0
     for second in range(begin, begin + width):
         for cell, spent in seconds.get(second, {}).items():
-            total[cell.state] = total.get(cell.state, 0.0) + spent
+            total[cell.state] += spent
             inferred += spent if cell.inferred else 0.0
     if not total:
         return None

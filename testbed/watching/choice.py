@@ -10,7 +10,7 @@ from testbed.watching.activity import PAUSED
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
-ORDERS = ("p", "x", "r")
+COMMAND_KEYS = ("p", "x", "r")
 """Keys that want a row to be selected."""
 _ACTIONS: dict[str, Switching] = {"x": Crash(), "r": Restart()}
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(10**9), "end": 10**9}
@@ -19,7 +19,7 @@ _VERBS: dict[Switching, str] = {Crash(): "kill"}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Command:
     """Command for devices."""
 
     action: Switching
@@ -36,7 +36,7 @@ class Quit:
     """Request to close the view."""
 
 
-Request = Order | Quit | None
+Request = Command | Quit | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ class Choice:
     """Bars show how much of the last minute went into what, not when."""
     selected: str | None = None
     """Name of a row."""
-    unconfirmed: Order | None = None
-    """Order that waits for the user's confirmation."""
+    unconfirmed: Command | None = None
+    """Command that waits for the user's confirmation."""
 
 
 def pressed(
@@ -85,8 +85,8 @@ def pressed(
             return replace(choice, grouped=not grouped, selected=None), None
         case "b":
             return replace(choice, stacked=not choice.stacked), None
-        case _ if key in ORDERS:
-            return _ordered(choice, key, rows, grouped=grouped)
+        case _ if key in COMMAND_KEYS:
+            return _command(choice, key, rows)
     return choice, None
 
 
@@ -112,12 +112,12 @@ def _moved(choice: Choice, rows: Sequence[Row], steps: int) -> str | None:
     return names[min(max(0, names.index(choice.selected) + steps), len(names) - 1)]
 
 
-def _ordered(choice: Choice, key: str, rows: Sequence[Row], *, grouped: bool) -> tuple[Choice, Request]:
-    """Choice and order for `key`. Killing needs confirmation: a stray keystroke must not cost an
+def _command(choice: Choice, key: str, rows: Sequence[Row]) -> tuple[Choice, Request]:
+    """Choice and command for `key`. Killing needs confirmation: a stray keystroke must not cost an
     experiment."""
     row = next((row for row in rows if row.name == choice.selected), None)
     if row is None:
         return choice, None
     pauses = Resume() if row.state == PAUSED else Pause()
-    order = Order(_ACTIONS.get(key, pauses), row.devices, row.label(grouped=grouped))
-    return (replace(choice, unconfirmed=order), None) if key == "x" else (choice, order)
+    command = Command(_ACTIONS.get(key, pauses), row.devices, row.label)
+    return (replace(choice, unconfirmed=command), None) if key == "x" else (choice, command)

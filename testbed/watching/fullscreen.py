@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from types import TracebackType
 
 from rich.console import Console
 
@@ -19,14 +18,14 @@ from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.watching import overview
-from testbed.watching.choice import ORDERS, Order, Quit, pressed
+from testbed.watching.choice import COMMAND_KEYS, Command, Quit, pressed
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
-from testbed.watching.screen import NAMED_COLOURS, Screen
+from testbed.watching.screen import Screen
 from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
-_WATCHING, _BESIDE = 0.05, 0.02
+_MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
 """Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 """Seconds between two looks at the host, and at all that is known of it."""
@@ -62,17 +61,19 @@ class FullScreenView(LiveView):
         directory: RunDirectory,
         terminal: Terminal,
         *,
-        watching: bool = False,
+        watching: bool,
     ) -> None:
-        """`watching`: of a run that goes on without us, and that may be over."""
         super().__init__(console, run_overview)
         self._directory = directory
         self._terminal = terminal
         self._watching = watching
-        self._screen = Screen(run_overview, self._tally, ascii_only=console.options.ascii_only)
-        if console.color_system == "standard":
-            self._screen.colours = NAMED_COLOURS
-        self._screen.way_out = "q quit" if watching else "^C end"
+        self._screen = Screen(
+            run_overview,
+            self._tally,
+            ascii_only=console.options.ascii_only,
+            named_colours=console.color_system == "standard",
+            quit_help="q quit" if watching else "^C end",
+        )
         self._samples: Samples | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pending = ""
@@ -81,64 +82,58 @@ class FullScreenView(LiveView):
         self._host: list[HostSample] = []
         self._sampler: Sampler | None = None
         self._sampled = self._judged = self._due = 0.0
-        self._epoch: float | None = None
-        self._at = self._zero = 0.0
-        """Device time; what the monotonic clock shows at device time 0."""
+        self._at = 0.0
+        """Device time."""
+        self._started = self._zero = 0.0
+        """What the monotonic clock showed when the run's start was read, and at device time 0."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._give_back()
 
     def keep(self, message: str) -> None:
         super().keep(message)
-        self._screen.standing = " · ".join(filter(None, (self._screen.standing, message)))
+        self._screen.pinned = " · ".join(filter(None, (self._screen.pinned, message)))
 
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):
             self._learn()
+            self._started = time.monotonic()
             since = time.time() - record.wall_clock + record.at * self._overview.dilation
-            self._zero = time.monotonic() - since
+            self._zero = self._started - since
         super().record(record)
 
-    def refresh(self, now: float, at: float | None = None) -> None:
+    def refresh(self, now: float) -> None:
         super().refresh(now)
-        ended = self._tally.ended
-        if ended is not None and not self._watching:
-            return
-        if self._tally.started or self._watching:
-            at = self._time(now) if at is None else at
+        tally, virtual = self._tally, self._overview.virtual
+        if not self._watching:
+            if not tally.started or tally.ended is not None:
+                return
+            self._screen.real = now - self._started if virtual else None
+        self._at = tally.at
+        if tally.started and not virtual and not self._screen.outcome:
+            at = (time.monotonic() - self._zero) / self._overview.dilation
             end = self._overview.stop.after  # what comes then is not the run's time any more
-            self._at = at if end is None else max(self._tally.at, min(at, end))
-            self._draw(now)
+            self._at = max(tally.at, at if end is None else min(at, end))
+        self._draw(now)
 
-    def over(self, outcome: str, judged: Validity | None = None) -> None:
-        if judged is not None or (self._screen.outcome and not outcome):
-            self._screen.host = judged
+    def over(self, outcome: str, validity: Validity | None) -> None:
+        if validity is not None or (self._screen.outcome and not outcome):
+            self._screen.validity = validity
         self._screen.outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
-        keys = self._terminal.keys(timeout)
-        for key in keys:
+        for key in self._terminal.keys(timeout):
             self._press(key)
-        if keys:
             self._due = 0.0
-
-    def _time(self, now: float) -> float:
-        """Device time, of a run that this process has just started."""
-        if self._epoch is None:
-            self._epoch = now - (0.0 if self._overview.virtual else self._tally.at)
-        self._screen.real = now - self._epoch
-        return self._tally.at if self._overview.virtual else max(self._tally.at, now - self._epoch)
 
     def _learn(self) -> None:
         """Read what the run directory holds and the plan did not."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
-            if read.cpus:  # of this host
-                devices = cpu_numbers(read.cpus["devices"])
-                self._sampler = Sampler(devices | cpu_numbers(read.cpus["infrastructure"]), devices)
+            if cpus := read.cpus:  # of this host
+                devices = cpu_numbers(cpus["devices"])
+                self._sampler = Sampler(devices | cpu_numbers(cpus["infrastructure"]), devices)
 
     def _draw(self, now: float) -> None:
         if not self._watching:
@@ -151,10 +146,10 @@ class FullScreenView(LiveView):
         while not self._answers.empty():
             if self._screen.messages[-1:] == [self._pending]:
                 self._screen.messages.pop()
-            self._show(self._answers.get())
+            self._screen.messages.append(self._answers.get())
         size = self._terminal.size
         self._terminal.paint(self._screen.frame(self._at, size.columns, size.lines))
-        share = _WATCHING if self._watching else _BESIDE
+        share = _MAX_CPU_SHARE if self._watching else _MAX_CPU_SHARE_IN_CONTROLLER
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
@@ -171,67 +166,59 @@ class FullScreenView(LiveView):
 
     def _look_at_host(self, now: float) -> None:
         """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""
-        if (
-            self._sampler is None
-            or now < self._sampled + _SAMPLE_INTERVAL_SECONDS
-            or self._screen.outcome
-        ):
+        due = now >= self._sampled + _SAMPLE_INTERVAL_SECONDS
+        if self._sampler is None or not due or self._screen.outcome:
             return
-        sample = self._sampler.sample(now, 0.0)
         self._sampled = now
-        if sample is not None:
+        if (sample := self._sampler.sample(now, 0.0)) is not None:
             self._host.append(sample)
         if self._host and now >= self._judged + _JUDGE_INTERVAL_SECONDS:
             self._judged = now
-            self._screen.host = Validity(tuple(load(self._host)))
+            self._screen.validity = Validity(tuple(load(self._host)))
 
     def _press(self, key: str) -> None:
         screen, height = self._screen, self._terminal.size.lines
         if key == "\x0c":  # Ctrl-L
             self._terminal.redraw()
             return
-        screen.choice, request = pressed(
-            screen.choice,
-            key,
-            screen.rows(self._at, height),
-            page=screen.page(height),
-            grouped=screen.grouped(height),
-        )
-        if isinstance(request, Quit):
-            self.quit = self._watching
-            if not self._watching:
-                self._show("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
-        elif isinstance(request, Order):
-            self._order(request)
-        elif key in ORDERS and screen.choice.selected is None:
-            self._show("Select a row first: ↑ or ↓.")
+        rows, page, grouped = screen.rows(self._at, height), screen.page(height), screen.grouped(height)
+        screen.choice, request = pressed(screen.choice, key, rows, page=page, grouped=grouped)
+        if isinstance(request, Quit) and self._watching:
+            self.quit = True
+        elif isinstance(request, Quit):
+            screen.messages.append("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
+        elif isinstance(request, Command):
+            self._command(request)
+        elif key in COMMAND_KEYS and screen.choice.selected is None:
+            screen.messages.append("Select a row first: ↑ or ↓.")
 
-    def _order(self, order: Order) -> None:
+    def _command(self, command: Command) -> None:
         """In a thread: the controller that is to answer may be us."""
-        if self._overview.virtual or self._screen.outcome:
-            self._show("Virtual time takes no orders." if self._overview.virtual else "The run is over.")
+        messages = self._screen.messages
+        if self._overview.virtual:
+            messages.append("Virtual time takes no orders.")
             return
-        self._pending = f"{order} …"
-        self._show(self._pending)
-        threading.Thread(target=self._send, args=(order,), daemon=True).start()
+        if self._screen.outcome:
+            messages.append("The run is over.")
+            return
+        self._pending = f"{command} …"
+        messages.append(self._pending)
+        threading.Thread(target=self._send, args=(command,), daemon=True).start()
 
-    def _send(self, order: Order) -> None:
+    def _send(self, command: Command) -> None:
         try:
-            for device in order.devices:
-                commands.send(self._directory, {"device": device, **to_json(order.action)})
+            for device in command.devices:
+                commands.send(self._directory, {"device": device, **to_json(command.action)})
         except (TestbedError, OSError) as error:
-            self._answers.put(f"{order}: {error}")
+            self._answers.put(f"{command}: {error}")
         else:
-            self._answers.put(f"{order}: done")
-
-    def _show(self, message: str) -> None:
-        self._screen.messages.append(message)
+            self._answers.put(f"{command}: done")
 
     def _print(self, message: str) -> None:
-        if not self._terminal.entered:
+        if not self._terminal.active:
             super()._print(message)
             return
-        self._show(message.strip())
+        self._screen.messages.append(message.strip())
         self._kept.append(message)
         self._due = 0.0
 
@@ -248,9 +235,7 @@ class FullScreenView(LiveView):
         kept, self._kept = self._kept, []
         if self._watching:
             return
-        if len(kept) > _MAX_KEPT_MESSAGES:
-            super()._print(
-                f"({len(kept) - _MAX_KEPT_MESSAGES} earlier messages: see {self._directory.events})"
-            )
+        if (left_out := len(kept) - _MAX_KEPT_MESSAGES) > 0:
+            super()._print(f"({left_out} earlier messages: see {self._directory.events})")
         for message in kept[-_MAX_KEPT_MESSAGES:]:
             super()._print(message)

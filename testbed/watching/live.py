@@ -6,7 +6,6 @@ One line per evaluation, for files, pipes and CI. For terminals: `testbed.watchi
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -48,13 +47,10 @@ class LiveView(View):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._print_notices()
 
     def progress(self, message: str) -> None:
-        """Show the progress of launching and ending."""
         self._print(message)
 
     def keep(self, message: str) -> None:
@@ -72,9 +68,7 @@ class LiveView(View):
         elif isinstance(record, events.Evaluated):
             self._evaluated(record)
 
-    def refresh(self, now: float, at: float | None = None) -> None:
-        """Call it some times a second. `now` is any steady clock, in seconds; `at` is device time, where
-        that is not to be had from `now` and when the run's clock was first seen to go."""
+    def refresh(self, now: float) -> None:
         if not self._tally.started:
             return
         if self._notices and self._notices_due is None:
@@ -85,7 +79,7 @@ class LiveView(View):
     def judged(self, judgement: Judgement) -> None:
         self.judgement = judgement
 
-    def over(self, outcome: str, judged: Validity | None = None) -> None:
+    def over(self, outcome: str, validity: Validity | None) -> None:
         """Note that the watched run is over or, for an empty `outcome`, that it goes on (again)."""
 
     def take_keys(self, timeout: float) -> None:

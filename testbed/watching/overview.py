@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from agents.config import Stop
+from agents import config
 from testbed.errors import BadInputError
 from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, units
+from testbed.topology import Stop, Topology
 from testbed.traits import is_simulated, traits
 from testbed.watching.tally import DeviceTally, Tally
 
@@ -31,7 +31,7 @@ class Device:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     rule: str
-    stop: Stop
+    stop: config.Stop
     devices: tuple[Device, ...]
     runtime: str = "process"
     dilation: float = 1.0
@@ -55,17 +55,14 @@ class Overview:
 
 def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     """Of a run that is to be launched."""
-    devices = tuple(Device(d.name, d.group, d.cpu) for d in plan.devices)
-    stop = topology.stop.plain()
-    links = _counted(plan.runtime, linked=plan.shaper is not None)
     return Overview(
         rule=topology.rule.name,
-        stop=stop,
-        devices=devices,
+        stop=topology.stop.plain(),
+        devices=tuple(Device(d.name, d.group, d.cpu) for d in plan.devices),
         runtime=plan.runtime,
         dilation=plan.dilation,
         run=run,
-        links=links,
+        links=_counted(plan.runtime, linked=plan.shaper is not None),
     )
 
 
@@ -81,7 +78,7 @@ def read(directory: RunDirectory) -> Overview | None:
         topology_yaml = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
         return Overview(
             rule=manifest["rule"],
-            stop=_stop(topology_yaml["stop"]),
+            stop=Stop.model_validate(topology_yaml["stop"]).plain(),
             devices=tuple(
                 Device(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()
@@ -103,15 +100,5 @@ def _counted(runtime: str, *, linked: bool) -> bool:
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
     """By part of the run; none where they are another host's."""
-    if manifest["host"]["name"] != platform.node():
-        return {}
-    return {name: v for name, v in (manifest.get("cpus") or {}).items() if isinstance(v, str)}
-
-
-def _stop(stop: dict[str, Any]) -> Stop:
-    after = stop.get("after")
-    return Stop(
-        None if after is None else units.duration(after),
-        stop.get("updates"),
-        stop.get("target_accuracy"),
-    )
+    cpus = manifest.get("cpus") if manifest["host"]["name"] == platform.node() else None
+    return {name: value for name, value in (cpus or {}).items() if isinstance(value, str)}

@@ -56,6 +56,7 @@ def served(directory: RunDirectory, port: int) -> Iterator[str]:
 
 
 _COUNTERS = ("cpu", "sent", "received")
+_Values = Mapping[str, float | None] | Mapping[tuple[str, str], float]
 
 
 @dataclass(slots=True)
@@ -167,17 +168,14 @@ class RunCollector(Collector):
 
     def _of_the_run(self) -> Iterator[Metric]:
         totals = self._totals
-        yield GaugeMetricFamily(
-            "testbed_device_time_seconds", "Device time of the run's newest record.", totals.at
-        )
-        yield GaugeMetricFamily(
-            "testbed_running", "1 while the run goes on, 0 once it has ended.", int(not totals.ended)
-        )
-        yield GaugeMetricFamily("testbed_version", "Version of the newest global model.", totals.version)
-        yield GaugeMetricFamily(
-            "testbed_accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy
-        )
-        yield GaugeMetricFamily("testbed_loss", "Loss on the test set.", totals.loss)
+        for name, documentation, value in (
+            ("device_time_seconds", "Device time of the run's newest record.", totals.at),
+            ("running", "1 while the run goes on, 0 once it has ended.", not totals.ended),
+            ("version", "Version of the newest global model.", totals.version),
+            ("accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy),
+            ("loss", "Loss on the test set.", totals.loss),
+        ):
+            yield GaugeMetricFamily(f"testbed_{name}", documentation, value)
         bounds = [*map(str, STALENESS), "+Inf"]
         counts = accumulate(totals.staleness[bucket] for bucket in range(len(bounds)))
         yield HistogramMetricFamily(
@@ -188,68 +186,45 @@ class RunCollector(Collector):
         )
 
     def _of_clients(self) -> Iterator[Metric]:
-        totals, client = self._totals, ["client"]
-        yield _counter("testbed_updates", "Updates of the client that were applied.", totals.updates)
-        yield _counter(
-            "testbed_update_bytes", "Payload bytes of the client's applied updates.", totals.bytes
-        )
-        stale = GaugeMetricFamily(
-            "testbed_last_staleness_versions",
-            "Staleness of the client's last applied update, in versions.",
-            labels=client,
-        )
-        online = GaugeMetricFamily(
-            "testbed_online", "1 while the client is online, else 0.", labels=client
-        )
-        rejected = CounterMetricFamily(
-            "testbed_rejected_updates",
-            "Updates of the client that were rejected, by reason.",
-            labels=[*client, "reason"],
-        )
-        for name, staleness in totals.staleness_of.items():
-            stale.add_metric([name], staleness)
-        for name, there in totals.online.items():
-            online.add_metric([name], int(there))
-        for labels, count in totals.rejected.items():
-            rejected.add_metric(labels, count)
-        yield from (stale, online, rejected)
+        totals = self._totals
+        yield _counter("updates", "Updates of the client that were applied.", totals.updates, "client")
+        documentation = "Payload bytes of the client's applied updates."
+        yield _counter("update_bytes", documentation, totals.bytes, "client")
+        documentation = "Staleness of the client's last applied update, in versions."
+        yield _gauge("last_staleness_versions", documentation, totals.staleness_of, "client")
+        yield _gauge("online", "1 while the client is online, else 0.", totals.online, "client")
+        documentation = "Updates of the client that were rejected, by reason."
+        yield _counter("rejected_updates", documentation, totals.rejected, "client", "reason")
 
     def _of_devices(self, requested_cpu: dict[str, float | None], dilation: float) -> Iterator[Metric]:
-        used = {name: device.used * dilation for name, device in self._devices.items()}
-        memory = {name: device.memory for name, device in self._devices.items()}
-        yield _gauge(
-            "testbed_cpu_asked_cores", "CPU share that the device is to have, in cores.", requested_cpu
-        )
-        yield _gauge(
-            "testbed_cpu_used_cores", "CPU that the device used since its last sample, in cores.", used
-        )
-        yield _gauge("testbed_memory_bytes", "Memory that the device uses.", memory)
-        for counter, name, words in (
-            ("cpu", "testbed_cpu_seconds", "CPU time that the device used, in seconds of a host core."),
-            ("sent", "testbed_sent_bytes", "Bytes that the device sent, headers included."),
-            ("received", "testbed_received_bytes", "Bytes that the device received, headers included."),
+        devices = self._devices.items()
+        documentation = "CPU share that the device is to have, in cores."
+        yield _gauge("cpu_asked_cores", documentation, requested_cpu, "device")
+        documentation = "CPU that the device used since its last sample, in cores."
+        used = {name: device.used * dilation for name, device in devices}
+        yield _gauge("cpu_used_cores", documentation, used, "device")
+        memory = {name: device.memory for name, device in devices}
+        yield _gauge("memory_bytes", "Memory that the device uses.", memory, "device")
+        for counter, name, documentation in (
+            ("cpu", "cpu_seconds", "CPU time that the device used, in seconds of a host core."),
+            ("sent", "sent_bytes", "Bytes that the device sent, headers included."),
+            ("received", "received_bytes", "Bytes that the device received, headers included."),
         ):
-            found = {
-                device: one.totals[counter]
-                for device, one in self._devices.items()
-                if counter in one.totals
-            }
-            yield _counter(name, words, found, "device")
+            counted = {device: one.totals.get(counter) for device, one in devices}
+            yield _counter(name, documentation, counted, "device")
 
 
-def _counter(
-    name: str, words: str, counts: Mapping[str, float], label: str = "client"
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, words, labels=[label])
-    for labelled, count in counts.items():
-        family.add_metric([labelled], count)
-    return family
+def _counter(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
+    return _filled(CounterMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
 
 
-def _gauge(name: str, words: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """Of devices; what is not known is left out."""
-    family = GaugeMetricFamily(name, words, labels=["device"])
-    for device, value in values.items():
+def _gauge(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
+    return _filled(GaugeMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
+    """With the values that are known, by the values of the labels."""
+    for key, value in values.items():
         if value is not None and not isnan(value):
-            family.add_metric([device], value)
+            family.add_metric([key] if isinstance(key, str) else key, value)
     return family

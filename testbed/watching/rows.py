@@ -9,7 +9,7 @@ from math import isnan, nan
 
 from testbed.watching.activity import OFFLINE, STATES
 from testbed.watching.overview import Device
-from testbed.watching.tally import DeviceTally, Tally
+from testbed.watching.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class Row:
     """A device, or a group with what its devices come to. NaN is what is not known."""
 
     name: str
+    grouped: bool
     devices: tuple[str, ...]
     state: str
     """One of STATES: of a group, that of most of its devices."""
@@ -38,8 +39,9 @@ class Row:
     """Of all updates applied."""
     importance: float
 
-    def label(self, *, grouped: bool) -> str:
-        return f"{self.name} ×{len(self.devices)}" if grouped else self.name
+    @property
+    def label(self) -> str:
+        return f"{self.name} ×{len(self.devices)}" if self.grouped else self.name
 
 
 _Key = Callable[[Row], float]
@@ -58,20 +60,15 @@ def rows(
     tally: Tally, devices: Sequence[Device], at: float, *, grouped: bool, matching: str = ""
 ) -> list[Row]:
     """At device time `at`, as in the topology; those with `matching` in the name, group or state."""
-    made = (
-        [_device(device, tally, at) for device in devices]
-        if not grouped
-        else _groups(tally, devices, at)
-    )
-    groups = {device.name: device.group for device in devices}
-    wanted = matching.casefold()
-    return [
-        row
-        for row in made
-        if wanted in row.name.casefold()
-        or wanted in row.state
-        or wanted in groups.get(row.name, "").casefold()
-    ]
+    members: dict[str, list[Device]] = {}
+    for device in devices:
+        members.setdefault(device.group if grouped else device.name, []).append(device)
+    wanted, found = matching.casefold(), []
+    for name, of_row in members.items():
+        row = _row(name, of_row, tally, at, grouped=grouped)
+        if any(wanted in text.casefold() for text in (name, of_row[0].group, row.state)):
+            found.append(row)
+    return found
 
 
 def in_order(found: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
@@ -84,51 +81,25 @@ def in_order(found: Iterable[Row], sort: str, *, reverse: bool = False) -> list[
     return sorted(known, key=key, reverse=reverse) + [row for row in found if isnan(key(row))]
 
 
-def _device(device: Device, tally: Tally, at: float) -> Row:
-    one = tally.devices[device.name]
-    state = one.activity.now(at)
-    return Row(
-        name=device.name,
-        devices=(device.name,),
-        state=state,
-        online=int(state != OFFLINE),
-        updates=one.updates,
-        last=one.staleness if one.updates else nan,
-        mean=one.staleness_sum / one.updates if one.updates else nan,
-        cpu=nan if one.cpu is None else one.cpu,
-        used=one.usage.share(at),
-        up=one.usage.up(at),
-        down=one.usage.down(at),
-        share=one.updates / tally.updates if tally.updates else nan,
-        importance=device.importance,
-    )
-
-
-def _groups(tally: Tally, devices: Sequence[Device], at: float) -> list[Row]:
-    groups: dict[str, list[Device]] = {}
-    for device in devices:
-        groups.setdefault(device.group, []).append(device)
-    return [_group(name, members, tally, at) for name, members in groups.items()]
-
-
-def _group(name: str, members: Sequence[Device], tally: Tally, at: float) -> Row:
-    tallies: list[DeviceTally] = [tally.devices[member.name] for member in members]
+def _row(name: str, devices: Sequence[Device], tally: Tally, at: float, *, grouped: bool) -> Row:
+    tallies = [tally.devices[device.name] for device in devices]
     states = Counter(one.activity.now(at) for one in tallies)
     updates = sum(one.updates for one in tallies)
     return Row(
         name=name,
-        devices=tuple(member.name for member in members),
+        grouped=grouped,
+        devices=tuple(device.name for device in devices),
         state=states.most_common(1)[0][0],
-        online=len(members) - states[OFFLINE],
+        online=len(devices) - states[OFFLINE],
         updates=updates,
-        last=nan,
+        last=tallies[0].staleness if updates and not grouped else nan,
         mean=sum(one.staleness_sum for one in tallies) / updates if updates else nan,
         cpu=_mean(nan if one.cpu is None else one.cpu for one in tallies),
         used=_mean(one.usage.share(at) for one in tallies),
         up=_mean(one.usage.up(at) for one in tallies),
         down=_mean(one.usage.down(at) for one in tallies),
         share=updates / tally.updates if tally.updates else nan,
-        importance=sum(member.importance for member in members),
+        importance=sum(device.importance for device in devices),
     )
 
 

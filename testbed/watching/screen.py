@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isnan
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -18,32 +19,56 @@ from testbed.watching.overview import Overview
 from testbed.watching.rows import Row, in_order, rows
 from testbed.watching.tally import Tally
 
-# Okabe and Ito's colours: they differ for everybody.
-COLOURS = {
-    DOWNLOAD: "#56b4e9",
-    TRAIN: "#009e73",
-    UPLOAD: "#e69f00",
-    WAIT: "grey50",
-    OFFLINE: "#d55e00",
-    PAUSED: "#cc79a7",
+
+class _Style(NamedTuple):
+    """How a state is drawn. Its signs, for what is known and what is inferred, are legible without
+    colours."""
+
+    colour: str
+    named: str
+    """The colour where a terminal has no more than sixteen."""
+    signs: str
+    ascii: str
+    """The signs where a terminal has no others."""
+
+
+_STYLES = {
+    # Okabe and Ito's colours: they differ for everybody.
+    DOWNLOAD: _Style("#56b4e9", "cyan", "▄▂", "dd"),
+    TRAIN: _Style("#009e73", "green", "█▒", "#+"),
+    UPLOAD: _Style("#e69f00", "yellow", "▀▔", "uu"),
+    WAIT: _Style("grey50", "bright_black", "··", ".."),
+    OFFLINE: _Style("#d55e00", "red", "××", "xx"),
+    PAUSED: _Style("#cc79a7", "magenta", "==", "=="),
 }
-NAMED_COLOURS = {
-    DOWNLOAD: "cyan",
-    TRAIN: "green",
-    UPLOAD: "yellow",
-    WAIT: "bright_black",
-    OFFLINE: "red",
-    PAUSED: "magenta",
-}
-"""Where a terminal has no more than these."""
-_SIGNS = {DOWNLOAD: "▄▂", TRAIN: "█▒", UPLOAD: "▀▔", WAIT: "··", OFFLINE: "××", PAUSED: "=="}
-"""Known and inferred: legible without colours."""
-_ASCII = {DOWNLOAD: "dd", TRAIN: "#+", UPLOAD: "uu", WAIT: "..", OFFLINE: "xx", PAUSED: "=="}
 _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Of a bar: each cell has whole seconds."""
 _STATE = 8
 _ROOM = 9
 """Lines beside the rows: header 4, headings, messages 2, legend, help."""
+
+
+class _Column(NamedTuple):
+    """A column of numbers."""
+
+    title: str
+    width: int
+    text: Callable[[Row], str]
+    sort: str = ""
+    """The order of SORTS that it stands for."""
+
+
+_COLUMNS = (
+    _Column("upd", 5, lambda row: _count(row.updates), "updates"),
+    _Column("stale", 5, lambda row: number(row.last, 0)),
+    _Column("mean", 4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
+    _Column("cpu", 4, lambda row: _share(row.cpu)),
+    _Column("used", 4, lambda row: _share(row.used), "used"),
+    _Column("up", 4, lambda row: _rate(row.up)),
+    _Column("down", 4, lambda row: _rate(row.down)),
+    _Column("share", 5, lambda row: _part(row.share), "share"),
+    _Column("p_i", 4, lambda row: _part(row.importance)),
+)
 
 
 @dataclass(slots=True)
@@ -53,19 +78,19 @@ class Screen:
     overview: Overview
     tally: Tally
     choice: Choice = field(default_factory=Choice)
-    host: Validity | None = None
+    validity: Validity | None = None
     """Whether the host has kept up so far; None where that is not known, or does not matter."""
     outcome: str = ""
     """Why it does not go on any more."""
     real: float | None = None
     """Seconds that a run in virtual time has taken."""
     messages: list[str] = field(default_factory=list)
-    standing: str = ""
-    """A message that stays."""
     """The newest last."""
+    pinned: str = ""
+    """A message that stays."""
     ascii_only: bool = False
-    colours: Mapping[str, str] = field(default_factory=lambda: COLOURS)
-    way_out: str = "q quit"
+    named_colours: bool = False
+    quit_help: str = "q quit"
     """What the help says first."""
     _top: int = 0
 
@@ -106,106 +131,71 @@ class Screen:
     def _header(self, at: float) -> list[Text]:
         view, tally = self.overview, self.tally
         title = Text.assemble((view.rule, "bold"), f"  {view.run}  {view.runtime}")
-        if not tally.started and not self.outcome:
-            title.append("  starting", "bold")
-        if self.outcome:
-            title.append(f"  {self.outcome}", "bold")
-        facts = [self._time(at), f"version {tally.version}", f"{tally.updates} updates"]
-        facts += [f"{tally.rate(at):.1f}/s"]
-        facts += [f"{tally.rejected} rejected"] if tally.rejected else []
-        facts += [f"dilation {view.dilation:g}"] if view.dilation != 1 else []
-        return [title, Text("  ".join(facts)), Text(quality_of(tally.evaluation)), self._validity()]
-
-    def _validity(self) -> Text:
-        if self.host is None:
-            return Text()
-        so_far = "" if self.outcome else " so far"
-        why = self.host.reasons or self.host.unjudged
-        colour = self.colours[OFFLINE] if self.host.reasons else ""
-        return Text(f"{self.host.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}", colour)
+        if self.outcome or not tally.started:
+            title.append(f"  {self.outcome or 'starting'}", "bold")
+        facts = (
+            f"{self._time(at)}  version {tally.version}  {tally.updates} updates  {tally.rate(at):.1f}/s"
+        )
+        facts += f"  {tally.rejected} rejected" if tally.rejected else ""
+        facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
+        validity, so_far = Text(), "" if self.outcome else " so far"
+        if self.validity is not None:
+            why = self.validity.reasons or self.validity.unjudged
+            colour = self._colour(OFFLINE) if self.validity.reasons else ""
+            text = f"{self.validity.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}"
+            validity.append(text, colour)
+        return [title, Text(facts), Text(quality_of(tally.evaluation)), validity]
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
         time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} of {stop.after:g} s"
-        gone = [at / stop.after if stop.after else 0.0]
-        gone += [self.tally.updates / stop.updates if stop.updates else 0.0]
-        if max(gone) and not self.outcome:
-            time += f" ({min(1.0, max(gone)):.0%})"
+        gone = at / stop.after if stop.after else 0.0
+        gone = max(gone, self.tally.updates / stop.updates if stop.updates else 0.0)
+        if gone and not self.outcome:
+            time += f" ({min(1.0, gone):.0%})"
         if self.overview.virtual:
             time += " virtual" + ("" if self.real is None else f", {self.real:.1f} s real")
         return time
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
-        columns = self._columns()
-        numbers = sum(1 + width for _, width in columns.values())
-        longest = max([len("device"), *(len(row.label(grouped=grouped)) for row in shown)])
+        # Virtual time has no telemetry, and processes without links count no bytes.
+        hidden = ["used"] if self.overview.virtual else []
+        hidden += [] if self.overview.links else ["up", "down"]
+        columns = [column for column in _COLUMNS if column.title not in hidden]
+        numbers = sum(1 + column.width for column in columns)
+        longest = max([len("device"), *(len(row.label) for row in shown)])
         room = width - 2 - 1 - _STATE - 1 - numbers
         name = min(16, longest, max(8, room - _WIDTHS[-1]))
         bar = next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
         what, how = ("group", "online") if grouped else ("device", "state")
-        head = Text(f"  {what:<{name}} {how:<{_STATE}} ", "bold")
-        head.append(f"{'last 60 s':<{bar}}")
-        for title, (sort, size) in columns.items():
-            sorted_by = bool(self.choice.sort) and sort == self.choice.sort
-            head.append(f" {title:>{size}}", "underline" if sorted_by else "")
-        return [head, *(self._row(row, at, name, bar, columns, grouped=grouped) for row in shown)]
+        head = Text(f"  {what:<{name}} {how:<{_STATE}} {'last 60 s':<{bar}}", "bold")
+        for column in columns:
+            sorted_by = bool(self.choice.sort) and column.sort == self.choice.sort
+            head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
+        return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
-    def _columns(self) -> dict[str, tuple[str, int]]:
-        """Columns of numbers: by heading, the sort order they stand for and their width. Virtual
-        time has no telemetry, and processes without links count no bytes."""
-        columns = {"upd": ("updates", 5), "stale": ("", 5), "mean": ("mean", 4), "cpu": ("", 4)}
-        if not self.overview.virtual:
-            columns["used"] = ("used", 4)
-        if self.overview.links:
-            columns |= {"up": ("", 4), "down": ("", 4)}
-        return {**columns, "share": ("share", 5), "p_i": ("", 4)}
-
-    def _row(
-        self,
-        row: Row,
-        at: float,
-        name: int,
-        bar: int,
-        columns: dict[str, tuple[str, int]],
-        *,
-        grouped: bool,
-    ) -> Text:
+    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[_Column]) -> Text:
         selected = row.name == self.choice.selected
-        label = console.short(row.label(grouped=grouped), name)
+        label = console.short(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
-        state = f"{row.online}/{len(row.devices)}" if grouped else row.state
-        colour = (
-            self.colours[row.state]
-            if not grouped
-            else ("" if row.online == len(row.devices) else self.colours[OFFLINE])
-        )
+        state, colour = row.state, self._colour(row.state)
+        if row.grouped:
+            state = f"{row.online}/{len(row.devices)}"
+            colour = "" if row.online == len(row.devices) else self._colour(OFFLINE)
         line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
-        line.append_text(self._bar(row, at, bar, grouped=grouped))
-        cells = {
-            "upd": str(row.updates) if row.updates < 1e5 else f"{row.updates / 1e3:.0f}k",
-            "stale": number(row.last, 0),
-            "mean": number(row.mean, 1) if not row.mean >= 100 else number(row.mean, 0),
-            "cpu": _share(row.cpu),
-            "used": _share(row.used),
-            "up": _rate(row.up),
-            "down": _rate(row.down),
-            "share": _part(row.share),
-            "p_i": _part(row.importance),
-        }
-        for title, (_, size) in columns.items():
-            line.append(f" {cells[title]:>{size}}")
+        line.append_text(self._bar(row, at, bar))
+        for column in columns:
+            line.append(f" {column.text(row):>{column.width}}")
         return line
 
-    def _bar(self, row: Row, at: float, width: int, *, grouped: bool) -> Text:
+    def _bar(self, row: Row, at: float, width: int) -> Text:
         """When the device did what; of a group, or if the user wants it, how much of what."""
-        if not grouped and not self.choice.stacked:
-            cells = self.tally.devices[row.name].activity.cells(at, width)
+        activities = [self.tally.devices[device].activity for device in row.devices]
+        if not row.grouped and not self.choice.stacked:
+            cells = activities[0].cells(at, width)
         else:
-            total = dict.fromkeys(STATES, 0.0)
-            for device in row.devices:
-                for state, seconds in self.tally.devices[device].activity.shares(at).items():
-                    total[state] += seconds
-            cells = stacked(total, width)
+            shares = [activity.shares(at) for activity in activities]
+            cells = stacked({state: sum(each[state] for each in shares) for state in STATES}, width)
         bar = Text()
         for cell, same in groupby(cells):
             sign, colour = (" ", "") if cell is None else self._sign(cell)
@@ -213,11 +203,15 @@ class Screen:
         return bar
 
     def _sign(self, cell: Cell) -> tuple[str, str]:
-        signs = _ASCII if self.ascii_only else _SIGNS
-        return signs[cell.state][cell.inferred], self.colours[cell.state]
+        style = _STYLES[cell.state]
+        return (style.ascii if self.ascii_only else style.signs)[cell.inferred], self._colour(cell.state)
+
+    def _colour(self, state: str) -> str:
+        style = _STYLES[state]
+        return style.named if self.named_colours else style.colour
 
     def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
-        texts = [self.standing, *self.messages[-1:]] if self.standing else self.messages[-2:]
+        texts = [self.pinned, *self.messages[-1:]] if self.pinned else self.messages[-2:]
         messages = [Text(text) for text in texts]
         return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
 
@@ -239,7 +233,7 @@ class Screen:
         if choice.typing:
             return Text(f"filter: {choice.matching}_  Enter: keep it, Esc: all rows", "bold")
         kept = f"filter: {choice.matching} (Esc: all)  " if choice.matching else ""
-        return Text.assemble((kept, "bold"), (f"{self.way_out}  {HELP}", "dim"))
+        return Text.assemble((kept, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
 def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
@@ -267,8 +261,13 @@ def percent(value: float) -> str:
     return "–" if isnan(value) else f"{value:.0%}"
 
 
-def number(value: float, decimals: int, unit: str = "") -> str:
-    return "–" if isnan(value) else f"{value:.{decimals}f}{unit}"
+def number(value: float, decimals: int) -> str:
+    return "–" if isnan(value) else f"{value:.{decimals}f}"
+
+
+def _count(value: int) -> str:
+    """In five characters."""
+    return str(value) if value < 1e5 else f"{value / 1e3:.0f}k"
 
 
 def _part(value: float) -> str:

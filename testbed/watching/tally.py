@@ -13,11 +13,11 @@ from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.watching.activity import Activity
 from testbed.watching.usage import Usage
 
-_RATE_OVER = 10.0
+_RATE_WINDOW_SECONDS = 10.0
 """Seconds of device time that the rate of updates is taken over."""
-_BUSY = 0.5
+_MIN_BUSY_SHARE = 0.5
 """Of its share: a device that uses as much of it trains. Transfers use little."""
-_NAMED = 6
+_MAX_NAMED = 6
 """A notice that many devices share names this many of them."""
 
 
@@ -43,7 +43,7 @@ class DeviceTally:
     """Of all updates."""
     planned_cpu: float | None = None
     """Share of a core requested at the start."""
-    made: DeviceState = field(default_factory=DeviceState)
+    changed: DeviceState = field(default_factory=DeviceState)
     """State that actions have put it in."""
     activity: Activity = field(default_factory=Activity)
     usage: Usage = field(default_factory=Usage)
@@ -51,7 +51,7 @@ class DeviceTally:
     @property
     def cpu(self) -> float | None:
         """Share of a core requested now."""
-        return self.planned_cpu if self.made.cpu is None else self.made.cpu
+        return self.planned_cpu if self.changed.cpu is None else self.changed.cpu
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Tally:
     ended: events.RunEnded | None = None
     _began: float = 0.0
     _applied: deque[float] = field(default_factory=deque)
-    _made: dict[int, int] = field(default_factory=dict)
+    _updates_by_version: dict[int, int] = field(default_factory=dict)
     """Updates in each version, from the version last passed to `updates_in` on."""
 
     def take(self, record: events.Record) -> Notice | None:
@@ -81,13 +81,19 @@ class Tally:
             case events.ClientStatus():
                 return self._change(record)
             case events.UpdateApplied():
-                self._count(record)
+                device = self._device(record.client)
+                device.updates += 1
+                device.staleness = record.staleness
+                device.staleness_sum += record.staleness
+                device.activity.updated(record)
+                self.updates += 1
+                self._applied.append(record.applied)
             case events.UpdateRejected(at, client, reason):
                 self.rejected += 1
                 return Notice(at, "update rejected", f"{client} ({reason})")
             case events.VersionMade():
                 self.version = record.version
-                self._made[record.version] = self.updates
+                self._updates_by_version[record.version] = self.updates
             case events.Evaluated():
                 self.evaluation = record
                 self.version = max(self.version, record.version)  # the first one, of a resumed run
@@ -107,21 +113,21 @@ class Tally:
         found.usage.take(at, values)
         share = found.usage.latest
         if not isnan(share):
-            found.activity.used_cpu(at, busy=share >= _BUSY * (found.cpu or 1.0))
+            found.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (found.cpu or 1.0))
 
     def rate(self, at: float) -> float:
         """Updates applied per second, over the last ten seconds before `at`, or since the start."""
-        while self._applied and self._applied[0] < at - _RATE_OVER:
+        while self._applied and self._applied[0] < at - _RATE_WINDOW_SECONDS:
             self._applied.popleft()
-        since = max(self._began, at - _RATE_OVER)
+        since = max(self._began, at - _RATE_WINDOW_SECONDS)
         return len(self._applied) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
         """Number of updates in `version`. Versions must be passed in ascending order; evaluations may
         lag."""
-        while (first := next(iter(self._made), version)) < version:
-            del self._made[first]
-        return self._made.get(version, self.updates if version else 0)
+        while (first := next(iter(self._updates_by_version), version)) < version:
+            del self._updates_by_version[first]
+        return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
         return self.devices.setdefault(name, DeviceTally())
@@ -153,25 +159,14 @@ class Tally:
         device, action = self._device(record.device), record.action
         if action is None:
             return
-        device.made = device.made.after(action)
-        match action:
-            case SetCpu() | SetLink():
-                pass
-            case _:
-                for hold, begins in holds(action).items():
-                    if begins:
-                        device.activity.hold(hold, record.at)
-                    elif hold != "down":  # it reports itself when it is ready
-                        device.activity.let_go(hold, record.at)
-
-    def _count(self, record: events.UpdateApplied) -> None:
-        device = self._device(record.client)
-        device.updates += 1
-        device.staleness = record.staleness
-        device.staleness_sum += record.staleness
-        device.activity.updated(record)
-        self.updates += 1
-        self._applied.append(record.applied)
+        device.changed = device.changed.after(action)
+        if isinstance(action, SetCpu | SetLink):
+            return
+        for hold, begins in holds(action).items():
+            if begins:
+                device.activity.hold(hold, record.at)
+            elif hold != "down":  # it reports itself when it is ready
+                device.activity.release(hold, record.at)
 
 
 def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
@@ -183,5 +178,5 @@ def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
 
 
 def _listed(details: Sequence[str]) -> str:
-    more = f" and {len(details) - _NAMED} more" if len(details) > _NAMED else ""
-    return ", ".join(details[:_NAMED]) + more
+    more = f" and {len(details) - _MAX_NAMED} more" if len(details) > _MAX_NAMED else ""
+    return ", ".join(details[:_MAX_NAMED]) + more

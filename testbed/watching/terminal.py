@@ -15,9 +15,11 @@ import sys
 import termios
 import threading
 import time
+import tty
 from collections.abc import Sequence
+from itertools import zip_longest
 from types import FrameType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from rich.console import Console
 from rich.text import Text
@@ -27,9 +29,9 @@ from testbed.host.signals import uninterrupted
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
 """Cleared first: where the terminal has grown meanwhile, some show what was on the part that is new."""
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 """Around a frame: terminals that know them show all of it at once."""
-_ANEW = 5.0
+_REDRAW_INTERVAL_SECONDS = 5.0
 """Seconds after which all is written anew: something else may have written to the terminal."""
 _KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down",
@@ -39,10 +41,8 @@ _KEYS = {
     "\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace",
 }  # fmt: skip
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
-_REST_OF_KEY = 0.03
+_KEY_TIMEOUT_SECONDS = 0.03
 """Seconds that the rest of a key may take that begins as Escape does."""
-_LOCAL, _INPUT, _CONTROL = 3, 0, 6
-"""Where termios.tcgetattr has what."""
 
 
 class Terminal:
@@ -51,14 +51,14 @@ class Terminal:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._out = console.file.fileno()
-        self._in: int | None = _input()
-        self._before: list[Any] | None = None
-        self._entered = False
+        self._in = _own_terminal(sys.stdin)
+        self._modes_before: list[Any] | None = None
+        self.active = False
         self._suspended = False
         self._stop_before: Any = None
         self._shown: list[Text] = []
         self._size = os.terminal_size((0, 0))
-        self._anew = 0.0
+        self._redraw_at = 0.0
 
     @classmethod
     def of(cls, console: Console) -> Self | None:
@@ -66,11 +66,7 @@ class Terminal:
         means to draw, in a shell's background."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
-        try:
-            fd = console.file.fileno()
-            return cls(console) if os.isatty(fd) and _in_foreground(fd) else None
-        except (OSError, ValueError):
-            return None
+        return None if _own_terminal(console.file) is None else cls(console)
 
     @property
     def size(self) -> os.terminal_size:
@@ -78,28 +74,22 @@ class Terminal:
         size = os.get_terminal_size(self._out)
         return size if size.columns and size.lines else os.terminal_size((80, 24))
 
-    @property
-    def entered(self) -> bool:
-        return self._entered
-
     def paint(self, lines: Sequence[Text]) -> None:
         """Show `lines`, none wider than the screen, less one column."""
         if not _in_foreground(self._out):
             return
-        self._enter()
+        self._start()
         size, now = self.size, time.monotonic()
         shown = self._shown
-        if size != self._size or now >= self._anew:
-            shown, self._anew = [], now + _ANEW
-        parts = ["\x1b[2J" if size != self._size else ""]
-        for number, line in enumerate(lines[: size.lines]):
-            if number >= len(shown) or line != shown[number]:
-                parts.append(f"\x1b[{number + 1};1H{self._ansi(line)}\x1b[m\x1b[K")
-        if len(lines) < size.lines and len(lines) != len(shown):
-            parts.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
+        if size != self._size or now >= self._redraw_at:
+            shown, self._redraw_at = [], now + _REDRAW_INTERVAL_SECONDS
+        written = "\x1b[2J" if size != self._size else ""
+        for number, (line, before) in enumerate(zip_longest(lines[: size.lines], shown), start=1):
+            if line is not None and line != before:
+                written += f"\x1b[{number};1H{self._ansi(line)}\x1b[m\x1b[K"
         self._shown, self._size = list(lines), size
-        if any(parts):
-            self._write(_BEGIN + "".join(parts) + _END)
+        if written:
+            self._write(_BEGIN_FRAME + written + _END_FRAME)
 
     def redraw(self) -> None:
         """Write all of the next frame."""
@@ -109,13 +99,13 @@ class Terminal:
         """What has been pressed, waiting up to `timeout` seconds for it: characters or names of keys."""
         if self._suspended:
             self._suspend()
-        if self._in is None or not self._entered:
+        if self._in is None or not self.active:
             time.sleep(timeout)
             return []
         if not select.select([self._in], [], [], timeout)[0]:
             return []
         data = os.read(self._in, 4096)
-        if data.endswith(b"\x1b") and select.select([self._in], [], [], _REST_OF_KEY)[0]:
+        if data.endswith(b"\x1b") and select.select([self._in], [], [], _KEY_TIMEOUT_SECONDS)[0]:
             data += os.read(self._in, 4096)
         if not data:  # nobody is there any more
             self._in = None
@@ -124,29 +114,32 @@ class Terminal:
 
     def leave(self) -> None:
         """Give the terminal back. Idempotent."""
-        if not self._entered:
+        if not self.active:
             return
         with uninterrupted():
-            self._entered = False
+            self.active = False
             self._write(_LEAVE)
-            if self._in is not None and self._before is not None:
+            if self._in is not None and self._modes_before is not None:
                 termios.tcflush(self._in, termios.TCIFLUSH)  # not for the shell
-                termios.tcsetattr(self._in, termios.TCSANOW, self._before)
+                termios.tcsetattr(self._in, termios.TCSANOW, self._modes_before)
             if self._stop_before is not None:
                 signal.signal(signal.SIGTSTP, self._stop_before)
             atexit.unregister(self.leave)
 
-    def _enter(self) -> None:
-        if self._entered:
+    def _start(self) -> None:
+        if self.active:
             return
         self._console.file.flush()
         atexit.register(self.leave)
-        self._entered = True  # from here on there is something to give back
+        self.active = True  # from here on there is something to give back
         if threading.current_thread() is threading.main_thread():
             self._stop_before = signal.signal(signal.SIGTSTP, self._note_stop)
         if self._in is not None:
-            self._before = termios.tcgetattr(self._in)
-            termios.tcsetattr(self._in, termios.TCSANOW, _key_by_key(self._before))
+            self._modes_before = termios.tcgetattr(self._in)
+            tty.setcbreak(self._in, termios.TCSANOW)
+            modes = termios.tcgetattr(self._in)
+            modes[tty.IFLAG] &= ~termios.IXON  # Ctrl-S must not hold the program up
+            termios.tcsetattr(self._in, termios.TCSANOW, modes)
         self._write(_ENTER)
         self.redraw()
 
@@ -170,22 +163,12 @@ class Terminal:
             data = data[os.write(self._out, data) :]
 
 
-def _key_by_key(attributes: list[Any]) -> list[Any]:
-    """No echo, no waiting for Enter; Ctrl-C stays what it is; Ctrl-S must not hold the program up."""
-    changed = list(attributes)
-    changed[_CONTROL] = list(attributes[_CONTROL])
-    changed[_INPUT] &= ~termios.IXON
-    changed[_LOCAL] &= ~(termios.ICANON | termios.ECHO)
-    changed[_CONTROL][termios.VMIN], changed[_CONTROL][termios.VTIME] = 1, 0
-    return changed
-
-
-def _input() -> int | None:
-    """Where keys come from; None where that is no terminal of ours."""
+def _own_terminal(file: IO[str] | None) -> int | None:
+    """The descriptor of `file`; None where that is no terminal of ours."""
     try:
-        fd = sys.stdin.fileno()
+        fd = file.fileno() if file else -1
         return fd if os.isatty(fd) and _in_foreground(fd) else None
-    except (AttributeError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

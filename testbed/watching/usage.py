@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, nan
-from typing import Any, NamedTuple
+from math import nan
+from typing import Any, Literal, NamedTuple
 
-_OVER = 5.0
+_WINDOW_SECONDS = 5.0
 """Seconds that figures are taken over: shorter ones jump."""
-_STALE = 3.0
+_MAX_AGE_SECONDS = 3.0
 """Seconds after which the newest sample says nothing of now."""
 
 
@@ -38,7 +38,7 @@ class Usage:
         if last is not None and (cpu < last.cpu or sent < last.sent or received < last.received):
             self._samples.clear()  # it was started anew
         self._samples.append(sample)
-        while self._samples[0].at < at - _OVER:
+        while self._samples[0].at < at - _WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
@@ -51,27 +51,23 @@ class Usage:
 
     def share(self, at: float) -> float:
         """Share of a core over the last seconds; NaN where that is not known."""
-        first, last = self._ends(at)
-        return (last.cpu - first.cpu) / (last.at - first.at) if first is not last else nan
+        return self._rate("cpu", at)
 
     def up(self, at: float) -> float:
         """bit/s sent, as `share`."""
-        first, last = self._ends(at)
-        return 8 * (last.sent - first.sent) / (last.at - first.at) if first is not last else nan
+        return 8 * self._rate("sent", at)
 
     def down(self, at: float) -> float:
         """bit/s received, as `share`."""
-        first, last = self._ends(at)
-        return 8 * (last.received - first.received) / (last.at - first.at) if first is not last else nan
+        return 8 * self._rate("received", at)
 
-    def _ends(self, at: float) -> tuple[_Sample, _Sample]:
-        """The first and the last sample; the same one twice where they contain no information."""
-        if len(self._samples) < 2 or self._samples[-1].at < at - _STALE:
-            return _NOTHING, _NOTHING
-        return self._samples[0], self._samples[-1]
-
-
-_NOTHING = _Sample(-inf, nan, nan, nan)
+    def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
+        """By how much `counter` grew per second, from the first sample to the last."""
+        if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
+            return nan
+        first, last = self._samples[0], self._samples[-1]
+        grown: float = getattr(last, counter) - getattr(first, counter)
+        return grown / (last.at - first.at)
 
 
 def number(value: object) -> float:

@@ -104,7 +104,7 @@ def test_work_goes_on_after_a_pause() -> None:
     activity.hold("frozen", 6.0)
     assert activity.now(7.0) == PAUSED
     assert seconds(activity, 9.0, 5) == "DTppp"
-    activity.let_go("frozen", 9.0)
+    activity.release("frozen", 9.0)
     assert seconds(activity, 12.0, 8) == "DTpppTUT"
 
 
@@ -123,9 +123,9 @@ def test_what_holds_a_device_twice_holds_it_until_both_are_over() -> None:
     activity = began()
     activity.hold("frozen", 1.0)
     activity.hold("cut off", 2.0)
-    activity.let_go("frozen", 3.0)
+    activity.release("frozen", 3.0)
     assert seconds(activity, 4.0, 4) == "Tpxx"
-    activity.let_go("cut off", 4.0)
+    activity.release("cut off", 4.0)
     assert seconds(activity, 5.0, 5) == "TpxxT"
 
 
@@ -165,7 +165,7 @@ def lived(life: list[Happening], *, looking: bool) -> tuple[Activity, float]:
             case "freeze":
                 activity.hold("frozen", at)
             case "thaw":
-                activity.let_go("frozen", at)
+                activity.release("frozen", at)
             case "down":
                 activity.hold("down", at)
             case "up":

@@ -43,7 +43,7 @@ def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)
     (feed,), first = board.feeds, board.generation
-    assert (feed.updates, feed.lives) == (3, True)
+    assert (feed.updates, feed.live) == (3, True)
     board.refresh(at_once=True)
     assert board.generation == first
     append(directory.events, UPDATE)

@@ -12,7 +12,7 @@ from agents.config import Stop
 from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
-from testbed.watching.choice import Choice, Order, Quit, Request, pressed
+from testbed.watching.choice import Choice, Command, Quit, Request, pressed
 from testbed.watching.overview import Device, Overview
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
@@ -60,7 +60,7 @@ def small() -> Screen:
 
 def test_every_device_has_a_row() -> None:
     shown = small()
-    shown.host = Validity(("the server was busy",))
+    shown.validity = Validity(("the server was busy",))
     shown.messages.append("pi-3 has not come")
     lines = drawn(shown, at=7.0)
     assert lines[:8] == [
@@ -243,7 +243,7 @@ def test_keys_choose_what_is_shown() -> None:
 
 
 def test_devices_are_paused_killed_and_started_again() -> None:
-    pause, kill = Order(Pause(), ("pi-1",), "pi-1"), Order(Crash(), ("pi-1",), "pi-1")
+    pause, kill = Command(Pause(), ("pi-1",), "pi-1"), Command(Crash(), ("pi-1",), "pi-1")
     assert after(["p", "x", "r"])[1] == []  # nothing is selected
     assert after(["down", "p"])[1] == [pause]
     assert after(["down", "x"])[1] == []
@@ -258,4 +258,4 @@ def test_what_is_paused_is_resumed() -> None:
     tally = tallied()
     tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
     _, request = pressed(Choice(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
-    assert request == Order(Resume(), ("pi-1",), "pi-1")
+    assert request == Command(Resume(), ("pi-1",), "pi-1")
