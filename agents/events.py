@@ -49,7 +49,7 @@ class ClientStatus:
     """`joining`, `ready` or `offline`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
 class UpdateApplied:
     """One update went into the global model."""
 

@@ -458,7 +458,7 @@ def _impossible(message: UpdateMessage) -> str | None:
     if max(message.sequence, message.samples, message.steps) > _INT64:
         return f"a count of more than {_INT64}"
     times = (message.downloaded, message.train_start, message.train_end, message.sent)
-    if not all(abs(time) <= _INT64 for time in times):
+    if not -_INT64 <= min(times) <= max(times) <= _INT64:
         return f"a time of more than {_INT64} ns"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"
