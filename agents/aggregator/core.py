@@ -16,7 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never, cast
+
+import numpy as np
+from numpy.random import SeedSequence
 
 from agents import events
 from agents.aggregator import inputs
@@ -32,12 +36,12 @@ from agents.aggregator.actions import (
     Save,
     StopClients,
 )
-from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
-from agents.config import Stop
+from agents.config import Named, Stop
 from agents.nanoseconds import Nanoseconds, from_seconds, next_multiple, to_seconds
+from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Kind, Send, Server, State
+from agents.rules.interface import ClientSide, Kind, Rule, Send, Server, State
 from agents.vectors import Vector, is_finite
 from agents.wire import FAREWELL, UpdateMessage
 
@@ -69,6 +73,25 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a core is made of. With the same model and the same inputs, two cores of one setup do the
+    same to the last bit."""
+
+    settings: Settings
+    rule: Named
+    seed: int
+    version: int = 0
+    """Of the first model; of a resumed run, the last version that was made."""
+
+    def core(self, w: Vector) -> tuple[AggregatorCore, Server]:
+        """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
+        rule: Rule = RULES[self.rule.name](**self.rule.params)
+        rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, self.version)))
+        server = Server(w, {}, rng, self.version, population=self.settings.importance)
+        return AggregatorCore(self.settings, rule.begin(server), server), server
+
+
+@dataclass(frozen=True, slots=True)
 class _Timer:
     due: Nanoseconds
     period: Nanoseconds | None = None
@@ -93,7 +116,10 @@ class AggregatorCore:
         self._dispatches = Dispatches()
         self._acknowledged: dict[str, int] = {}
         self._sequence: dict[str, int] = {}
-        self._arrivals = Arrivals()
+        self._arrivals: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
+        """By client and dispatch: the record of an update that the rule has received, which lacks only
+        what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
+        need one model's memory, however many updates go into it."""
         self._applied = 0
         self._evaluating: Nanoseconds | None = None
         """When the model was taken whose evaluation goes on."""
@@ -218,7 +244,7 @@ class AggregatorCore:
             return rejected
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
-        self._arrivals.keep(message, event.size, dispatch.at, event.arrived, self._epoch)
+        self._arrivals[sender, message.dispatch] = self._record_of(event, dispatch)
         update = rules.Update(
             client=sender,
             dispatch=message.dispatch,
@@ -237,6 +263,29 @@ class AggregatorCore:
         else:
             self._acknowledged[sender] = message.sequence
         return self._obey(wanted, at, update)
+
+    def _record_of(
+        self, event: inputs.UpdateArrived, dispatch: Dispatched
+    ) -> partial[events.UpdateApplied]:
+        """The record of an update, which answers `dispatch`, but for what is known at application."""
+        message, epoch = event.message, self._epoch
+        return partial(
+            events.UpdateApplied,
+            client=event.sender,
+            sequence=message.sequence,
+            kind=message.kind,
+            base_version=message.base_version,
+            samples=message.samples,
+            steps=message.steps,
+            loss=message.loss,
+            bytes=event.size,
+            dispatched=to_seconds(dispatch.at),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(event.arrived),
+        )
 
     def _reject(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
         """What `sender` sent cannot be used; the run goes on."""
@@ -377,7 +426,7 @@ class AggregatorCore:
                 case rules.Aggregated():
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
-                    self._arrivals.drop(update.client, update.dispatch)
+                    del self._arrivals[update.client, update.dispatch]
                     done += self._reject(update.client, reason, at)
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
@@ -404,13 +453,19 @@ class AggregatorCore:
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
-        records: list[Action] = [
-            Log(self._arrivals.applied(used, aggregated.version, at))
-            for used in aggregated.contributions
-        ]
+        version, now = aggregated.version, to_seconds(at)
+        records: list[Action] = []
+        for used in aggregated.contributions:
+            applied = self._arrivals.pop((used.client, used.dispatch))(
+                applied_version=version,
+                staleness=version - 1 - used.base_version,
+                weight=used.weight,
+                applied=now,
+            )
+            records.append(Log(applied))
         count = len(records)
         self._applied += count
-        records.append(Log(events.VersionMade(to_seconds(at), aggregated.version, count)))
+        records.append(Log(events.VersionMade(now, version, count)))
         limit = self._settings.stop.updates
         if limit is not None and self._applied >= limit:
             records += self._end("updates", at)

@@ -22,14 +22,12 @@ import torch
 
 from agents import config, events, messages, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs, models, resume
-from agents.aggregator.beginning import Beginning
+from agents.aggregator import core, inputs, storage
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.journal import Journal
 from agents.aggregator.recording import Recording
 from agents.clock import Clock
 from agents.config import AggregatorConfig
-from agents.flat import initial, schema_hash
+from agents.flat import first_model
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules.interface import Rule
@@ -68,14 +66,13 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
-        module = models.first(task, cfg.seed)
+        w, self._schema = first_model(task, cfg.seed)
         self._directory = Path(cfg.run_directory)
-        self._past, w, self._lost = resume.Past(), initial(module), 0
+        self._past, self._lost = storage.Past(), 0
         if cfg.resume:
-            checkpoint = resume.newest_checkpoint(self._directory)
-            self._past = resume.past(self._directory, checkpoint)
+            checkpoint = storage.newest_checkpoint(self._directory)
+            self._past = storage.past(self._directory, checkpoint)
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
-        self._schema = schema_hash(module)
         settings = core.Settings(
             run=cfg.run,
             schema=self._schema,
@@ -86,15 +83,13 @@ class Aggregator:
             checkpoint_every=_CHECKPOINT_EVERY,
             patient=cfg.patient,
         )
-        beginning = Beginning(settings, cfg.rule, cfg.seed, self._past.version)
-        self._core, self._server = beginning.core(w)
-        self._recording: Recording | None = None
-        if cfg.record:
-            self._recording = Recording(self._directory / "inputs.bin", beginning)
+        setup = core.Setup(settings, cfg.rule, cfg.seed, self._past.version)
+        self._core, self._server = setup.core(w)
+        self._recording = Recording(self._directory / "inputs.bin", setup) if cfg.record else None
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
-        self._journal = Journal(self._directory / "events.jsonl")
+        self._journal = storage.Journal(self._directory / "events.jsonl")
         self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
         self._connection = self._connect(cfg)
         self._outbox: list[tuple[str, bytes]] = []
@@ -234,7 +229,7 @@ class Aggregator:
                     self._evaluator.submit(version, self._server.w)
                 case act.Save(version) as save:
                     folder, w = self._directory / "models", self._server.w
-                    models.save(folder, save.name, w, version, self._schema)
+                    storage.save_model(folder, save.name, w, version, self._schema)
                 case act.StopClients():
                     for name in self._clients:
                         self._request(name, "stop")
