@@ -22,6 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
 from agents.nanoseconds import Nanoseconds
+from agents.retry import retry
 
 KEEPALIVE = 30
 """Seconds, of device time where it is stretched."""
@@ -90,16 +91,11 @@ class Connection:
     def open(self, timeout: float = 30.0) -> None:
         """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self._paho.connect(self._broker.host, self._broker.port, self._keepalive)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise ConnectionFailedError(
-                        f"no broker at {self._broker.host}:{self._broker.port}: {error}"
-                    ) from error
-                time.sleep(0.1)
+        host, port = self._broker.host, self._broker.port
+        try:
+            retry(lambda: self._paho.connect(host, port, self._keepalive), timeout)
+        except OSError as error:
+            raise ConnectionFailedError(f"no broker at {host}:{port}: {error}") from error
         self._paho.loop_start()
         answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
         if not answered or self._refusal is not None:
