@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -33,7 +32,7 @@ from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
+from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
 _READY, _OFFLINE = (
@@ -41,12 +40,7 @@ _READY, _OFFLINE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Terminated:
-    """SIGTERM: the controller wants the run to end."""
-
-
-_Input = Event | Future[Evaluation] | _Terminated
+_Input = Received | Future[Evaluation] | messages.Stop
 
 
 def main() -> None:
@@ -91,24 +85,20 @@ class Aggregator:
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
         self._journal = storage.Journal(self._directory / "events.jsonl")
         self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
-        self._connection = self._connect(cfg)
+        names, status = self._topics, self._topics.status(topics.AGGREGATOR)
+        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
+        will = status, _OFFLINE
+        self._connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=will)
+        self._connection.open()
+        self._connection.publish_status(status, _READY)
         self._outbox: list[tuple[str, bytes]] = []
         self._epoch: Nanoseconds | None = None
         self._finished: str | None = None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
 
-    def _connect(self, cfg: AggregatorConfig) -> Connection:
-        names = self._topics
-        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
-        status = names.status(topics.AGGREGATOR)
-        connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=(status, _OFFLINE))
-        connection.open()
-        connection.publish(status, _READY, retain=True)
-        return connection
-
     def run(self) -> None:
         """Serve until the core ends the run."""
-        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(_Terminated()))
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -120,11 +110,13 @@ class Aggregator:
             if self._recording is not None:
                 self._recording.flush()
             self._journal.sync()
-            self._publish()
+            for topic, payload in self._outbox:
+                self._connection.publish(topic, payload)
+            self._outbox.clear()
         if self._recording is not None:
             self._recording.close()
         self._journal.close()
-        self._connection.close(last=(self._topics.status(topics.AGGREGATOR), _OFFLINE))
+        self._connection.close()
 
     def _handle(self, event: inputs.Input) -> None:
         """Hand `event` to the core, and carry out all that it wants."""
@@ -141,12 +133,12 @@ class Aggregator:
         timer = self._core.next_timer
         timeout = None if timer is None else self._clock.takes(max(0, timer - self._now()))
         try:
-            inputs = [self._inbox.get(timeout=timeout)]
+            arrived = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
             return []
         while not self._inbox.empty():
-            inputs.append(self._inbox.get())
-        return inputs
+            arrived.append(self._inbox.get())
+        return arrived
 
     def _receive(self, event: _Input) -> None:
         match event:
@@ -155,12 +147,8 @@ class Aggregator:
             case Future():
                 done = event.result()
                 self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
-            case _Terminated():
-                if self._epoch is None:
-                    self._finished = "interrupted"
-                self._handle(inputs.EndRequested(self._now(), "interrupted"))
-            case Reconnected():
-                self._connection.publish(self._topics.status(topics.AGGREGATOR), _READY, retain=True)
+            case messages.Stop():  # SIGTERM
+                self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes, arrived: Nanoseconds) -> None:
         at = self._now()
@@ -179,19 +167,21 @@ class Aggregator:
                 case messages.Status(client, state):
                     self._handle(inputs.StatusChanged(at, client, state))
                 case order if isinstance(order, messages.AggregatorOrder):
-                    self._obey(order)
+                    self._carry_out(order)
                 case _:
                     raise messages.MessageError("it is not for the aggregator")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
 
-    def _obey(self, order: messages.AggregatorOrder) -> None:
+    def _carry_out(self, order: messages.AggregatorOrder) -> None:
         match order:
             case messages.Start():
                 if self._epoch is None:
                     self._start()
             case messages.Stop():
-                self._receive(_Terminated())
+                if self._epoch is None:
+                    self._finished = "interrupted"
+                self._handle(inputs.EndRequested(self._now(), "interrupted"))
             case messages.Log(at, device, source, lateness, details):
                 if self._finished is None:
                     self._journal.write(events.Acted(at, device, source, lateness, details))
@@ -253,11 +243,6 @@ class Aggregator:
                 acknowledged=acknowledged,
             )
         )
-
-    def _publish(self) -> None:
-        for topic, payload in self._outbox:
-            self._connection.publish(topic, payload)
-        self._outbox.clear()
 
 
 if __name__ == "__main__":

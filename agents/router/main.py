@@ -30,7 +30,7 @@ from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
 from agents.messages import DeviceOrder, MessageError
 from agents.retry import retry
-from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
+from agents.transport import Connection, ConnectionFailedError, Received
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Time within which the name service must know a host."""
@@ -117,7 +117,7 @@ class Router:
         uniform = random.Random(cfg.seed).random  # noqa: S311
         self._delays = DelayServer(impairments, uniform, cells(cfg.access, self._queues))
         control = self._topics.control(topics.ROUTER)
-        self._connection = Connection(cfg.broker, [control], self._obey)
+        self._connection = Connection(cfg.broker, [control], self._carry_out)
         self._refusals = messages.Refusals(self._fail)
 
     def run(self) -> None:
@@ -137,7 +137,8 @@ class Router:
         for rule in forwarding_rules(targets, inside, outside):
             run([self._iptables, *rule])
         self._connection.open()
-        self._publish_ready()
+        ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
+        self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
         try:
             self._delays.serve()
         finally:
@@ -149,22 +150,18 @@ class Router:
             run([self._iptables, *rule])
         self._held.add(name)
 
-    def _obey(self, event: Event) -> None:
+    def _carry_out(self, message: Received) -> None:
         """Carry out an order, in paho's thread. One that fails is reported; the link stays as it is."""
-        if isinstance(event, Reconnected):
-            return self._publish_ready()
         try:
-            order = messages.decode(self._topics, event.topic, event.payload)
-            match order:
+            match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
                 case _:
                     raise MessageError("this router only changes links, of the devices of its run")
         except MessageError as error:
-            self._refusals.add(event.topic, error)
+            self._refusals.add(message.topic, error)
         except LinkError as error:
             self._fail(str(error))
-        return None
 
     def _fail(self, reason: str) -> None:
         """Log and publish that an order could not be carried out."""
@@ -179,10 +176,6 @@ class Router:
         self._links[name] = link
         if name not in self._held:
             self._hold(name)
-
-    def _publish_ready(self) -> None:
-        ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
-        self._connection.publish(self._topics.status(topics.ROUTER), ready, retain=True)
 
 
 if __name__ == "__main__":
