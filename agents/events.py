@@ -41,7 +41,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """A client said where it stands, or its last will did (`offline`)."""
+    """A client reported its state, or its last will did (`offline`)."""
 
     event: ClassVar[str] = "status"
     at: float
@@ -124,7 +124,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """The emulator's hand did something to a device."""
+    """The emulator acted on a device."""
 
     event: ClassVar[str] = "action"
     at: float

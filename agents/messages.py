@@ -436,4 +436,4 @@ class Refusals:
         if self.count <= self.max_logged:
             self.log(f"refused a message on {topic:.200}: {error}")
         elif self.count == self.max_logged + 1:
-            self.log(f"refused more than {self.max_logged} messages; of the others nothing is told")
+            self.log(f"refused more than {self.max_logged} messages; the others are not logged")

@@ -116,16 +116,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "mypy checks that this is never reached",
     (
         "agents/aggregator/core.py",
-        "if self._deferred:",
-        "if True:",
-    ): "an empty dict changes places with an empty one",
-    (
-        "agents/aggregator/core.py",
-        "if self._requests_due:",
-        "if True:",
-    ): "an empty dict changes places with an empty one",
-    (
-        "agents/aggregator/core.py",
         "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)",
         "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 4}.get(timer, 0)",
     ): "the end comes last with either number",

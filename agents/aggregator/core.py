@@ -55,13 +55,13 @@ _INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run asks of its aggregator, beyond the rule."""
+    """What a run requires of its aggregator, beyond the rule."""
 
     run: str
     schema: str
     """Hash of the model's schema; updates must carry the same."""
     side: ClientSide
-    """What the rule asks of its clients."""
+    """What the rule requires of its clients."""
     importance: Mapping[str, float]
     """p_i of every client that may take part, in device order."""
     stop: Stop
@@ -110,7 +110,7 @@ class AggregatorCore:
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
         self._requested: dict[str, Request] = {}
-        """By client: what the rule has asked for and not received yet."""
+        """By client: what the rule has requested and not received yet."""
         self._requests_due: dict[str, Request] = {}
         """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
@@ -196,7 +196,7 @@ class AggregatorCore:
             Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
             Save(self._server.version),
             *self._evaluate(at),
-            *self._obey(self._rule.start(), at),
+            *self._carry_out(self._rule.start(), at),
         ]
 
     def _status(self, client: str, state: str, at: Nanoseconds) -> Actions:
@@ -206,7 +206,7 @@ class AggregatorCore:
         present = client in self._ready
         if state == "joining":
             self._sequence[client] = 0
-            self._dispatches.begin_anew(client)
+            self._dispatches.restart(client)
         if state in ("joining", "offline"):
             self._ready.discard(client)
         elif state == "ready":
@@ -262,7 +262,7 @@ class AggregatorCore:
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
         else:
             self._acknowledged[sender] = message.sequence
-        return self._obey(wanted, at, update)
+        return self._carry_out(wanted, at, update)
 
     def _record_of(
         self, event: inputs.UpdateArrived, dispatch: Dispatched
@@ -295,7 +295,7 @@ class AggregatorCore:
 
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
         if self._evaluating is None:
-            raise RuntimeError("an evaluation that was not asked for")
+            raise RuntimeError("an evaluation that was not requested")
         taken, self._evaluating = self._evaluating, None
         self._evaluated_version = done.version
         log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
@@ -320,12 +320,10 @@ class AggregatorCore:
             self._broadcast_due = False
             version = self._server.version
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
-        if self._deferred:
-            sends, self._deferred = self._deferred, {}
-            actions += [self._dispatch(send, at) for send in sends.values()]
-        if self._requests_due:
-            actions += self._requests_due.values()
-            self._requests_due = {}
+        actions += [self._dispatch(send, at) for send in self._deferred.values()]
+        actions += self._requests_due.values()
+        self._deferred.clear()
+        self._requests_due.clear()
         return actions
 
     def _end(self, reason: str, at: Nanoseconds) -> list[Action]:
@@ -350,7 +348,7 @@ class AggregatorCore:
         self._dispatches.forget(client)
         for waiting in (self._requested, self._requests_due, self._deferred):
             waiting.pop(client, None)
-        return self._obey(self._rule.leave(client), at)
+        return self._carry_out(self._rule.leave(client), at)
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """`sender` leaves for good and hands in what it remembers of its last applied update, or says
@@ -363,11 +361,11 @@ class AggregatorCore:
             return self._reject(sender, problem, at)
         self._acknowledged.pop(sender, None)
         memory = message.vector if acknowledged else None
-        return self._obey(self._rule.retire(sender, memory), at)
+        return self._carry_out(self._rule.retire(sender, memory), at)
 
     def _join(self, client: str, at: Nanoseconds) -> list[Action]:
         self._set_present()
-        return self._obey(self._rule.join(client), at)
+        return self._carry_out(self._rule.join(client), at)
 
     def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
         """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
@@ -394,7 +392,7 @@ class AggregatorCore:
     def _unusable(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
         settings = self._settings
-        # A client without memory has no residual to tell.
+        # A client without memory has no residual to send.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
@@ -412,7 +410,7 @@ class AggregatorCore:
             return f"another model: {vector.size} parameters, expected {self._server.w.size}"
         return None if is_finite(vector) else "not finite: local training diverged"
 
-    def _obey(
+    def _carry_out(
         self,
         actions: rules.Actions,
         at: Nanoseconds,
@@ -480,7 +478,7 @@ class AggregatorCore:
         if name.startswith(_RULE):  # of the rule, no tick is left out, however late
             if timer.period is not None:
                 self._timers[name] = _Timer(timer.due + timer.period, timer.period)
-            return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
+            return self._carry_out(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
         if timer.period is not None:
             self._set_periodic(name, timer.period, at)
         if name == _EVALUATE:

@@ -61,7 +61,7 @@ class Client:
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
-        self._connection.open(cfg.patience)
+        self._connection.open(cfg.timeout_s)
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)

@@ -99,7 +99,7 @@ class Init:
         """Measure the link while the client starts, and publish the result."""
         try:
             cfg = self._config
-            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.patience)
+            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
         except OSError as error:  # fail closed: the link is unknown
             self._log(f"the link cannot be measured: {error}")
             self._unknown = True

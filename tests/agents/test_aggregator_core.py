@@ -609,7 +609,7 @@ def test_an_old_broadcast_is_not_answered_any_more() -> None:
     assert dispatches.find("a", first) is None
     assert dispatches.find("a", second) is None
     assert dispatches.find("b", first) == Dispatched(0, 0)
-    dispatches.begin_anew("b")
+    dispatches.restart("b")
     assert dispatches.find("b", second) is None
 
 
@@ -636,7 +636,7 @@ def test_nothing_is_recorded_after_the_end_even_where_one_update_makes_two_versi
 
 def test_an_evaluation_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
     core, _ = started()
-    with pytest.raises(RuntimeError, match="not asked for"):
+    with pytest.raises(RuntimeError, match="not requested"):
         core.evaluated(0, 0.5, 0.5, 1.0)
 
 

@@ -33,7 +33,7 @@ class Connection:
 
     published: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def open(self, _patience: float = 0.0) -> None: ...
+    def open(self, _timeout: float = 0.0) -> None: ...
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self.published.append((topic, payload))
 
