@@ -32,7 +32,6 @@ from agents.aggregator.actions import (
     Evaluate,
     Finish,
     Log,
-    Request,
     Save,
     StopClients,
 )
@@ -41,7 +40,7 @@ from agents.config import Named, Stop
 from agents.nanoseconds import Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Kind, Rule, Send, Server, State
+from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
 from agents.vectors import Vector, is_finite
 from agents.wire import FAREWELL, UpdateMessage
 
@@ -436,8 +435,8 @@ class AggregatorCore:
                     done.append(self._dispatch(action, at))
                 case rules.Broadcast():
                     self._broadcast_due = True
-                case rules.Request(client, what):
-                    self._requested[client] = self._requests_due[client] = Request(client, what)
+                case Request(client):
+                    self._requested[client] = self._requests_due[client] = action
                 case rules.SetTimer(name, after):
                     # A late timer does not make the next ones late: they count from when it was due.
                     self._timers[_RULE + name] = _Timer((at if ticked is None else ticked) + after)

@@ -29,7 +29,7 @@ from agents.config import AggregatorConfig
 from agents.flat import first_model
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
-from agents.rules.interface import Rule
+from agents.rules.interface import Request, Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -211,7 +211,7 @@ class Aggregator:
                     self._outbox.append((self._topics.model(client), model))
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
-                case act.Request(client, what):
+                case Request(client, what):
                     self._request(client, what)
                 case act.Log(record):
                     self._journal.write(record)

@@ -21,7 +21,7 @@ from agents.client import core as client
 from agents.config import Stop
 from agents.device_actions import to_json
 from agents.nanoseconds import Nanoseconds, to_seconds
-from agents.rules.interface import Server
+from agents.rules.interface import Request, Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.topology.timeline import Step
@@ -267,7 +267,7 @@ class Simulation:
                 model = self._model(version, number)
                 for name in list(self._server.clients):
                     self._send(name, model)
-            case act.Request(name, what):
+            case Request(name, what):
                 self._request(self.device(name), what)
             case act.Evaluate(version):
                 self._submit_evaluation(version)

@@ -17,7 +17,6 @@ from agents.aggregator.actions import (
     Evaluate,
     Finish,
     Log,
-    Request,
     Save,
     StopClients,
 )
@@ -34,7 +33,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Rule, Server, State, Update
+from agents.rules.interface import Request, Rule, Server, State, Update
 from agents.wire import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
 
