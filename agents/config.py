@@ -93,8 +93,8 @@ class ClientConfig:
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
-    patience: float = 30.0
-    """Seconds until the broker must answer: the way to it is opened last of all."""
+    timeout_s: float = 30.0
+    """Within which the broker must answer: it is the last to become reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ class DeviceConfig:
     """Whether the client starts with the run, or only when a command starts it."""
     telemetry_every: float = 1.0
     """Seconds of the host between two samples, which are taken at the device's own CPU share."""
-    patience: float = 30.0
-    """Seconds until the router must answer, which is started last of all."""
+    timeout_s: float = 30.0
+    """Within which the router must answer, which is started last of all."""
     netem: bool = False
     """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 

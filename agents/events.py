@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import operator
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """A client said where it stands, or its last will did (`offline`)."""
+    """A client reported its state, or its last will did (`offline`)."""
 
     event: ClassVar[str] = "status"
     at: float
@@ -49,7 +50,7 @@ class ClientStatus:
     """`joining`, `ready` or `offline`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
 class UpdateApplied:
     """One update went into the global model."""
 
@@ -123,7 +124,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """The emulator's hand did something to a device."""
+    """The emulator acted on a device."""
 
     event: ClassVar[str] = "action"
     at: float
@@ -186,20 +187,7 @@ Record = (
     | RunEnded
 )
 
-RECORDS: dict[str, type[Record]] = {
-    record.event: record
-    for record in (
-        RunStarted,
-        ClientStatus,
-        UpdateApplied,
-        UpdateRejected,
-        VersionMade,
-        Evaluated,
-        Acted,
-        Note,
-        RunEnded,
-    )
-}
+RECORDS: dict[str, type[Record]] = {record.event: record for record in typing.get_args(Record)}
 
 
 def to_line(record: Record) -> str:
@@ -261,17 +249,20 @@ def read(path: Path) -> Iterator[Record]:
 
     Raises ValueError, naming the line, where any other line cannot be read, or the format is newer.
     """
+    return (record for _, record in read_numbered(path))
+
+
+def read_numbered(path: Path) -> Iterator[tuple[int, Record]]:
+    """As `read`, with the number of each record's line."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith("\n"):
                 return
             try:
                 record = from_line(line)
+                if isinstance(record, RunStarted) and record.format > FORMAT:
+                    raise ValueError(f"format {record.format}, but this version reads up to {FORMAT}")
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: {error}") from error
-            if isinstance(record, RunStarted) and record.format > FORMAT:
-                raise ValueError(
-                    f"{path}:{number}: format {record.format}, but this version reads up to {FORMAT}"
-                )
             if record is not None:
-                yield record
+                yield number, record

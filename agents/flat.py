@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from agents.tasks.interface import Task
 from agents.vectors import Vector
 
 _NAMED = 3
@@ -69,6 +70,14 @@ def schema_hash(module: torch.nn.Module) -> str:
     """12 hex digits that stand for the names and shapes of `module`'s parameters, in order."""
     schema = [(name, list(p.shape)) for name, p in module.named_parameters()]
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
+
+
+def first_model(task: Task, seed: int) -> tuple[Vector, str]:
+    """The model, shape (d,), that the run with this seed begins with, and its schema's hash."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = task.model()
+    return initial(module), schema_hash(module)
 
 
 def initial(module: torch.nn.Module) -> Vector:

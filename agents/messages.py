@@ -18,6 +18,7 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from agents import topics
@@ -69,28 +70,20 @@ def _name(value: Any) -> str:
     return value
 
 
-def _number(least: float, max_logged: float) -> Callable[[Any], float]:
+def _number(least: float, most: float) -> Callable[[Any], float]:
     def read(value: Any) -> float:
         # Compared before it is converted: an integer of 400 digits is no float.
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not least <= value <= max_logged
-        ):
-            raise MessageError(
-                f"expected a number from {least:g} to {max_logged:g}, found {_shown(value)}"
-            )
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise MessageError(f"expected a number from {least:g} to {most:g}, found {_shown(value)}")
         return float(value)
 
     return read
 
 
-def _integer(least: int, max_logged: int) -> Callable[[Any], int]:
+def _integer(least: int, most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
-        if type(value) is not int or not least <= value <= max_logged:
-            raise MessageError(
-                f"expected an integer from {least} to {max_logged}, found {_shown(value)}"
-            )
+        if type(value) is not int or not least <= value <= most:
+            raise MessageError(f"expected an integer from {least} to {most}, found {_shown(value)}")
         return value
 
     return read
@@ -134,7 +127,8 @@ def _action(value: Any) -> RemoteAction:
 def _details(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MessageError(f"expected a map, found {_shown(value)}")
-    return {_text(key): _detail(inner, _MAX_DEPTH - 1) for key, inner in _few(value).items()}
+    details: dict[str, Any] = _detail(value, _MAX_DEPTH)
+    return details
 
 
 def _detail(value: Any, depth: int) -> Any:
@@ -148,14 +142,10 @@ def _detail(value: Any, depth: int) -> Any:
                 raise MessageError(f"{_shown(value)} is no number that an action has")
             return value
         case dict() if depth:
-            return {_text(key): _detail(inner, depth - 1) for key, inner in _few(value).items()}
+            if len(value) > _MAX_ENTRIES:
+                raise MessageError(f"a map with {len(value)} entries, at most {_MAX_ENTRIES} are read")
+            return {_text(key): _detail(inner, depth - 1) for key, inner in value.items()}
     raise MessageError(f"no action has {_shown(value)} among its details, or not that deep")
-
-
-def _few(value: dict[Any, Any]) -> dict[Any, Any]:
-    if len(value) > _MAX_ENTRIES:
-        raise MessageError(f"a map with {len(value)} entries, at most {_MAX_ENTRIES} are read")
-    return value
 
 
 RemoteAction = SetLink | Switching
@@ -255,17 +245,13 @@ class LinkFigures:
     """How many were tried."""
 
 
-def _link_figures(value: Any) -> LinkFigures:
-    return _build(LinkFigures, value)
-
-
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A device's link as it was measured before the start, at `at` on the host's monotonic clock."""
 
     device: Name
     at: Seconds
-    probe: Annotated[LinkFigures, _link_figures]
+    probe: LinkFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +285,7 @@ AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
 Message = Order | Telemetry | Failure | Status | Request
+D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
     order.do: order for order in typing.get_args(AggregatorOrder)
@@ -342,7 +329,9 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
         case "control":
             return _order(name, _json(text))
         case "telemetry":
-            return _telemetry(name, _json(text))
+            fields = _json(text)
+            telemetry: type[Telemetry] = Probe if "probe" in fields else Sample
+            return _of_device(name, telemetry, fields)
         case "failure":
             return _build(Failure, {"part": name, "reason": text})
         case "status":
@@ -353,29 +342,20 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
 
 
 def _order(name: str, fields: dict[str, Any]) -> Order:
-    if name == topics.AGGREGATOR:
-        what = fields.pop("do", None)
-        if not isinstance(what, str) or what not in _AGGREGATOR_ORDERS:
-            raise MessageError(f"{name} knows no order {_shown(what)}")
-        return _build(_AGGREGATOR_ORDERS[what], fields)
-    order = _build(DeviceOrder, fields)
-    if name != topics.ROUTER:
-        _is_of(name, fields)
-    return order
+    if name != topics.AGGREGATOR:
+        return _of_device(None if name == topics.ROUTER else name, DeviceOrder, fields)
+    order = fields.pop("do", None)
+    if not isinstance(order, str) or order not in _AGGREGATOR_ORDERS:
+        raise MessageError(f"{name} knows no order {_shown(order)}")
+    return _build(_AGGREGATOR_ORDERS[order], fields)
 
 
-def _telemetry(name: str, fields: dict[str, Any]) -> Telemetry:
-    kind: type[Telemetry] = Probe if "probe" in fields else Sample
-    telemetry = _build(kind, fields)
-    _is_of(name, fields)
-    return telemetry
-
-
-def _is_of(name: str, fields: Mapping[str, Any]) -> None:
-    if fields["device"] != name:
-        raise MessageError(
-            f"device: the topic is that of {name}, the message that of {fields['device']}"
-        )
+def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
+    """A message about the device `name`; None: about any."""
+    message = _build(cls, fields)
+    if name not in (None, message.device):
+        raise MessageError(f"device: the topic is that of {name}, the message that of {message.device}")
+    return message
 
 
 def _json(text: str) -> dict[str, Any]:
@@ -435,7 +415,10 @@ def _fields_of(cls: type[Any]) -> tuple[dict[str, _Reader], frozenset[str]]:
 
 
 def _reader(hint: Any) -> _Reader:
-    """Of an annotated type, or of one that may be None as well: None is left out, not written."""
+    """Of a dataclass, of an annotated type, or of one that may be None as well: None is left out, not
+    written."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return partial(_build, hint)
     for option in (hint, *typing.get_args(hint)):
         if typing.get_origin(option) is Annotated:
             reader: _Reader = option.__metadata__[0]
@@ -460,4 +443,4 @@ class Refusals:
         if self.count <= self.max_logged:
             self.log(f"refused a message on {topic:.200}: {error}")
         elif self.count == self.max_logged + 1:
-            self.log(f"refused more than {self.max_logged} messages; of the others nothing is told")
+            self.log(f"refused more than {self.max_logged} messages; the others are not logged")

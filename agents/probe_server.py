@@ -43,7 +43,7 @@ def reserved_link(host: str, name: str) -> Iterator[None]:
         sock.settimeout(_RESERVATION_TIMEOUT_SECONDS)
         sock.sendall(f"{name}\n".encode())
         if not sock.recv(1):
-            raise ConnectionError(f"{host} has no turn for this device")
+            raise ConnectionError(f"{host} does not grant this device the link")
         yield
 
 

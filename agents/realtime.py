@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 
-def realtime() -> bool:
-    """Have this thread run at once where all cores are busy, if CAP_SYS_NICE allows; whether it does."""
-    if sys.platform != "linux":
-        return False
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except PermissionError:
-        return False
-    return True
+def realtime() -> None:
+    """Have this thread run at once where all cores are busy, if CAP_SYS_NICE allows."""
+    if sys.platform == "linux":
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -1,10 +1,11 @@
-"""MQTT 3.1.1 through paho, and nothing else of it: callbacks only hand events to a sink (a queue's put).
+"""MQTT 3.1.1 through paho, and nothing else of it: callbacks only pass messages on, to a queue's put.
 
 This is the only module that imports paho. Its quirks, met here:
 
 - `connect` blocks and raises OSError where nobody listens, while a refused login is a callback: both
   become ConnectionFailedError.
-- paho reconnects by itself but does not subscribe again under a clean session: `on_connect` does.
+- paho reconnects by itself but does not subscribe again under a clean session: `on_connect` does. It
+  also publishes our status again, as the broker has published the last will meanwhile.
 - A callback that raises would end paho's thread silently: ours do nothing that can raise.
 """
 
@@ -22,6 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
 from agents.nanoseconds import Nanoseconds
+from agents.retry import retry
 
 KEEPALIVE = 30
 """Seconds, of device time where it is stretched."""
@@ -41,36 +43,27 @@ class Received:
     at: Nanoseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnected:
-    """The connection was lost and is back: what is retained comes again, the last will is out."""
-
-    at: Nanoseconds
-
-
-Event = Received | Reconnected
-
-
 class Connection:
-    """One MQTT connection. Events go to `sink`, which is called in paho's thread: it must not block."""
+    """One MQTT connection. Messages go to `sink`, called in paho's thread: it must not block."""
 
     def __init__(
         self,
         broker: Broker,
         subscriptions: Sequence[str],
-        sink: Callable[[Event], None],
+        sink: Callable[[Received], None],
         *,
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
     ) -> None:
-        """`will`: topic and payload that the broker publishes where we end without a goodbye, or say
-        nothing for one and a half times `keepalive` seconds."""
+        """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
+        where we end without that or are silent for one and a half times `keepalive` seconds."""
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
         self._answered = threading.Event()
         self._refusal: str | None = None
-        self._connections = 0
+        self._will = will
+        self._status: tuple[str, bytes] | None = None
         self._keepalive = round(keepalive)
         self._paho = paho.Client(
             CallbackAPIVersion.VERSION2,
@@ -90,16 +83,11 @@ class Connection:
     def open(self, timeout: float = 30.0) -> None:
         """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
         deadline = time.monotonic() + timeout
-        while True:
-            try:
-                self._paho.connect(self._broker.host, self._broker.port, self._keepalive)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise ConnectionFailedError(
-                        f"no broker at {self._broker.host}:{self._broker.port}: {error}"
-                    ) from error
-                time.sleep(0.1)
+        host, port = self._broker.host, self._broker.port
+        try:
+            retry(lambda: self._paho.connect(host, port, self._keepalive), timeout)
+        except OSError as error:
+            raise ConnectionFailedError(f"no broker at {host}:{port}: {error}") from error
         self._paho.loop_start()
         answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
         if not answered or self._refusal is not None:
@@ -111,15 +99,19 @@ class Connection:
         """Hand over a message of QoS 1; it is sent in order, also after a reconnect."""
         self._paho.publish(topic, payload, qos=1, retain=retain)
 
+    def publish_status(self, topic: str, payload: bytes) -> None:
+        """Publish a retained message, now and after each reconnect."""
+        self._status = topic, payload
+        self.publish(topic, payload, retain=True)
+
     def publish_lossy(self, topic: str, payload: bytes | str) -> None:
         """Hand over a message of QoS 0: telemetry, which is not worth a retransmission."""
         self._paho.publish(topic, payload, qos=0)
 
-    def close(self, *, last: tuple[str, bytes] | None = None, timeout: float = 2.0) -> None:
-        """Send the retained message `last` and disconnect in order (no last will)."""
-        if last is not None and self._paho.is_connected():
-            sent = self._paho.publish(last[0], last[1], qos=1, retain=True)
-            sent.wait_for_publish(timeout)
+    def close(self, timeout: float = 2.0) -> None:
+        """Publish the last will and disconnect in order."""
+        if self._will is not None and self._paho.is_connected():
+            self._paho.publish(*self._will, qos=1, retain=True).wait_for_publish(timeout)
         self._paho.disconnect()
         self._paho.loop_stop()
 
@@ -130,13 +122,12 @@ class Connection:
             self._refusal = str(reason)
             self._answered.set()
             return
-        self._connections += 1
-        if self._connections > 1:
-            self._sink(Reconnected(time.monotonic_ns()))
         if self._subscriptions:
             client.subscribe(self._subscriptions)
         else:
             self._answered.set()
+        if self._status is not None:  # after the subscriptions: a status may bring an answer
+            self.publish(*self._status, retain=True)
 
     def _on_subscribe(
         self, _client: paho.Client, _data: Any, _mid: int, reasons: Any, _properties: Any

@@ -23,7 +23,7 @@ import safetensors.numpy
 from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
-from agents.aggregator.beginning import Beginning
+from agents.aggregator.core import Setup
 from agents.aggregator.recording import Recording
 from agents.config import Named, Stop
 from agents.nanoseconds import SECOND
@@ -64,7 +64,7 @@ class Aggregator:
         self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
         self._recording: Recording | None = None
         if record is not None:
-            self._recording = Recording(record, Beginning(settings, Named("fedbuff", {}), 0))
+            self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
         self._outbox: dict[str, tuple[act.Dispatch, bytes]] = {}
         self._sequence = 0
         for client in CLIENTS:

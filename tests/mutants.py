@@ -57,7 +57,7 @@ VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
 RECORDS = (
     "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
 )
-BOOKS = "tests/agents/test_beginning.py tests/agents/test_journal.py tests/agents/test_recording.py"
+BOOKS = "tests/agents/test_aggregator_s*.py tests/agents/test_recording.py"
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 
 TESTS: dict[str, list[str]] = {
@@ -74,7 +74,7 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/rules/test_[cp]*s.py -k '{name} or {words}'",  # closed forms, properties
     ],
     "agents/aggregator/evaluation.py": ["tests/agents/test_evaluation.py", VIRTUAL_RUN],
-    "agents/aggregator/[bijmr]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
+    "agents/aggregator/[irs]*.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN],
     "agents/aggregator/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "agents/client/training.py": ["tests/agents/test_training.py", VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
@@ -114,16 +114,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "assert_never(event)",
         "pass",
     ): "mypy checks that this is never reached",
-    (
-        "agents/aggregator/core.py",
-        "if self._deferred:",
-        "if True:",
-    ): "an empty dict changes places with an empty one",
-    (
-        "agents/aggregator/core.py",
-        "if self._requests_due:",
-        "if True:",
-    ): "an empty dict changes places with an empty one",
     (
         "agents/aggregator/core.py",
         "return {_EVALUATE: 1, _CHECKPOINT: 2, _AFTER: 3}.get(timer, 0)",

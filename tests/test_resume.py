@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from agents import events
-from agents.aggregator import models
-from agents.aggregator.resume import Checkpoint, Past, newest_checkpoint, past
+from agents.aggregator import storage
+from agents.aggregator.storage import Checkpoint, Past, newest_checkpoint, past
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from tests.running import (
@@ -128,7 +128,7 @@ def test_of_all_models_the_newest_alone_is_read(tmp_path: Path) -> None:
     w = np.zeros(1_000_000, np.float32)
     for name, version in (("000000", 0), ("000200", 200), ("final", 300), ("000100", 100)):
         w[0] = version
-        models.save(folder, name, w, version, "schema")
+        storage.save_model(folder, name, w, version, "schema")
     tracemalloc.start()
     checkpoint = newest_checkpoint(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from agents import events
+from agents.rules.interface import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,6 @@ class Broadcast:
 
     version: int
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Ask `client` for its update: `pull` or `interrupt`."""
-
-    client: str
-    what: Literal["pull", "interrupt"]
 
 
 @dataclass(frozen=True, slots=True)

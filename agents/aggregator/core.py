@@ -16,7 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never, cast
+
+import numpy as np
+from numpy.random import SeedSequence
 
 from agents import events
 from agents.aggregator import inputs
@@ -28,16 +32,15 @@ from agents.aggregator.actions import (
     Evaluate,
     Finish,
     Log,
-    Request,
     Save,
     StopClients,
 )
-from agents.aggregator.arrivals import Arrivals
 from agents.aggregator.dispatches import Dispatched, Dispatches
-from agents.config import Stop
+from agents.config import Named, Stop
 from agents.nanoseconds import Nanoseconds, from_seconds, next_multiple, to_seconds
+from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Kind, Send, Server, State
+from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
 from agents.vectors import Vector, is_finite
 from agents.wire import FAREWELL, UpdateMessage
 
@@ -51,13 +54,13 @@ _INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run asks of its aggregator, beyond the rule."""
+    """What a run requires of its aggregator, beyond the rule."""
 
     run: str
     schema: str
     """Hash of the model's schema; updates must carry the same."""
     side: ClientSide
-    """What the rule asks of its clients."""
+    """What the rule requires of its clients."""
     importance: Mapping[str, float]
     """p_i of every client that may take part, in device order."""
     stop: Stop
@@ -66,6 +69,25 @@ class Settings:
     """None for no checkpoints but the first model and the last."""
     patient: bool = False
     """Go on where no client is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a core is made of. With the same model and the same inputs, two cores of one setup do the
+    same to the last bit."""
+
+    settings: Settings
+    rule: Named
+    seed: int
+    version: int = 0
+    """Of the first model; of a resumed run, the last version that was made."""
+
+    def core(self, w: Vector) -> tuple[AggregatorCore, Server]:
+        """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
+        rule: Rule = RULES[self.rule.name](**self.rule.params)
+        rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, self.version)))
+        server = Server(w, {}, rng, self.version, population=self.settings.importance)
+        return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +109,16 @@ class AggregatorCore:
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
         self._requested: dict[str, Request] = {}
-        """By client: what the rule has asked for and not received yet."""
+        """By client: what the rule has requested and not received yet."""
         self._requests_due: dict[str, Request] = {}
         """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
         self._acknowledged: dict[str, int] = {}
         self._sequence: dict[str, int] = {}
-        self._arrivals = Arrivals()
+        self._arrivals: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
+        """By client and dispatch: the record of an update that the rule has received, which lacks only
+        what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
+        need one model's memory, however many updates go into it."""
         self._applied = 0
         self._evaluating: Nanoseconds | None = None
         """When the model was taken whose evaluation goes on."""
@@ -170,7 +195,7 @@ class AggregatorCore:
             Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
             Save(self._server.version),
             *self._evaluate(at),
-            *self._obey(self._rule.start(), at),
+            *self._carry_out(self._rule.start(), at),
         ]
 
     def _status(self, client: str, state: str, at: Nanoseconds) -> Actions:
@@ -180,7 +205,7 @@ class AggregatorCore:
         present = client in self._ready
         if state == "joining":
             self._sequence[client] = 0
-            self._dispatches.begin_anew(client)
+            self._dispatches.restart(client)
         if state in ("joining", "offline"):
             self._ready.discard(client)
         elif state == "ready":
@@ -218,7 +243,7 @@ class AggregatorCore:
             return rejected
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
-        self._arrivals.keep(message, event.size, dispatch.at, event.arrived, self._epoch)
+        self._arrivals[sender, message.dispatch] = self._record_of(event, dispatch)
         update = rules.Update(
             client=sender,
             dispatch=message.dispatch,
@@ -236,7 +261,30 @@ class AggregatorCore:
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
         else:
             self._acknowledged[sender] = message.sequence
-        return self._obey(wanted, at, update)
+        return self._carry_out(wanted, at, update)
+
+    def _record_of(
+        self, event: inputs.UpdateArrived, dispatch: Dispatched
+    ) -> partial[events.UpdateApplied]:
+        """The record of an update, which answers `dispatch`, but for what is known at application."""
+        message, epoch = event.message, self._epoch
+        return partial(
+            events.UpdateApplied,
+            client=event.sender,
+            sequence=message.sequence,
+            kind=message.kind,
+            base_version=message.base_version,
+            samples=message.samples,
+            steps=message.steps,
+            loss=message.loss,
+            bytes=event.size,
+            dispatched=to_seconds(dispatch.at),
+            downloaded=to_seconds(message.downloaded - epoch),
+            train_start=to_seconds(message.train_start - epoch),
+            train_end=to_seconds(message.train_end - epoch),
+            sent=to_seconds(message.sent - epoch),
+            arrived=to_seconds(event.arrived),
+        )
 
     def _reject(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
         """What `sender` sent cannot be used; the run goes on."""
@@ -246,7 +294,7 @@ class AggregatorCore:
 
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
         if self._evaluating is None:
-            raise RuntimeError("an evaluation that was not asked for")
+            raise RuntimeError("an evaluation that was not requested")
         taken, self._evaluating = self._evaluating, None
         self._evaluated_version = done.version
         log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
@@ -271,12 +319,10 @@ class AggregatorCore:
             self._broadcast_due = False
             version = self._server.version
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
-        if self._deferred:
-            sends, self._deferred = self._deferred, {}
-            actions += [self._dispatch(send, at) for send in sends.values()]
-        if self._requests_due:
-            actions += self._requests_due.values()
-            self._requests_due = {}
+        actions += [self._dispatch(send, at) for send in self._deferred.values()]
+        actions += self._requests_due.values()
+        self._deferred.clear()
+        self._requests_due.clear()
         return actions
 
     def _end(self, reason: str, at: Nanoseconds) -> list[Action]:
@@ -301,7 +347,7 @@ class AggregatorCore:
         self._dispatches.forget(client)
         for waiting in (self._requested, self._requests_due, self._deferred):
             waiting.pop(client, None)
-        return self._obey(self._rule.leave(client), at)
+        return self._carry_out(self._rule.leave(client), at)
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """`sender` leaves for good and hands in what it remembers of its last applied update, or says
@@ -314,11 +360,11 @@ class AggregatorCore:
             return self._reject(sender, problem, at)
         self._acknowledged.pop(sender, None)
         memory = message.vector if acknowledged else None
-        return self._obey(self._rule.retire(sender, memory), at)
+        return self._carry_out(self._rule.retire(sender, memory), at)
 
     def _join(self, client: str, at: Nanoseconds) -> list[Action]:
         self._set_present()
-        return self._obey(self._rule.join(client), at)
+        return self._carry_out(self._rule.join(client), at)
 
     def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
         """The work of `client` came to nothing. It waits for a model, and perhaps the rule for it: to
@@ -345,7 +391,7 @@ class AggregatorCore:
     def _unusable(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
         """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
         settings = self._settings
-        # A client without memory has no residual to tell.
+        # A client without memory has no residual to send.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
@@ -363,7 +409,7 @@ class AggregatorCore:
             return f"another model: {vector.size} parameters, expected {self._server.w.size}"
         return None if is_finite(vector) else "not finite: local training diverged"
 
-    def _obey(
+    def _carry_out(
         self,
         actions: rules.Actions,
         at: Nanoseconds,
@@ -377,7 +423,7 @@ class AggregatorCore:
                 case rules.Aggregated():
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
-                    self._arrivals.drop(update.client, update.dispatch)
+                    del self._arrivals[update.client, update.dispatch]
                     done += self._reject(update.client, reason, at)
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
@@ -389,8 +435,8 @@ class AggregatorCore:
                     done.append(self._dispatch(action, at))
                 case rules.Broadcast():
                     self._broadcast_due = True
-                case rules.Request(client, what):
-                    self._requested[client] = self._requests_due[client] = Request(client, what)
+                case Request(client):
+                    self._requested[client] = self._requests_due[client] = action
                 case rules.SetTimer(name, after):
                     # A late timer does not make the next ones late: they count from when it was due.
                     self._timers[_RULE + name] = _Timer((at if ticked is None else ticked) + after)
@@ -404,13 +450,19 @@ class AggregatorCore:
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
-        records: list[Action] = [
-            Log(self._arrivals.applied(used, aggregated.version, at))
-            for used in aggregated.contributions
-        ]
+        version, now = aggregated.version, to_seconds(at)
+        records: list[Action] = []
+        for used in aggregated.contributions:
+            applied = self._arrivals.pop((used.client, used.dispatch))(
+                applied_version=version,
+                staleness=version - 1 - used.base_version,
+                weight=used.weight,
+                applied=now,
+            )
+            records.append(Log(applied))
         count = len(records)
         self._applied += count
-        records.append(Log(events.VersionMade(to_seconds(at), aggregated.version, count)))
+        records.append(Log(events.VersionMade(now, version, count)))
         limit = self._settings.stop.updates
         if limit is not None and self._applied >= limit:
             records += self._end("updates", at)
@@ -425,7 +477,7 @@ class AggregatorCore:
         if name.startswith(_RULE):  # of the rule, no tick is left out, however late
             if timer.period is not None:
                 self._timers[name] = _Timer(timer.due + timer.period, timer.period)
-            return self._obey(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
+            return self._carry_out(self._rule.timer(name.removeprefix(_RULE)), at, ticked=timer.due)
         if timer.period is not None:
             self._set_periodic(name, timer.period, at)
         if name == _EVALUATE:
@@ -458,7 +510,7 @@ def _impossible(message: UpdateMessage) -> str | None:
     if max(message.sequence, message.samples, message.steps) > _INT64:
         return f"a count of more than {_INT64}"
     times = (message.downloaded, message.train_start, message.train_end, message.sent)
-    if not all(abs(time) <= _INT64 for time in times):
+    if not -_INT64 <= min(times) <= max(times) <= _INT64:
         return f"a time of more than {_INT64} ns"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"

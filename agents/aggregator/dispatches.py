@@ -57,6 +57,6 @@ class Dispatches:
         """`client` is gone, and what it was sent with it."""
         self._open.pop(client, None)
 
-    def begin_anew(self, client: str) -> None:
-        """`client` starts anew: what it was sent before, this life of it does not answer."""
+    def restart(self, client: str) -> None:
+        """`client` starts anew: what it was sent before, it will not answer."""
         self._answered[client] = self._count

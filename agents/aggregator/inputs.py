@@ -27,7 +27,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A client, or its last will, said where it stands: `joining`, `ready` or `offline`."""
+    """A client, or its last will, reports its state: `joining`, `ready` or `offline`."""
 
     at: Nanoseconds
     client: str

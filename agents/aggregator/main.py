@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -22,20 +21,18 @@ import torch
 
 from agents import config, events, messages, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs, models, resume
-from agents.aggregator.beginning import Beginning
+from agents.aggregator import core, inputs, storage
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.journal import Journal
 from agents.aggregator.recording import Recording
 from agents.clock import Clock
 from agents.config import AggregatorConfig
-from agents.flat import initial, schema_hash
+from agents.flat import first_model
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
-from agents.rules.interface import Rule
+from agents.rules.interface import Request, Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.transport import Connection, ConnectionFailedError, Event, Received, Reconnected
+from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
 _READY, _OFFLINE = (
@@ -43,12 +40,7 @@ _READY, _OFFLINE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Terminated:
-    """SIGTERM: the controller wants the run to end."""
-
-
-_Input = Event | Future[Evaluation] | _Terminated
+_Input = Received | Future[Evaluation] | messages.Stop
 
 
 def main() -> None:
@@ -68,14 +60,13 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
-        module = models.first(task, cfg.seed)
+        w, self._schema = first_model(task, cfg.seed)
         self._directory = Path(cfg.run_directory)
-        self._past, w, self._lost = resume.Past(), initial(module), 0
+        self._past, self._lost = storage.Past(), 0
         if cfg.resume:
-            checkpoint = resume.newest_checkpoint(self._directory)
-            self._past = resume.past(self._directory, checkpoint)
+            checkpoint = storage.newest_checkpoint(self._directory)
+            self._past = storage.past(self._directory, checkpoint)
             w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
-        self._schema = schema_hash(module)
         settings = core.Settings(
             run=cfg.run,
             schema=self._schema,
@@ -86,34 +77,28 @@ class Aggregator:
             checkpoint_every=_CHECKPOINT_EVERY,
             patient=cfg.patient,
         )
-        beginning = Beginning(settings, cfg.rule, cfg.seed, self._past.version)
-        self._core, self._server = beginning.core(w)
-        self._recording: Recording | None = None
-        if cfg.record:
-            self._recording = Recording(self._directory / "inputs.bin", beginning)
+        setup = core.Setup(settings, cfg.rule, cfg.seed, self._past.version)
+        self._core, self._server = setup.core(w)
+        self._recording = Recording(self._directory / "inputs.bin", setup) if cfg.record else None
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
-        self._journal = Journal(self._directory / "events.jsonl")
+        self._journal = storage.Journal(self._directory / "events.jsonl")
         self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
-        self._connection = self._connect(cfg)
+        names, status = self._topics, self._topics.status(topics.AGGREGATOR)
+        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
+        will = status, _OFFLINE
+        self._connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=will)
+        self._connection.open()
+        self._connection.publish_status(status, _READY)
         self._outbox: list[tuple[str, bytes]] = []
         self._epoch: Nanoseconds | None = None
         self._finished: str | None = None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
 
-    def _connect(self, cfg: AggregatorConfig) -> Connection:
-        names = self._topics
-        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
-        status = names.status(topics.AGGREGATOR)
-        connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=(status, _OFFLINE))
-        connection.open()
-        connection.publish(status, _READY, retain=True)
-        return connection
-
     def run(self) -> None:
         """Serve until the core ends the run."""
-        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(_Terminated()))
+        signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -125,11 +110,13 @@ class Aggregator:
             if self._recording is not None:
                 self._recording.flush()
             self._journal.sync()
-            self._publish()
+            for topic, payload in self._outbox:
+                self._connection.publish(topic, payload)
+            self._outbox.clear()
         if self._recording is not None:
             self._recording.close()
         self._journal.close()
-        self._connection.close(last=(self._topics.status(topics.AGGREGATOR), _OFFLINE))
+        self._connection.close()
 
     def _handle(self, event: inputs.Input) -> None:
         """Hand `event` to the core, and carry out all that it wants."""
@@ -146,12 +133,12 @@ class Aggregator:
         timer = self._core.next_timer
         timeout = None if timer is None else self._clock.takes(max(0, timer - self._now()))
         try:
-            inputs = [self._inbox.get(timeout=timeout)]
+            arrived = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
             return []
         while not self._inbox.empty():
-            inputs.append(self._inbox.get())
-        return inputs
+            arrived.append(self._inbox.get())
+        return arrived
 
     def _receive(self, event: _Input) -> None:
         match event:
@@ -160,12 +147,8 @@ class Aggregator:
             case Future():
                 done = event.result()
                 self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
-            case _Terminated():
-                if self._epoch is None:
-                    self._finished = "interrupted"
-                self._handle(inputs.EndRequested(self._now(), "interrupted"))
-            case Reconnected():
-                self._connection.publish(self._topics.status(topics.AGGREGATOR), _READY, retain=True)
+            case messages.Stop():  # SIGTERM
+                self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes, arrived: Nanoseconds) -> None:
         at = self._now()
@@ -184,19 +167,21 @@ class Aggregator:
                 case messages.Status(client, state):
                     self._handle(inputs.StatusChanged(at, client, state))
                 case order if isinstance(order, messages.AggregatorOrder):
-                    self._obey(order)
+                    self._carry_out(order)
                 case _:
                     raise messages.MessageError("it is not for the aggregator")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
 
-    def _obey(self, order: messages.AggregatorOrder) -> None:
+    def _carry_out(self, order: messages.AggregatorOrder) -> None:
         match order:
             case messages.Start():
                 if self._epoch is None:
                     self._start()
             case messages.Stop():
-                self._receive(_Terminated())
+                if self._epoch is None:
+                    self._finished = "interrupted"
+                self._handle(inputs.EndRequested(self._now(), "interrupted"))
             case messages.Log(at, device, source, lateness, details):
                 if self._finished is None:
                     self._journal.write(events.Acted(at, device, source, lateness, details))
@@ -226,7 +211,7 @@ class Aggregator:
                     self._outbox.append((self._topics.model(client), model))
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
-                case act.Request(client, what):
+                case Request(client, what):
                     self._request(client, what)
                 case act.Log(record):
                     self._journal.write(record)
@@ -234,7 +219,7 @@ class Aggregator:
                     self._evaluator.submit(version, self._server.w)
                 case act.Save(version) as save:
                     folder, w = self._directory / "models", self._server.w
-                    models.save(folder, save.name, w, version, self._schema)
+                    storage.save_model(folder, save.name, w, version, self._schema)
                 case act.StopClients():
                     for name in self._clients:
                         self._request(name, "stop")
@@ -258,11 +243,6 @@ class Aggregator:
                 acknowledged=acknowledged,
             )
         )
-
-    def _publish(self) -> None:
-        for topic, payload in self._outbox:
-            self._connection.publish(topic, payload)
-        self._outbox.clear()
 
 
 if __name__ == "__main__":

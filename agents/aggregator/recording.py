@@ -2,7 +2,7 @@
 
 The core has no clock, no socket and no random source but its seed, so what went in says exactly what
 came out. An entry is two lengths (of its text and of its payload: little endian, 4 and 8 bytes), a JSON
-text, and the payload. The text is a `Beginning`, with which a core is made (one per part of a run that
+text, and the payload. The text is a `Setup`, with which a core is made (one per part of a run that
 was resumed), or `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`. An update's message is
 the payload, as it was on the wire. A crash can leave the last entry torn.
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agents import config, wire
-from agents.aggregator.beginning import Beginning
+from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, UpdateArrived
 
 _LENGTHS = struct.Struct("<IQ")
@@ -43,10 +43,10 @@ class RecordingError(Exception):
 class Recording:
     """Appends entries to the file at `path`."""
 
-    def __init__(self, path: Path, beginning: Beginning) -> None:
+    def __init__(self, path: Path, setup: Setup) -> None:
         _cut_torn_entry(path)
         self._file = path.open("ab")
-        self._write(_JSON.encode(dataclasses.asdict(beginning)))
+        self._write(_JSON.encode(dataclasses.asdict(setup)))
 
     def write(self, event: Input) -> None:
         """Append `event`."""
@@ -76,7 +76,7 @@ class Torn:
     at: int
 
 
-def read(path: Path) -> Iterator[Beginning | Input | Torn]:
+def read(path: Path) -> Iterator[Setup | Input | Torn]:
     """The entries in order. Raises RecordingError, naming the byte, for what cannot be one of ours."""
     with path.open("rb") as file:
         for at, text, size in _entries(file):
@@ -107,10 +107,10 @@ def _entries(file: BinaryIO) -> Iterator[tuple[int, bytes | None, int]]:
         at = following
 
 
-def _entry(text: bytes, payload: bytes) -> Beginning | Input:
+def _entry(text: bytes, payload: bytes) -> Setup | Input:
     entry = json.loads(text)
     if isinstance(entry, dict):
-        return config.from_dict(Beginning, entry)
+        return config.from_dict(Setup, entry)
     match entry:
         case [str(name), dict(fields)] if name in INPUTS:
             return _input(name, fields, payload)

@@ -5,7 +5,7 @@
                        └──── a model that came meanwhile ────────┘
 
 *Receive buffer*, one place: a model that arrives while the client is busy waits; a newer one overwrites
-it. *Send buffer*, one place, if the rule asks for one: what is done waits to be pulled, and a newer one
+it. *Send buffer*, one place, if the rule requires one: what is done waits to be pulled, and a newer one
 overwrites it (or, with `hold`, nothing is trained before it was fetched). Without one, what is done is
 sent. An interrupt ends the training after its current step and sends what there is.
 """
@@ -115,7 +115,7 @@ class ClientCore:
     """One client.
 
     `think` gets the time since the model was there and gives the delay before the update is sent;
-    `memory` is what an earlier life of this client left behind.
+    `memory` is what this client remembered when it last ended.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class ClientCore:
             return []
         self._newest, self._schema = message.dispatch, message.schema
         self._uploads.acknowledge(message.acknowledged)
-        if self._identity.side.kind == "residual":  # the numbers of a forgotten life are not ours
+        if self._identity.side.kind == "residual":  # numbers that it has forgotten are not used again
             self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
 
     def trained(self, result: Trained) -> Actions:
-        """The training that `Train` asked for is done, or was cut short."""
+        """The training that `Train` requested is done, or was cut short."""
         if self._working_on is None:
             raise RuntimeError("trained() without a training")
         self._trained = result
@@ -156,7 +156,7 @@ class ClientCore:
         return [Think(self._think(result.ended - self._working_on[1]))]
 
     def thought(self, at: Nanoseconds) -> Actions:
-        """The delay that `Think` asked for is over, at time `at`; no news after an interrupt."""
+        """The delay that `Think` requested is over, at time `at`; no news after an interrupt."""
         return [] if self._trained is None else self._finish(at)
 
     def pull(self, at: Nanoseconds) -> Actions:

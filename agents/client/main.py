@@ -22,14 +22,7 @@ from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
 from agents.tasks import TASKS
-from agents.transport import (
-    KEEPALIVE,
-    Connection,
-    ConnectionFailedError,
-    Event,
-    Received,
-    Reconnected,
-)
+from agents.transport import KEEPALIVE, Connection, ConnectionFailedError, Received
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -51,9 +44,8 @@ class Client:
         self._config = cfg
         self._clock = Clock(cfg.dilation)
         self._topics = topics.Topics(cfg.run)
-        self._status = self._topics.status(cfg.client)
         self._stopped = threading.Event()
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
         self._thinking_until: Nanoseconds | None = None
         self._leaving = False
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
@@ -64,12 +56,12 @@ class Client:
         self._refusals = messages.Refusals(
             lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
         )
-        will = (self._status, self._status_payload("offline"))
+        will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
         keepalive = self._clock.takes(KEEPALIVE * SECOND)
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
-        self._connection.open(cfg.patience)
+        self._connection.open(cfg.timeout_s)
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
@@ -98,7 +90,7 @@ class Client:
             self._execute(self._next_actions())
         if self._leaving:
             self._execute(self._core.leave(self._clock.now()))
-        self._connection.close(last=(self._status, self._status_payload("offline")))
+        self._connection.close()
 
     def _next_actions(self) -> core.Actions:
         """What comes next: all that has arrived goes before the end of a thinking time, so that of
@@ -112,16 +104,13 @@ class Client:
             return self._core.thought(self._clock.now())
         return self._handle(event)
 
-    def _handle(self, event: Event | None) -> core.Actions:
-        match event:
-            case Received(topic, payload, received):
-                at = self._clock.at(received)
-                if topic != self._topics.request(self._config.client):
-                    return self._core.model(wire.decode_model(payload), at)
-                return self._requested(topic, payload, at)
-            case Reconnected():
-                self._publish_state("ready")  # the broker has published the last will, `offline`
-        return []
+    def _handle(self, message: Received | None) -> core.Actions:
+        if message is None:
+            return []
+        at = self._clock.at(message.at)
+        if message.topic != self._topics.request(self._config.client):
+            return self._core.model(wire.decode_model(message.payload), at)
+        return self._requested(message.topic, message.payload, at)
 
     def _requested(self, topic: str, payload: bytes, at: Nanoseconds) -> core.Actions:
         try:
@@ -175,12 +164,12 @@ class Client:
     def _rng(self, *purpose: int) -> np.random.Generator:
         return randomness.generator(self._config.seed, self._config.client, *purpose)
 
-    def _sink(self, event: Event) -> None:
+    def _sink(self, message: Received) -> None:
         """In paho's thread: a stop goes before all that waits."""
-        if isinstance(event, Received) and (event.topic, event.payload) == self._stop_request:
+        if (message.topic, message.payload) == self._stop_request:
             self._stop()
         else:
-            self._inbox.put(event)
+            self._inbox.put(message)
 
     def _leave(self) -> None:
         self._leaving = True
@@ -191,10 +180,9 @@ class Client:
         self._inbox.put(None)  # wakes `run`
 
     def _publish_state(self, state: messages.State) -> None:
-        self._connection.publish(self._status, self._status_payload(state), retain=True)
-
-    def _status_payload(self, state: messages.State) -> bytes:
-        return messages.encode(messages.Status(self._config.client, state))
+        name = self._config.client
+        status = messages.encode(messages.Status(name, state))
+        self._connection.publish_status(self._topics.status(name), status)
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:

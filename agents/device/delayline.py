@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from agents.device.nfqueue import PacketQueues, QueueState
+from agents.device.nfqueue import PacketQueues
 from agents.realtime import realtime
 
 _LENGTH = 65536
@@ -129,10 +129,9 @@ class DelayLine:
         lane = self._lanes[queue]
         lane.tally.arrived += 1
         impairment = lane.impairment  # read once: another thread may change it
-        if impairment.loss and self._uniform() < impairment.loss:
-            lane.tally.dropped += 1
-            return False
-        passed = now if lane.cell is None else lane.cell.through(now, size)
+        passed: float | None = None
+        if not impairment.loss or self._uniform() >= impairment.loss:
+            passed = now if lane.cell is None else lane.cell.through(now, size)
         if passed is None:
             lane.tally.dropped += 1
             return False
@@ -190,7 +189,7 @@ class DelayServer:
     """A delay line between the kernel's queues and the clock; bound once constructed.
 
     `serve` runs in one thread; every other method may be called from another one. The constructor and
-    `serve` raise QueueError. `realtime`, once it serves: whether no busy core can make it late.
+    `serve` raise QueueError.
     """
 
     def __init__(
@@ -203,7 +202,6 @@ class DelayServer:
         """`length`: packets that each queue may hold, at least 1.5 × rate × delay."""
         self._line = DelayLine(impairments, uniform, cells)
         self._sized = frozenset(cells)
-        self.realtime = False
         self._stopping = False
         self._early = 0.0001
         self._queues = PacketQueues()
@@ -211,8 +209,8 @@ class DelayServer:
         self._sources = [self._queues.fileno(), self._wake]
         try:
             for queue, impairment in impairments.items():
-                sized = queue in cells
-                self._queues.bind(queue, length, whole=self._whole(queue, impairment), sized=sized)
+                whole = self._whole(queue, impairment)
+                self._queues.bind(queue, length, whole=whole, sized=queue in cells)
         except BaseException:
             self.close()
             raise
@@ -228,17 +226,13 @@ class DelayServer:
         self._queues.keep_whole(queue, whole=self._whole(queue, impairment))
 
     def _whole(self, queue: int, impairment: Impairment) -> bool:
-        """A merged packet would be lost, or fill a shared link, as up to 45 of the wire in a row. All or
-        none lost makes no difference."""
+        """Whether merged packets may count as one: it would be lost, or fill a shared link, as up to 45
+        of the wire in a row. Where all or none are lost, that makes no difference."""
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> Tally:
         """What became of the packets of `queue` that got here."""
         return self._line.tally(queue)
-
-    def state(self) -> dict[int, QueueState]:
-        """By queue: what the kernel holds, and what it dropped before it got here."""
-        return self._queues.state()
 
     def stop(self) -> None:
         """Make `serve` return."""
@@ -247,7 +241,7 @@ class DelayServer:
 
     def serve(self) -> None:
         """Hold and accept packets until `stop`; the calling thread becomes a real-time one if it may."""
-        self.realtime = realtime()
+        realtime()
         line, queues = self._line, self._queues
         readable = True
         while not self._stopping:

@@ -38,7 +38,7 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.messages import DeviceOrder, MessageError, RemoteAction
-from agents.transport import Connection, ConnectionFailedError, Event, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ class Init:
         self._stopped = False
         self._unknown = False
         """The link could not be measured."""
-        self._orders: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Received | None] = queue.SimpleQueue()
         """None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
@@ -99,7 +99,7 @@ class Init:
         """Measure the link while the client starts, and publish the result."""
         try:
             cfg = self._config
-            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.patience)
+            found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
         except OSError as error:  # fail closed: the link is unknown
             self._log(f"the link cannot be measured: {error}")
             self._unknown = True
@@ -124,7 +124,7 @@ class Init:
                 due = max(due + self._config.telemetry_every, time.monotonic())  # missed stays missed
                 continue
             try:
-                self._obey(self._orders.get(timeout=wait))
+                self._carry_out(self._orders.get(timeout=wait))
             except queue.Empty:
                 continue
             _reap_orphans(self._client.pid if self._client else None)
@@ -142,17 +142,17 @@ class Init:
             return None
         return int(code) if code >= 0 else 128 - code
 
-    def _obey(self, event: Event | None) -> None:
+    def _carry_out(self, message: Received | None) -> None:
         """Carry out an order. One that is invalid or fails is reported; the device stays as it is."""
-        if not isinstance(event, Received):
+        if message is None:
             return
         try:
-            order = messages.decode(self._topics, event.topic, event.payload)
+            order = messages.decode(self._topics, message.topic, message.payload)
             if not isinstance(order, DeviceOrder):
                 raise MessageError("a device takes orders only")
             self._do(order.action)
         except MessageError as error:
-            self._refusals.add(event.topic, error)
+            self._refusals.add(message.topic, error)
         except (link.LinkError, OSError) as error:
             self._fail(str(error))
 

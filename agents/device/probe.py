@@ -1,17 +1,26 @@
-"""Measurement of a device's link, through the link itself, before the run clock starts."""
+"""Measurement of a device's link, through the link itself, before the run clock starts.
+
+Rates are measured by `agents.packettrain`; round trips by ICMP echoes, which the other side's kernel
+answers by itself, so that neither its processes nor TCP's retransmissions are in the figures. The socket
+is the kernel's "ping socket", which takes no privilege where `net.ipv4.ping_group_range` allows our
+group.
+"""
 
 from __future__ import annotations
 
+import select
 import socket
 import statistics
+import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from agents import packettrain, probe_server
 from agents.config import Link
-from agents.device import echo
 from agents.messages import LinkFigures
+from agents.retry import retry
 
 _MAX_ROUND_TRIPS = 500
 _ROUND_TRIPS_SECONDS = 2.0
@@ -25,6 +34,14 @@ _LOST_AFTER_SECONDS = 1.0
 _MAX_TRAINS, _SUFFICIENT_RATE_SHARE = 4, 0.98
 """Trains are repeated until one reaches this share of the rate: a busy host slows a train, and nothing
 speeds it up."""
+_ECHO, _REPLY = 8, 0
+_ECHO_HEADER = struct.Struct(">BBHHH")
+"""Type, code, checksum, id, sequence number; the kernel fills in two of them."""
+_ECHO_BYTES = 64
+"""Bytes of each packet, its IP header included; on the wire Ethernet's 14 come on top."""
+_ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
+_TRIES_AHEAD = 5
+"""Tries to have one echo answered before those that count."""
 
 
 def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigures:
@@ -33,11 +50,12 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
     where rates are requested. `shared` names the link, which only one device measures at a time;
     `timeout` is the number of seconds within which the router must answer. Raises OSError.
     """
-    _await(host, timeout)
+    server = host, probe_server.PORT
+    retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
     answer_timeout = _LOST_AFTER_SECONDS + requested.rtt + 2 * requested.jitter
     with probe_server.reserved_link(host, shared):
-        count, interval = pace(requested, echo.SIZE + 14)
-        trips = echo.round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
+        count, interval = pace(requested, _ECHO_BYTES + 14)
+        trips = round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
         answered = [trip for trip in trips if trip is not None]
         found: dict[str, Any] = round_trip_figures(requested, answered)
         found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
@@ -80,14 +98,36 @@ def _fastest(
     return best
 
 
-def _await(host: str, timeout: float) -> None:
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            socket.create_connection((host, probe_server.PORT), 1.0).close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
+    """Seconds of each of `count` round trips to `host`, one sent every `interval_s` seconds.
+
+    None: lost, or not back `timeout_s` seconds after the last was sent. One goes ahead and does not
+    count: packets that come while a router has yet to learn of their flow are lost. Raises OSError.
+    """
+    sent: list[int] = []
+    found: list[float | None] = [None] * count
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
+        packettrain.timestamp_arrivals(sock)
+        sock.connect((host, 0))
+        for _ in range(_TRIES_AHEAD):
+            _send_echo(sock, count)
+            if select.select([sock], [], [], timeout_s)[0]:
+                break
+        begin = time.monotonic()
+        end = begin + (count - 1) * interval_s + timeout_s
+        while (now := time.monotonic()) < end and (len(sent) < count or None in found):
+            if len(sent) < count and now >= begin + len(sent) * interval_s:
+                sent.append(time.clock_gettime_ns(time.CLOCK_REALTIME))
+                _send_echo(sock, len(sent) - 1)
+                continue
+            due = begin + len(sent) * interval_s if len(sent) < count else end
+            if select.select([sock], [], [], max(0.0, due - now))[0]:
+                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, 64)
+                kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
+                if kind == _REPLY and number < len(sent):
+                    found[number] = (packettrain.arrival_time(ancillary) - sent[number]) / 1e9
+    return found
+
+
+def _send_echo(sock: socket.socket, number: int) -> None:
+    sock.send(_ECHO_HEADER.pack(_ECHO, 0, 0, 0, number) + _ECHO_PAYLOAD)

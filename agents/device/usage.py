@@ -68,10 +68,6 @@ def _pairs(path: Path) -> dict[str, int]:
 
 def _traffic() -> tuple[int, int]:
     """Bytes received and sent over all interfaces except loopback and ifb (counted twice there)."""
-    received = sent = 0
-    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
-        name, counters = line.split(":")
-        if name.strip().startswith("eth"):
-            fields = counters.split()
-            received, sent = received + int(fields[0]), sent + int(fields[8])
-    return received, sent
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    ethernet = [each for name, each in counters.items() if name.startswith("eth")]
+    return sum(each.bytes_recv for each in ethernet), sum(each.bytes_sent for each in ethernet)

@@ -2,6 +2,10 @@
 
     python -m agents.router.main CONFIG
 
+Devices talk to the router as if it were the broker; it passes their connections on under its own
+address, so that neither side needs a route. A device whose packets are to be delayed or lost has two
+queues, one per direction, where the delay line holds them after they were received.
+
 It runs outside every device's CPU quota: a delay line that waited for CPU time would deliver late. It
 holds NET_ADMIN in its own network namespace only; kernel state dies with the container. Fails closed:
 where it does not run, no packet passes.
@@ -13,8 +17,8 @@ import random
 import signal
 import socket
 import sys
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,12 @@ from agents.device.link import LinkError, interface_towards, one_by_one, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
 from agents.messages import DeviceOrder, MessageError
-from agents.router import forwarding
-from agents.transport import Connection, ConnectionFailedError, Event, Reconnected
+from agents.retry import retry
+from agents.transport import Connection, ConnectionFailedError, Received
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Time within which the name service must know a host."""
+_TABLES = ("iptables", "iptables-legacy")
 
 
 def main() -> None:
@@ -59,6 +64,42 @@ def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -
     return found
 
 
+def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
+    """Ports of `inside`, the devices' interface, lead to their addresses on `outside`."""
+    leads = [
+        f"-t nat -A PREROUTING -i {inside} -p {protocol} --dport {port} "
+        f"-j DNAT --to-destination {address}:{port}".split()
+        for address, port in targets.items()
+        for protocol in ("tcp", "udp")
+    ]
+    return [*leads, f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split()]
+
+
+def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
+    """What comes from and goes to the device at `address` waits in the queues `up` and `down`: what is
+    forwarded, and the echoes that the link is measured by."""
+    return [
+        f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
+        f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
+        f"-t mangle -A INPUT -s {address} -p icmp -j NFQUEUE --queue-num {up}".split(),
+        f"-t mangle -A OUTPUT -d {address} -p icmp -j NFQUEUE --queue-num {down}".split(),
+    ]
+
+
+def iptables() -> str:
+    """The iptables that this kernel takes. Raises LinkError."""
+    problem = ""
+    for name in _TABLES:
+        try:
+            run([name, "-t", "nat", "-S"])
+            run([name, "-t", "mangle", "-S"])
+        except (LinkError, OSError) as error:
+            problem = problem or str(error)
+        else:
+            return name
+    raise LinkError(f"the kernel takes no iptables rules: {problem}")
+
+
 class Router:
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
@@ -66,7 +107,7 @@ class Router:
         self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
         """Of each device: up, down."""
         self._held: set[str] = set()
-        self._iptables = forwarding.program()
+        self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
         impairments = {
             queue: impairment(self._links[name])
@@ -76,13 +117,16 @@ class Router:
         uniform = random.Random(cfg.seed).random  # noqa: S311
         self._delays = DelayServer(impairments, uniform, cells(cfg.access, self._queues))
         control = self._topics.control(topics.ROUTER)
-        self._connection = Connection(cfg.broker, [control], self._obey)
+        self._connection = Connection(cfg.broker, [control], self._carry_out)
         self._refusals = messages.Refusals(self._fail)
 
     def run(self) -> None:
         """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
         signal.signal(signal.SIGTERM, lambda *_: self._delays.stop())
-        targets = {_address(host): port for host, port in self._config.targets.items()}
+        targets = {
+            retry(partial(socket.gethostbyname, host), _RESOLVE_TIMEOUT_SECONDS): port
+            for host, port in self._config.targets.items()
+        }
         outside = interface_towards(next(iter(targets)))
         inside = interface_towards(next(iter(self._config.addresses.values())))
         run(one_by_one(inside).split())
@@ -90,10 +134,11 @@ class Router:
             if impairment(link) != Impairment() or name in self._config.access:
                 self._hold(name)
         # Last, as packets pass from here on, and none may pass without its impairment.
-        for rule in forwarding.forward(targets, inside, outside):
+        for rule in forwarding_rules(targets, inside, outside):
             run([self._iptables, *rule])
         self._connection.open()
-        self._publish_ready()
+        ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
+        self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
         try:
             self._delays.serve()
         finally:
@@ -101,26 +146,22 @@ class Router:
             self._delays.close()
 
     def _hold(self, name: str) -> None:
-        for rule in forwarding.hold(self._config.addresses[name], *self._queues[name]):
+        for rule in queue_rules(self._config.addresses[name], *self._queues[name]):
             run([self._iptables, *rule])
         self._held.add(name)
 
-    def _obey(self, event: Event) -> None:
+    def _carry_out(self, message: Received) -> None:
         """Carry out an order, in paho's thread. One that fails is reported; the link stays as it is."""
-        if isinstance(event, Reconnected):
-            return self._publish_ready()
         try:
-            order = messages.decode(self._topics, event.topic, event.payload)
-            match order:
+            match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
                 case _:
                     raise MessageError("this router only changes links, of the devices of its run")
         except MessageError as error:
-            self._refusals.add(event.topic, error)
+            self._refusals.add(message.topic, error)
         except LinkError as error:
             self._fail(str(error))
-        return None
 
     def _fail(self, reason: str) -> None:
         """Log and publish that an order could not be carried out."""
@@ -135,22 +176,6 @@ class Router:
         self._links[name] = link
         if name not in self._held:
             self._hold(name)
-
-    def _publish_ready(self) -> None:
-        ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
-        self._connection.publish(self._topics.status(topics.ROUTER), ready, retain=True)
-
-
-def _address(host: str) -> str:
-    """IPv4 address of `host`, once the name service knows it. Raises OSError."""
-    deadline = time.monotonic() + _RESOLVE_TIMEOUT_SECONDS
-    while True:
-        try:
-            return socket.gethostbyname(host)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         speed=device.speed,
         dilation=device.dilation,
         memory=places.path(memory, f"{MEMORY}/{memory.name}") if spec.remembers else None,
-        patience=spec.topology.start.timeout,
+        timeout_s=spec.topology.start.timeout,
     )
 
 
@@ -233,7 +233,7 @@ def _device(
         telemetry_every=device.dilation,
         shared=device.shared,
         present=present,
-        patience=spec.topology.start.timeout,
+        timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
         user=CLIENT_USER,
     )

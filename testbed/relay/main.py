@@ -20,7 +20,7 @@ from agents.config import Access, Broker, Link
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.realtime import realtime
 from agents.topics import ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Event, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.relay.pipe import Shape
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
@@ -113,10 +113,8 @@ def main() -> None:
 
     names = Topics(cfg.run)
 
-    def apply(event: Event) -> None:
+    def apply(event: Received) -> None:
         """Carry out an order, in paho's thread; one that is not valid is reported."""
-        if not isinstance(event, Received):
-            return
         try:
             order = messages.decode(names, event.topic, event.payload)
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:

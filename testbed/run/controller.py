@@ -18,7 +18,7 @@ from agents.config import Broker
 from agents.device_actions import SetCpu
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.topics import AGGREGATOR, ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Event, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import Clock, measure, requested
@@ -62,7 +62,7 @@ class Controller:
         self._runtime = runtime
         self._view = view
         self._topics = Topics(spec.directory.run)
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
         """Devices that the run clock waits for."""
@@ -266,9 +266,7 @@ class Controller:
             if sample is not None:
                 self.host_samples.append(sample)
 
-    def _received(self, event: Event, write_telemetry: Callable[[str], object]) -> None:
-        if not isinstance(event, Received):
-            return
+    def _received(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
         try:
             match messages.decode(self._topics, event.topic, event.payload):
                 case messages.Sample() as sample:

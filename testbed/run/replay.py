@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import recording
-from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import AggregatorCore
+from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
 from agents.rules.interface import Server
 from agents.vectors import Vector
@@ -77,13 +75,17 @@ class _Replay:
     """The final model, once the run has ended; a resumed one does so more than once."""
 
     def __post_init__(self) -> None:
-        self._logged = _records(self.directory.events)
+        self._logged = (
+            (number, record)
+            for number, record in events.read_numbered(self.directory.events)
+            if not isinstance(record, events.Acted | events.Note)  # what is not the core's alone
+        )
 
     def run(self) -> Replayed:
         core: AggregatorCore | None = None
         for entry in recording.read(self.directory.inputs):
             match entry:
-                case Beginning():
+                case Setup():
                     core, server = self._begin(entry)
                 case Torn(at):
                     raise _DifferenceError(
@@ -100,14 +102,14 @@ class _Replay:
             raise _DifferenceError(f"events.jsonl:{number} is not in the recording: {record}")
         return self.same
 
-    def _begin(self, beginning: Beginning) -> tuple[AggregatorCore, Server]:
+    def _begin(self, setup: Setup) -> tuple[AggregatorCore, Server]:
         """The run begins, or goes on from a model that it then kept anew by the version's name."""
-        name = act.Save(beginning.version).name
+        name = act.Save(setup.version).name
         if self._final is not None:
             self._compare(name, self._final)
             self._final = None
-        self.same.rule = beginning.rule.name
-        return beginning.core(self._kept(name).copy())
+        self.same.rule = setup.rule.name
+        return setup.core(self._kept(name).copy())
 
     def _carry_out(self, actions: act.Actions, server: Server) -> None:
         for action in actions:
@@ -153,20 +155,3 @@ class _Replay:
         if not path.is_file():
             raise _DifferenceError(f"models/{name} is not there")
         return wire.unpack(path.read_bytes())[0]
-
-
-def _records(path: Path) -> Iterator[tuple[int, events.Record]]:
-    """The records of the aggregator's core, with their lines. Notes are not the core's alone.
-
-    Raises ValueError, naming the line.
-    """
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                record = events.from_line(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from error
-            if record is not None and not isinstance(record, events.Acted | events.Note):
-                yield number, record

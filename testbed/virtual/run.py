@@ -13,20 +13,18 @@ import numpy as np
 import torch
 
 from agents import durations, events, wire
-from agents.aggregator import models
+from agents.aggregator import storage
 from agents.aggregator.actions import Save
-from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import Settings
+from agents.aggregator.core import Settings, Setup
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
-from agents.aggregator.journal import Journal
 from agents.aggregator.recording import Recording
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.training import Trainer
 from agents.config import Link, Local
 from agents.device_actions import DeviceState
-from agents.flat import initial, schema_hash
+from agents.flat import first_model, initial
 from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
 from agents.shards import Shard
@@ -82,7 +80,7 @@ class Recorder:
         self.directory, self.view = directory, view
         self.schema = ""
         self.ended: events.RunEnded | None = None
-        self._journal = Journal(directory.events)
+        self._journal = storage.Journal(directory.events)
         self._recording: Recording | None = None
         self._due = time.monotonic() + _REFRESH_EVERY
         self._pulses = 0
@@ -93,9 +91,9 @@ class Recorder:
         if isinstance(record, events.RunEnded):
             self.ended = record
 
-    def keep_inputs(self, beginning: Beginning) -> None:
-        """From now on keep all inputs of the core of `beginning`."""
-        self._recording = Recording(self.directory.inputs, beginning)
+    def keep_inputs(self, setup: Setup) -> None:
+        """From now on keep all inputs of the core of `setup`."""
+        self._recording = Recording(self.directory.inputs, setup)
 
     def input(self, event: Input) -> None:
         if self._recording is not None:
@@ -103,7 +101,7 @@ class Recorder:
 
     def save(self, version: int, w: Vector, *, final: bool) -> None:
         name = Save(version, final).name
-        models.save(self.directory.models, name, w, version, self.schema)
+        storage.save_model(self.directory.models, name, w, version, self.schema)
 
     def pulse(self) -> None:
         self._pulses += 1
@@ -123,8 +121,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task: Task = topology.task.build()
     rule = topology.rule.build()
-    module = models.first(task, topology.seed)
-    w, schema = initial(module), schema_hash(module)
+    w, schema = first_model(task, topology.seed)
     recorder.schema = schema
     stop = topology.stop.plain()
     population = importance(topology, spec.samples)
@@ -137,10 +134,10 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         evaluate_every=from_seconds(topology.evaluate.every),
         patient=spec.eventful,
     )
-    beginning = Beginning(settings, topology.rule.named, topology.seed)
-    core, server = beginning.core(w)
+    setup = Setup(settings, topology.rule.named, topology.seed)
+    core, server = setup.core(w)
     if topology.record == "updates":
-        recorder.keep_inputs(beginning)
+        recorder.keep_inputs(setup)
     queue = EventQueue()
     fleet = _Fleet(spec, prepared, rule.client_side, task, _step_cost(spec, prepared, task, view), queue)
     return Simulation(

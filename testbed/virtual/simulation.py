@@ -21,7 +21,7 @@ from agents.client import core as client
 from agents.config import Stop
 from agents.device_actions import to_json
 from agents.nanoseconds import Nanoseconds, to_seconds
-from agents.rules.interface import Server
+from agents.rules.interface import Request, Server
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.topology.timeline import Step
@@ -265,7 +265,7 @@ class Simulation:
                 model = self._model(version, number)
                 for name in list(self._server.clients):
                     self._send(name, model)
-            case act.Request(name, what):
+            case Request(name, what):
                 device = self.device(name)
                 self._download(device, 0, device.core.pull if what == "pull" else device.core.interrupt)
             case act.Evaluate(version):

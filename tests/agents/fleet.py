@@ -18,7 +18,7 @@ from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.client.uploads import Memory
 from agents.config import Local
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.rules.interface import Rule
+from agents.rules.interface import Request, Rule
 from agents.vectors import Vector
 from agents.wire import ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records
@@ -204,7 +204,7 @@ class Fleet:
                 case act.Broadcast(version, number):
                     for name in self.devices:
                         self._send(name, version, number)
-                case act.Request(name, what):
+                case Request(name, what):
                     self._put(name, what)
                 case act.Log(events.VersionMade()):
                     self.models.append(self.server.w.tobytes())

@@ -17,7 +17,6 @@ from agents.aggregator.actions import (
     Evaluate,
     Finish,
     Log,
-    Request,
     Save,
     StopClients,
 )
@@ -34,7 +33,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Rule, Server, State, Update
+from agents.rules.interface import Request, Rule, Server, State, Update
 from agents.wire import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, make_core, message, of, records, started
 
@@ -609,7 +608,7 @@ def test_an_old_broadcast_is_not_answered_any_more() -> None:
     assert dispatches.find("a", first) is None
     assert dispatches.find("a", second) is None
     assert dispatches.find("b", first) == Dispatched(0, 0)
-    dispatches.begin_anew("b")
+    dispatches.restart("b")
     assert dispatches.find("b", second) is None
 
 
@@ -636,7 +635,7 @@ def test_nothing_is_recorded_after_the_end_even_where_one_update_makes_two_versi
 
 def test_an_evaluation_that_nobody_asked_for_is_a_mistake_of_ours() -> None:
     core, _ = started()
-    with pytest.raises(RuntimeError, match="not asked for"):
+    with pytest.raises(RuntimeError, match="not requested"):
         core.evaluated(0, 0.5, 0.5, 1.0)
 
 

@@ -411,5 +411,5 @@ def test_of_many_refusals_the_first_are_told() -> None:
     assert said == [
         "refused a message on a/b: no 0",
         "refused a message on a/b: no 1",
-        "refused more than 2 messages; of the others nothing is told",
+        "refused more than 2 messages; the others are not logged",
     ]

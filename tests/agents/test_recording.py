@@ -9,8 +9,7 @@ import pytest
 
 from agents import wire
 from agents.aggregator import recording
-from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import Settings
+from agents.aggregator.core import Settings, Setup
 from agents.aggregator.inputs import InstantOver, UpdateArrived
 from agents.aggregator.recording import Recording, RecordingError, Torn
 from agents.config import Named, Stop
@@ -34,21 +33,21 @@ def begun(path: Path) -> Recording:
         stop=Stop(updates=3),
         evaluate_every=1_000_000_000,
     )
-    return Recording(path, Beginning(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))
+    return Recording(path, Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))
 
 
 def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
     recorded = begun(path)
     recorded.flush()
-    beginning = path.read_bytes()
-    assert beginning[12:].startswith(b'{"settings":{"run":"run","schema":"s",')
+    setup = path.read_bytes()
+    assert setup[12:].startswith(b'{"settings":{"run":"run","schema":"s",')
     told = message("a", 1)
     recorded.write(UpdateArrived(4, "a", 99, 3, told))
     recorded.write(InstantOver(5))
     recorded.flush()
     assert path.read_bytes() == (
-        beginning
+        setup
         + entry(
             b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]', b"".join(wire.parts(told))
         )
@@ -56,7 +55,7 @@ def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(t
     )
     recorded.close()
     first, update, instant = recording.read(path)
-    assert isinstance(first, Beginning)
+    assert isinstance(first, Setup)
     assert first.seed == 7
     assert isinstance(update, UpdateArrived)
     assert (update.at, update.size, update.message.vector.tolist()) == (4, 99, [1.0])
@@ -70,9 +69,9 @@ def test_an_entry_that_is_not_whole_is_torn_and_cut_off(tmp_path: Path, kept: in
     path.write_bytes(whole + whole[:kept])
     assert list(recording.read(path)) == [InstantOver(5), Torn(36)]
     begun(path).close()
-    instant, beginning = recording.read(path)
+    instant, setup = recording.read(path)
     assert instant == InstantOver(5)
-    assert isinstance(beginning, Beginning)
+    assert isinstance(setup, Setup)
 
 
 def test_a_text_of_64_mib_is_read_and_a_longer_one_is_none_of_ours(tmp_path: Path) -> None:

@@ -33,9 +33,11 @@ class Connection:
 
     published: list[tuple[str, bytes]] = field(default_factory=list)
 
-    def open(self, _patience: float = 0.0) -> None: ...
+    def open(self, _timeout: float = 0.0) -> None: ...
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self.published.append((topic, payload))
+
+    publish_status = publish
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_the_router(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("agents.router.main.DelayServer", Delays)
-    monkeypatch.setattr("agents.router.main.forwarding.program", lambda: "iptables")
+    monkeypatch.setattr("agents.router.main.iptables", lambda: "iptables")
     monkeypatch.setattr("agents.router.main.run", lambda _: "")
     router = Router(
         RouterConfig(
@@ -184,14 +186,14 @@ def test_the_router(
         messages.DeviceOrder("b", SetLink({"rtt": 0.1})),
         messages.Note("no"),
     ):
-        router._obey(Received(NAMES.control(ROUTER), messages.encode(order), 0))
-    router._obey(Received(NAMES.control(ROUTER), b"[" * 60_000, 0))
+        router._carry_out(Received(NAMES.control(ROUTER), messages.encode(order), 0))
+    router._carry_out(Received(NAMES.control(ROUTER), b"[" * 60_000, 0))
     assert router._refusals.count == 4
     assert capsys.readouterr().err.count("router: refused a message on") == 4
     assert [topic for topic, _ in connection.published] == [NAMES.failure(ROUTER)] * 4
     assert isinstance(router._delays, Delays)
     assert router._delays.changed == []
-    router._obey(
+    router._carry_out(
         Received(
             NAMES.control(ROUTER),
             messages.encode(messages.DeviceOrder("a", SetLink({"jitter": 0.01}))),

@@ -10,8 +10,7 @@ import pytest
 from agents import probe_server
 from agents.config import Access
 from agents.device.delayline import Impairment
-from agents.router import forwarding
-from agents.router.main import cells, impairment
+from agents.router.main import cells, forwarding_rules, impairment, queue_rules
 
 pytestmark = pytest.mark.alone
 
@@ -21,7 +20,7 @@ def _lines(rules: list[list[str]]) -> list[str]:
 
 
 def test_each_port_leads_to_its_server() -> None:
-    assert _lines(forwarding.forward({"10.0.0.9": 1883, "10.0.0.8": 1884}, "eth0", "eth1")) == [
+    assert _lines(forwarding_rules({"10.0.0.9": 1883, "10.0.0.8": 1884}, "eth0", "eth1")) == [
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A PREROUTING -i eth0 -p udp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
@@ -31,7 +30,7 @@ def test_each_port_leads_to_its_server() -> None:
 
 
 def test_a_device_has_a_queue_for_each_direction() -> None:
-    assert _lines(forwarding.hold("10.0.1.2", 4, 5)) == [
+    assert _lines(queue_rules("10.0.1.2", 4, 5)) == [
         "-t mangle -A FORWARD -s 10.0.1.2 -j NFQUEUE --queue-num 4",
         "-t mangle -A FORWARD -d 10.0.1.2 -j NFQUEUE --queue-num 5",
         "-t mangle -A INPUT -s 10.0.1.2 -p icmp -j NFQUEUE --queue-num 4",

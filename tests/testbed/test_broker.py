@@ -20,7 +20,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
 from agents.topics import Topics
-from agents.transport import Connection, Event, Received
+from agents.transport import Connection, Received
 from testbed.broker import (
     Account,
     accounts,
@@ -222,7 +222,7 @@ def test_login(connect: Connect) -> None:
 
 
 def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, connect: Connect) -> None:
-    inits, devices = (queue.SimpleQueue[Event]() for _ in range(2))
+    inits, devices = (queue.SimpleQueue[Received]() for _ in range(2))
     init = Connection(logins("init/a"), [TOPICS.control("a")], inits.put)
     device = Connection(logins("init-a"), [TOPICS.request("init-a")], devices.put)
     for connection in (init, device):
@@ -233,6 +233,19 @@ def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, conne
         assert isinstance(inbox.get(timeout=10), Received)
     for connection in (init, device):
         connection.close()
+
+
+def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: Connect) -> None:
+    watcher, status = connect("controller"), TOPICS.status("a")
+    watcher.subscribe(TOPICS.status("+"))
+    client = Connection(logins("a"), [TOPICS.request("a")], lambda _: None, will=(status, b"offline"))
+    client.open()
+    client.publish_status(status, b"ready")
+    assert watcher.take() == (status, b"ready")
+    client._paho.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    assert [watcher.take(), watcher.take()] == [(status, b"offline"), (status, b"ready")]
+    client.close()
+    assert watcher.take() == (status, b"offline")
 
 
 def test_large_payloads_go_both_ways(connect: Connect) -> None:

@@ -31,7 +31,7 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.topics import ROUTER, Topics
-from agents.transport import Connection, ConnectionFailedError, Event, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent
 from testbed.plan import plan, this_host
@@ -133,7 +133,7 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
 def test_a_relay_says_what_it_cannot_read_and_goes_on(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, more=CUTS)
     runtime = make(run)
-    names, failures = Topics(run.directory.run), queue.SimpleQueue[Event]()
+    names, failures = Topics(run.directory.run), queue.SimpleQueue[Received]()
     controller = Connection(runtime.start(), [names.failure(ROUTER)], failures.put)
     controller.open()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.aggregator import recording
-from agents.aggregator.beginning import Beginning
+from agents.aggregator.core import Setup
 from agents.rules import RULES
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.replay import replay
@@ -104,11 +104,11 @@ def test_a_torn_last_entry_is_told_and_cut_off_where_the_run_goes_on(run: RunDir
         run.inputs.write_bytes(whole[:kept])
         with pytest.raises(RunFailedError, match=f"inputs.bin is torn at byte {start}.* 16 updates"):
             replay(run)
-    beginning = next(recording.read(run.inputs))
-    assert isinstance(beginning, Beginning)
-    recording.Recording(run.inputs, beginning).close()
+    setup = next(recording.read(run.inputs))
+    assert isinstance(setup, Setup)
+    recording.Recording(run.inputs, setup).close()
     assert run.inputs.read_bytes()[:start] == whole[:start]
-    assert list(recording.read(run.inputs))[-1] == beginning
+    assert list(recording.read(run.inputs))[-1] == setup
 
 
 def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirectory) -> None:
@@ -125,9 +125,9 @@ def test_a_recording_that_stops_before_the_run_did_is_not_enough(run: RunDirecto
         (b'["TimersDue", {"at": "soon"}]', b"", "TimersDue does not have"),
         (b"[" * 100_000, b"", "recursion"),
         (UPDATE, b"\x80\x04\x95", "shorter than a header"),
-        (b'{"seed": 1}', b"", "Beginning"),
+        (b'{"seed": 1}', b"", "Setup"),
     ],
-    ids=["name", "fields", "types", "nested", "payload", "beginning"],
+    ids=["name", "fields", "types", "nested", "payload", "setup"],
 )
 def test_what_is_no_recording_is_refused(
     text: bytes, payload: bytes, message: str, run: RunDirectory

@@ -119,7 +119,7 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     assert device["link"]["rtt"] == 0.08
     client = json.loads(spec.directory.config("pi").read_text(encoding="utf-8"))
     # A fleet may take longer to start than any constant: the router is the last.
-    assert client["patience"] == device["patience"] == spec.topology.start.timeout == 300
+    assert client["timeout_s"] == device["timeout_s"] == spec.topology.start.timeout == 300
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 

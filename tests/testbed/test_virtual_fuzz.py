@@ -17,8 +17,7 @@ import yaml
 from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, recording
-from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import AggregatorCore
+from agents.aggregator.core import AggregatorCore, Setup
 from agents.rules import RULES
 from agents.rules.area import AreaState
 from agents.rules.interface import Server
@@ -198,14 +197,14 @@ def _check_records(records: list[events.Record]) -> None:
 def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
     """What was handed in was applied, rejected, or is open; AREA's mean is that of the clients' y."""
     entries = recording.read(directory.inputs)
-    beginning = next(entries)
-    assert isinstance(beginning, Beginning)
+    setup = next(entries)
+    assert isinstance(setup, Setup)
     w = wire.unpack((directory.models / "000000.safetensors").read_bytes())[0].copy()
-    core, server = beginning.core(w)
+    core, server = setup.core(w)
     mean = Mean(core, server)
     handed_in = 0
     for event in entries:
-        assert not isinstance(event, Beginning | recording.Torn)
+        assert not isinstance(event, Setup | recording.Torn)
         over = core.ending
         if isinstance(event, inputs.UpdateArrived) and event.message.kind != wire.FAREWELL:
             handed_in += not over

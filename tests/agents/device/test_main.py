@@ -153,7 +153,7 @@ def test_an_order_that_cannot_be_done_is_told(init: Init, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(link, "apply", fails)
     order = messages.encode(messages.DeviceOrder("pi", SetLink({"up": 1_000_000})))
-    init._obey(Received("testbed/r/control/pi", order, 0))
+    init._carry_out(Received("testbed/r/control/pi", order, 0))
     assert isinstance(init._connection, Connection)
     assert init._connection.published == [("testbed/r/failure/pi", b"no tbf")]
 
@@ -165,7 +165,7 @@ def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init)
         b'{"device": "nano", "action": {"action": "crash"}}',
         b'{"do": "start"}',
     ):
-        init._obey(Received("testbed/r/control/pi", payload, 0))
+        init._carry_out(Received("testbed/r/control/pi", payload, 0))
     assert pid(init) == before
     assert init._refusals.count == 3
     assert isinstance(init._connection, Connection)

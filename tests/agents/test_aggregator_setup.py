@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.aggregator.beginning import Beginning
-from agents.aggregator.core import Settings
+from agents.aggregator.core import Settings, Setup
 from agents.config import Named, Stop
 from agents.rules.interface import ClientSide
 
@@ -23,7 +22,7 @@ def test_seed_and_first_version_say_what_a_rule_draws(version: int, drawn: list[
         stop=Stop(updates=3),
         evaluate_every=1_000_000_000,
     )
-    _, server = Beginning(settings, Named("fedbuff", {"buffer_size": 1}), 7, version).core(np.zeros(2))
+    _, server = Setup(settings, Named("fedbuff", {"buffer_size": 1}), 7, version).core(np.zeros(2))
     assert server.rng.integers(0, 1000, 4).tolist() == drawn
     assert (server.version, server.clients) == (version, {})
     assert server.population == {"a": 0.25, "b": 0.75}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.aggregator.journal import Journal
+from agents.aggregator.storage import Journal
 
 FIRST, SECOND = events.Note(1.0, "first"), events.Note(2.0, "second")
 
