@@ -19,6 +19,7 @@ import docker
 import yaml
 
 from agents import events
+from testbed.host import cgroups
 from testbed.runtimes import process
 from testbed.runtimes.containers import RUN_LABEL
 
@@ -151,11 +152,12 @@ class Finished:
 
 
 def left_in_docker(engine: docker.DockerClient) -> list[str]:
-    """Names of all containers and networks that carry the label of a run."""
+    """Names of all containers and networks that carry the label of a run, and of its control groups."""
     filters = {"label": RUN_LABEL}
     containers = engine.api.containers(all=True, filters=filters)
     networks = engine.api.networks(filters=filters)
-    return [c["Names"][0] for c in containers] + [n["Name"] for n in networks]
+    groups = sorted({folder.name for folder in cgroups.folders("*")})
+    return [c["Names"][0] for c in containers] + [n["Name"] for n in networks] + groups
 
 
 def left_as_processes() -> list[str]:

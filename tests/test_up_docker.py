@@ -200,7 +200,7 @@ def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_p
         until_printed(up, "the run clock starts")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    assert len(left_in_docker(engine)) == 7  # four containers, three networks
+    assert len(left_in_docker(engine)) == 9  # four containers, three networks, two control groups
     assert cli("down", "--all", cwd=tmp_path).returncode == 0
     assert left_in_docker(engine) == []
     assert _network_state() == before

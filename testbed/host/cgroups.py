@@ -12,6 +12,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
+"""The groups of a run."""
+
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 """File, weight of a single process, and the most there can be, of cgroup v1 and v2."""
@@ -28,10 +31,14 @@ def _stem(run: str, part: str) -> str:
     return f"testbed-{run}-{part}"
 
 
-def folders(run: str, part: str = "*", mounts: Path = _MOUNTS) -> list[Path]:
+def folders(run: str, *parts: str, mounts: Path = _MOUNTS) -> list[Path]:
     """The folders of the groups of `run` that are there: in cgroup v1 one in each hierarchy."""
-    patterns = [parent(run, part, driver).lstrip("/") for driver in ("cgroupfs", "systemd")]
-    return sorted({found for root in _roots(mounts) for p in patterns for found in root.glob(p)})
+    names = [
+        parent(run, part, driver).lstrip("/")
+        for part in parts or (DEVICES, INFRASTRUCTURE)
+        for driver in ("cgroupfs", "systemd")
+    ]
+    return sorted({found for root in _roots(mounts) for name in names for found in root.glob(name)})
 
 
 def weights(run: str, parts: Mapping[str, float]) -> list[tuple[Path, str]]:

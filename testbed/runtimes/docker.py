@@ -20,6 +20,7 @@ from testbed import images
 from testbed.broker import BROKER
 from testbed.errors import HostError
 from testbed.host import cgroups, docker_engine, kernel
+from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.docker_engine import available
 from testbed.images import Images
@@ -32,9 +33,7 @@ from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, C
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
     BROKER_FILES,
-    DEVICES,
     GROUP_WEIGHTS,
-    INFRASTRUCTURE,
     MQTT_PORT,
     appended,
     launch,
@@ -113,8 +112,6 @@ class DockerRuntime:
         """Id, by part."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
-        self.unweighted: str | None = None
-        """Why the run's control groups have no weights of their own; None where they have."""
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
     def start(self) -> Broker:
@@ -127,7 +124,7 @@ class DockerRuntime:
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
             for part in parts:
                 part.result()
-            self.unweighted = self._pool.submit(self._weigh).result()
+            self._pool.submit(self._weigh).result()
             if what.router is not None:
                 self._pool.submit(self._start_router, what.router, accounts[ROUTER]).result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
@@ -194,7 +191,9 @@ class DockerRuntime:
         self._containers[container.part] = executor.start(self._engine, container)
         return self._containers[container.part]
 
-    def _weigh(self) -> str | None:
+    def _weigh(self) -> None:
+        """Raise the weights of the run's control groups; where that is not possible, other work on this
+        host can take CPU from devices, which their figures show."""
         plan = self._spec.plan
         cores = {
             DEVICES: len(cpu_numbers(plan.device_cpus)),
@@ -202,7 +201,8 @@ class DockerRuntime:
         }
         factors = {part: weight * cores[part] for part, weight in GROUP_WEIGHTS.items()}
         image = self._launch.broker.image
-        return executor.weigh(self._engine, image, self._directory.run, factors)
+        why = executor.weigh(self._engine, image, self._directory.run, factors)
+        self._directory.write_manifest(cpu_weights=factors if why is None else {"refused": why})
 
     def _start_broker(self) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""

@@ -107,7 +107,7 @@ def weigh(engine: docker.DockerClient, image: str, run: str, parts: Mapping[str,
         for file, text in found:
             file.write_text(text, encoding="ascii")
         return None
-    return _as_root(engine, image, [f"echo {text} > {quote(str(file))}" for file, text in found])
+    return _as_root(engine, image, run, [f"echo {text} > {quote(str(file))}" for file, text in found])
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
@@ -118,18 +118,21 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
             with suppress(OSError):  # one that is not empty yet, or gone
                 folder.rmdir()
     elif image is not None:
-        _as_root(engine, image, [f"rmdir {quote(str(folder))}" for folder in found])
+        _as_root(engine, image, run, [f"rmdir {quote(str(folder))}" for folder in found])
 
 
-def _as_root(engine: docker.DockerClient, image: str, commands: Sequence[str]) -> str | None:
-    """Run shell commands on this host's control groups as root, without capabilities or network. Returns
-    what went wrong."""
+def _as_root(engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]) -> str | None:
+    """Run shell commands on this host's control groups as root, with no other rights and no network.
+    Returns what went wrong."""
     try:
         engine.containers.run(
             image,
-            ["sh", "-c", "; ".join(commands)],
+            ["-c", "; ".join(commands)],
+            entrypoint="sh",
+            labels={RUN_LABEL: run, PART_LABEL: "cgroups"},  # for `testbed down`
             user="0:0",
             cap_drop=["ALL"],
+            cap_add=["DAC_OVERRIDE"],  # the kernel closes the folders of hierarchies even to their owner
             security_opt=["no-new-privileges:true"],
             network_mode="none",
             read_only=True,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import BROKER
 from testbed.host import cgroups, kernel
+from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.plan import PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes.containers import (
@@ -47,8 +48,6 @@ _DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
 _MIN_WEIGHT = 2
 """The kernel's least CPU weight of a container."""
-DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
-"""Control groups of a run's containers."""
 GROUP_WEIGHTS = {DEVICES: 100.0, INFRASTRUCTURE: 10.0}
 """CPU weights of the groups, per core, in those of a single process of the host. Against two busy ones
 on its core, the devices' group gets 98 %. It may take no more than its devices' quotas, which the run

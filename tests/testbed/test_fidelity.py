@@ -119,6 +119,65 @@ def test_without_counters_only_training_tells() -> None:
     assert pi(samples, trained=[(math.nan, 2.0), (3.0, 1.0)]).figures["cpu"].got is None
 
 
+def demanding(rates: Sequence[tuple[float, float, float]], start: float = 0.5) -> list[Sample]:
+    """Samples a second apart: CPU of the device, and how long its client's thread ran and waited."""
+    samples = bare(cpu for cpu, _, _ in rates)
+    ran = waited = start
+    for sample, (_, more, longer) in zip(samples, [(0.0, 0.0, 0.0), *rates], strict=True):
+        ran, waited = ran + more, waited + longer
+        sample |= {"ran": ran, "waited": waited}
+    return samples
+
+
+def test_a_device_that_waits_in_between_is_judged_by_what_it_got_when_it_wanted_to_run() -> None:
+    got = pi(demanding([(0.1, 0.1, 0.3)] * 4))
+    assert got.figures["cpu"].got is None
+    assert got.demand.got == pytest.approx(0.25)
+    assert got.wanted == pytest.approx(1.6)
+    assert got.present == got.observed == pytest.approx(4.0)
+    assert [name for name, _ in pi(demanding([(0.1, 0.1, 0.9)] * 4)).judged()] == ["cpu"]
+    assert list(pi(demanding([(0.1, 0.1, 0.0)] * 4)).judged()) == []
+
+
+def test_no_device_wants_more_time_than_there_is() -> None:
+    """Suspended while it waits for a core, a process waits twice."""
+    got = pi(demanding([(0.25, 0.25, 1.1)] * 4))
+    assert got.demand.got == pytest.approx(0.25)
+
+
+def test_another_client_counts_anew() -> None:
+    samples = demanding([(0.1, 0.1, 0.3)] * 4)
+    for sample in samples[2:]:
+        sample["ran"] -= 0.6
+    got = pi(samples)
+    assert got.wanted == pytest.approx(1.2)
+    assert got.demand.got == pytest.approx(0.25)
+
+
+def test_demand_that_the_kernel_does_not_count() -> None:
+    got = pi(usage([IDLE] * 10))
+    assert (got.demand.got, got.wanted) == (None, None)
+    assert list(got.unjudged()) == [
+        "CPU: it was never busy, and this kernel does not say whether it waited for a CPU"
+    ]
+    assert list(pi(usage([BUSY] * 10)).unjudged()) == []
+
+
+def test_what_is_not_observed_is_not_judged() -> None:
+    samples = usage([BUSY] * 4)
+    assert list(pi(samples, clock=Clock(EPOCH, end=10.0)).unjudged()) == ["CPU: telemetry of 4 of 10 s"]
+    assert list(pi(samples, away=((4.0, 10.0),), clock=Clock(EPOCH, end=10.0)).unjudged()) == []
+    assert list(pi([], clock=Clock(EPOCH, end=2.0)).unjudged()) == []
+    assert list(pi([], clock=Clock(EPOCH, end=3.0)).unjudged()) == ["CPU: telemetry of 0 of 3 s"]
+
+
+def test_the_phase_that_waited_most_is_the_devices_demand() -> None:
+    phases = RequestedCpu(0.25), RequestedCpu(0.5, at=4.0)
+    got = pi(demanding([(0.1, 0.1, 0.3)] * 4 + [(0.2, 0.2, 0.6)] * 4), *phases)
+    assert got.demand.requested == 0.5
+    assert got.demand.got == pytest.approx(0.25)
+
+
 def test_a_restart_begins_the_counters_anew() -> None:
     before = usage([BUSY] * 3)  # to 3 s
     # Up again at 5 s without a limit, which is set when it is ready, half way to 7 s.

@@ -1,0 +1,68 @@
+"""Runs beside busy processes of this host: what the devices get, and what the verdict is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import docker
+import psutil
+import pytest
+
+from tests.running import Finished, cli, left_in_docker, write_topology
+
+pytestmark = pytest.mark.alone
+
+DEVICES = [{"name": "fast", "cpu": 0.4}, {"name": "slow", "count": 2, "cpu": 0.1}]
+LAST_CORE = max(os.sched_getaffinity(0))
+"""Devices are on the last cores; on a host of two, all of them are on this one."""
+
+
+@contextmanager
+def busy(core: int, count: int = 2) -> Iterator[None]:
+    """Processes that want all of a core."""
+    loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
+    try:
+        for loop in loops:
+            psutil.Process(loop.pid).cpu_affinity([core])
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def run(folder: Path, runtime: str) -> Finished:
+    topology = write_topology(folder, devices=DEVICES, stop={"after": "12s"})
+    done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Busy host: other work uses" in done.stdout
+    return Finished.only_one_in(folder / "runs")
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(os.cpu_count() != 2, reason="which core is whose is known on two cores only")
+def test_containers_keep_their_shares_beside_busy_processes(
+    engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    with busy(LAST_CORE), busy(0):
+        found = run(tmp_path, "docker")
+    fidelity = json.loads((found.path / "fidelity.json").read_text())
+    for name, figures in fidelity["devices"].items():
+        assert abs(figures["cpu"]["error"]) < 3, (name, figures)
+    assert found.manifest["validity"]["valid"] is False  # steps cost more, as caches are cold
+    (reason,) = found.manifest["validity"]["reasons"]
+    assert "of the devices' cores" in reason
+    assert left_in_docker(engine) == []
+
+
+def test_local_processes_do_not_and_the_run_says_so(tmp_path: Path) -> None:
+    with busy(LAST_CORE, 4):
+        found = run(tmp_path, "process")
+    validity = found.manifest["validity"]
+    assert validity["valid"] is False
+    assert any("of a core where" in reason for reason in validity["reasons"]), validity
