@@ -127,6 +127,7 @@ class Controller:
                 f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
                 "the run clock starts"
             )
+            self._runtime.begin()
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
                 note = Note(messages.clipped(f"{doubt}: this run will not be valid"))

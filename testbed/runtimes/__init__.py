@@ -36,6 +36,9 @@ class Runtime(Protocol):
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
+    def begin(self) -> None:
+        """Prepare for the run clock, which starts now: all that is awaited is ready and limited."""
+
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """See `testbed.run.scenario_player.Actuator`."""
 

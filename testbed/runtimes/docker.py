@@ -20,8 +20,7 @@ from testbed import images
 from testbed.broker import BROKER
 from testbed.errors import HostError
 from testbed.host import cgroups, docker_engine, kernel
-from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
-from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -33,9 +32,9 @@ from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, C
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
     BROKER_FILES,
-    GROUP_WEIGHTS,
     MQTT_PORT,
     appended,
+    group_weights,
     launch,
     name_of,
     planned_limits,
@@ -122,9 +121,10 @@ class DockerRuntime:
         with as_host_error("start the containers"):
             port = self._pool.submit(self._start_broker).result()
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
-            for part in parts:
+            for number, part in enumerate(parts):
                 part.result()
-            self._pool.submit(self._weigh).result()
+                if number == 1:  # both groups are there
+                    self._weigh(started=False)
             if what.router is not None:
                 self._pool.submit(self._start_router, what.router, accounts[ROUTER]).result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
@@ -132,6 +132,17 @@ class DockerRuntime:
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
+
+    def begin(self) -> None:
+        self._weigh(started=True)
+
+    def _weigh(self, *, started: bool) -> None:
+        """Set the weights of the run's control groups. Where that is not possible, other work can take
+        CPU from devices, which their figures show."""
+        weights = group_weights(self._spec.plan, started=started)
+        image = self._launch.broker.image
+        why = executor.weigh(self._engine, image, self._directory.run, weights)
+        self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: the engine sets CPU limits, the router delay and loss where netem does not, and
@@ -190,19 +201,6 @@ class DockerRuntime:
     def _start(self, container: Container) -> str:
         self._containers[container.part] = executor.start(self._engine, container)
         return self._containers[container.part]
-
-    def _weigh(self) -> None:
-        """Raise the weights of the run's control groups; where that is not possible, other work on this
-        host can take CPU from devices, which their figures show."""
-        plan = self._spec.plan
-        cores = {
-            DEVICES: len(cpu_numbers(plan.device_cpus)),
-            INFRASTRUCTURE: len(cpu_numbers(plan.infrastructure_cpus)),
-        }
-        factors = {part: weight * cores[part] for part, weight in GROUP_WEIGHTS.items()}
-        image = self._launch.broker.image
-        why = executor.weigh(self._engine, image, self._directory.run, factors)
-        self._directory.write_manifest(cpu_weights=factors if why is None else {"refused": why})
 
     def _start_broker(self) -> int:
         """Create the networks and start the broker; return its port on 127.0.0.1."""

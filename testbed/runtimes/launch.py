@@ -24,7 +24,8 @@ from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import BROKER
 from testbed.host import cgroups, kernel
 from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
-from testbed.plan import PlannedDevice, agent_configs
+from testbed.host.die_with_parent import cpu_numbers
+from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
@@ -48,11 +49,23 @@ _DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
 _MIN_WEIGHT = 2
 """The kernel's least CPU weight of a container."""
-GROUP_WEIGHTS = {DEVICES: 100.0, INFRASTRUCTURE: 10.0}
-"""CPU weights of the groups, per core, in those of a single process of the host. Against two busy ones
-on its core, the devices' group gets 98 %. It may take no more than its devices' quotas, which the run
-was promised; the infrastructure has none, and leaves others a share. The groups are siblings, each with
-its weight on its own cores: in one group, the busier would draw the weight from the other's cores."""
+_DEVICES_WEIGHT, _INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 20.0, 10.0, 1.0
+"""CPU weights of the control groups, per core, in those of a single process of the host. Against two
+busy ones on its core, the devices' group gets 91 %, and never more than the devices' quotas, which the
+run was promised. With far more it would keep the kernel's own threads, which move packets, waiting. The
+groups are siblings, each with its weight on its own cores: in one group, the busier would draw the
+weight from the other's cores."""
+
+
+def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
+    """CPU weights of the control groups, in those of a single process of the host. Until all devices
+    have `started`, they give way: start-up has no quota, and links are measured meanwhile."""
+    weight = _DEVICES_WEIGHT if started else _START_UP_WEIGHT
+    return {
+        DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
+        INFRASTRUCTURE: _INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.infrastructure_cpus)),
+    }
+
 
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
 """Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take

@@ -167,6 +167,9 @@ class ProcessRuntime:
             self._duty_cycle = DutyCycle()
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].share)
 
+    def begin(self) -> None:
+        """Nothing: processes have no weights."""
+
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: the relay changes links, signals do all else. Raises BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):

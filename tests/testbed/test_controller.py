@@ -113,6 +113,8 @@ class Idle:
     def telemetry(self) -> list[Telemetry]:
         return []
 
+    def begin(self) -> None: ...
+
     def server_pids(self) -> list[int]:
         return []
 
