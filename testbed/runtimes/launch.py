@@ -49,9 +49,12 @@ _DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
 _CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
 _MIN_WEIGHT = 2
 """The kernel's least CPU weight of a container."""
-_DEVICES_WEIGHT, _INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 20.0, 10.0, 1.0
+UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
+"""Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
+CPU that others are entitled to."""
+_DEVICES_WEIGHT, _INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 50.0, 10.0, 1.0
 """CPU weights of the control groups, per core, in those of a single process of the host. Against two
-busy ones on its core, the devices' group gets 91 %, and never more than the devices' quotas, which the
+busy ones on its core, the devices' group gets 96 %, and never more than the devices' quotas, which the
 run was promised. With far more it would keep the kernel's own threads, which move packets, waiting. The
 groups are siblings, each with its weight on its own cores: in one group, the busier would draw the
 weight from the other's cores."""
@@ -65,11 +68,6 @@ def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
         INFRASTRUCTURE: _INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.infrastructure_cpus)),
     }
-
-
-UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
-CPU that others are entitled to."""
 
 
 def launch(
