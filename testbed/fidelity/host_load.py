@@ -91,6 +91,7 @@ class Sampler:
         own: Callable[[], float | None] = lambda: None,
         read: Callable[[], Sequence[Any]] = lambda: psutil.cpu_times(percpu=True),
         proc: Path = Path("/proc"),
+        dilation: float = 1.0,
     ) -> None:
         """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
         broker, aggregator and router, `own` the CPU seconds that all devices have used."""
@@ -100,6 +101,7 @@ class Sampler:
         self._used: float | None = None
         self._read = read
         self._proc = proc
+        self._dilation = dilation
         self._at: float | None = None
         self._before: list[_Times] = []
         self._threads: dict[str, float] = {}

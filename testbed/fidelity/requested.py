@@ -65,6 +65,12 @@ def trainings(requested: Iterable[Requested], records: Iterable[events.Record]) 
 def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     """A sample in the host's time, converted to device time."""
     converted = {**sample, "at": sample["at"] / dilation}
+    for name in ("ran", "waited"):  # but not `cpu`: a share is CPU seconds of the host per device second
+        if name in sample:
+            converted[name] = sample[name] / dilation
+    for name in ("ran", "waited"):  # but not `cpu`: a share is CPU seconds of the host per device second
+        if name in sample:
+            converted[name] = sample[name] / dilation
     if "probe" in sample:
         factors = {
             "up": dilation,
