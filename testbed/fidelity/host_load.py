@@ -119,9 +119,8 @@ class Sampler:
             _Times(*(b - a for a, b in zip(*pair, strict=True)))
             for pair in zip(before, now, strict=True)
         )
-        loads = [
-            min(1.0, (threads[one] - earlier[one]) / (at - last)) for one in threads.keys() & earlier
-        ]
+        elapsed = (at - last) * self._dilation
+        loads = [min(1.0, (threads[one] - earlier[one]) / elapsed) for one in threads.keys() & earlier]
         return HostSample(
             at,
             at - last,

@@ -68,9 +68,6 @@ def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]
     for name in ("ran", "waited"):  # but not `cpu`: a share is CPU seconds of the host per device second
         if name in sample:
             converted[name] = sample[name] / dilation
-    for name in ("ran", "waited"):  # but not `cpu`: a share is CPU seconds of the host per device second
-        if name in sample:
-            converted[name] = sample[name] / dilation
     if "probe" in sample:
         factors = {
             "up": dilation,

@@ -93,7 +93,13 @@ class Controller:
         plan = spec.plan
         devices = cpu_numbers(plan.device_cpus)
         cpus = devices | cpu_numbers(plan.infrastructure_cpus)
-        self._sampler = Sampler(cpus, devices, runtime.server_pids, runtime.device_cpu_seconds)
+        self._sampler = Sampler(
+            cpus,
+            devices,
+            runtime.server_pids,
+            runtime.device_cpu_seconds,
+            dilation=plan.dilation,
+        )
 
     def run(self) -> events.RunEnded:
         """Run to the end and remove everything, also after an error or Ctrl-C.

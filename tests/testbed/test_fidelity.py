@@ -20,6 +20,7 @@ from testbed.fidelity.figures import (
     RequestedCpu,
     RequestedLink,
 )
+from testbed.fidelity.requested import in_device_time
 from testbed.rundir.tail import Samples
 
 EPOCH = 1000.0
@@ -143,6 +144,12 @@ def test_no_device_wants_more_time_than_there_is() -> None:
     """Suspended while it waits for a core, a process waits twice."""
     got = pi(demanding([(0.25, 0.25, 1.1)] * 4))
     assert got.demand.got == pytest.approx(0.25)
+
+
+def test_demand_is_in_device_time() -> None:
+    """At dilation 4 a host of one core gives a device two cores: it ran half of the host's time."""
+    sample = {"device": "pi", "at": 8.0, "cpu": 4.0, "ran": 4.0, "waited": 4.0}
+    assert in_device_time(sample, 4.0) == {**sample, "at": 2.0, "ran": 1.0, "waited": 1.0}
 
 
 def test_another_client_counts_anew() -> None:

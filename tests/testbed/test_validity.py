@@ -278,11 +278,11 @@ def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_pa
 
     thread(1, 0, 1.0, 2.0)
     thread(2, 19, 0.0, 0.0)
-    sampler = Sampler({0}, {0}, lambda: [10, 11], proc=tmp_path)  # 11 has ended
+    sampler = Sampler({0}, {0}, lambda: [10, 11], proc=tmp_path, dilation=2.0)  # 11 has ended
     sampler.sample(0.0, 0.0)
     thread(1, 0, 1.25, 2.25)
     thread(2, 19, 1.0, 0.0)
-    found = sampler.sample(1.0, 0.0)
+    found = sampler.sample(0.5, 0.0)
     assert found is not None
     assert found.server_load == 0.5
 
