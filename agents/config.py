@@ -128,6 +128,10 @@ class AggregatorConfig:
     """Seconds of the host that make one of device time."""
     record: bool = False
     """Keep all inputs, updates included, so that the run can be replayed."""
+    evaluate_after: bool = False
+    """Evaluate after the run, and as long as that takes."""
+    last_evaluation_timeout_s: float = 30.0
+    """Seconds of the host that a run which is over waits for its last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         dilation=spec.plan.dilation,
         patient=spec.eventful,
         record=topology.record == "updates",
+        evaluate_after=topology.evaluate.when == "after",
     )
 
 
