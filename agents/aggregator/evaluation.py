@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,8 @@ class Evaluator:
     """Evaluates models in its own thread, which gives way to updates and to the broker, and hands each
     result, or what went wrong, to `done`.
 
-    With a folder `until_released`, models wait there, in a file without a name, until `release`.
+    With a folder `until_released`, models wait there, in a file without a name, until `release`. With
+    `cpus` the thread runs on these.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Evaluator:
         task: Task,
         test_set: Shard,
         done: Callable[[Future[Evaluation]], object],
+        *,
         until_released: Path | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
@@ -55,7 +58,7 @@ class Evaluator:
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
-        self._thread = ThreadPoolExecutor(1, "evaluation", os.nice, (_NICE,))
+        self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._waiting: list[int] | None = None
         """Versions of the models in the file, in order; None: models are evaluated at once."""
         if until_released is not None:
@@ -100,3 +103,11 @@ class Evaluator:
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
         loss = loss / len(self._y) + penalty
         return Evaluation(version, loss if math.isfinite(loss) else math.inf, right / len(self._y))
+
+
+def _begin(cpus: Sequence[int]) -> None:
+    """Set this thread's priority and its CPUs, with as many threads of torch."""
+    os.nice(_NICE)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+        torch.set_num_threads(len(cpus))

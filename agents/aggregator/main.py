@@ -47,6 +47,8 @@ _Input = Received | Future[Evaluation] | messages.Stop
 
 def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
+    if cfg.evaluation_cpus:  # a container has both
+        os.sched_setaffinity(0, cfg.cpus)
     try:
         aggregator = Aggregator(cfg)
     except ConnectionFailedError as error:
@@ -100,7 +102,10 @@ class Aggregator:
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
         self._journal = storage.Journal(self._directory / "events.jsonl")
         later = self._directory / "models" if cfg.evaluate_after else None
-        self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put, later)
+        test_set = shards.load(Path(cfg.test_set))
+        self._evaluator = Evaluator(
+            task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
+        )
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
         subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
         will = status, _OFFLINE

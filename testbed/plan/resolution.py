@@ -84,8 +84,9 @@ def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topolo
 
 
 def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterator[str]:
-    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, on tight
-    limits of memory, and on evaluations after the run. `plan` is that of the topology `with_memory`."""
+    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, on
+    tight limits of memory, and on evaluations after the run. `plan` is that of the topology
+    `with_memory`."""
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
     if plan.traits.cgroups:

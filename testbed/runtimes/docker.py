@@ -198,7 +198,7 @@ class DockerRuntime:
         plan = self._spec.plan
         cores = {
             DEVICES: len(cpu_numbers(plan.device_cpus)),
-            INFRASTRUCTURE: len(cpu_numbers(plan.infrastructure_cpus)),
+            INFRASTRUCTURE: len(cpu_numbers(plan.aggregator_cpus)),
         }
         factors = {part: weight * cores[part] for part, weight in GROUP_WEIGHTS.items()}
         image = self._launch.broker.image

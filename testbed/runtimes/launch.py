@@ -152,7 +152,7 @@ class _SpecificationBuilder:
                     for path in (*appended(self.spec), run.models)
                 ),
             ),
-            cpu=self._infrastructure,
+            cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
         )
 
     def device(self, device: PlannedDevice) -> Container:

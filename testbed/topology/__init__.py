@@ -111,6 +111,11 @@ class Evaluate(Model):
         "evaluated once the run is over, however long that takes, so that it disturbs nothing. In "
         "virtual time there is no difference",
     )
+    cores: Count | None = Field(
+        default=None,
+        description="So many of the host's cores are for evaluations alone, and none of the devices'; "
+        "without this, evaluations run on the core of broker and aggregator, which go first",
+    )
 
     @model_validator(mode="after")
     def _has_samples(self) -> Self:

@@ -88,3 +88,19 @@ def test_a_model_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     evaluator.submit(1, np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="closed file"):
         done.get(timeout=10).result()
+
+
+def test_evaluations_can_have_cpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many threads of torch; the thread that applies updates keeps its own."""
+    mine, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    found: list[tuple[set[int], int]] = []
+    task = Quadratic(((1.0,), (3.0,)))
+    monkeypatch.setattr(
+        Quadratic, "correct", lambda *_: found.append((os.sched_getaffinity(0), torch.get_num_threads()))
+    )
+    done: Future[Future[Evaluation]] = Future()
+    evaluator = Evaluator(task, task.shards()[0], done.set_result, cpus=[max(mine)])
+    evaluator.submit(7, np.zeros(1, np.float32))
+    assert done.result(timeout=10).result().loss == 0.5
+    assert found == [({max(mine)}, 1)]
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (mine, threads)
