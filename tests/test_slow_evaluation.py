@@ -44,13 +44,12 @@ Up = Callable[..., Finished]
 def up(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Up:
     """A function that runs a small topology of local processes, with a slow evaluation."""
 
-    def up(seconds: float, timeout: float, code: int = 0, **changes: Any) -> Finished:
+    def up(seconds: float | str, timeout: float, code: int = 0, **changes: Any) -> Finished:
         program = (sys.executable, "-c", SLOW.format(seconds=seconds, timeout=timeout))
         monkeypatch.setattr(process, "Programs", lambda: Programs(aggregator=program))
         topology = write_small_topology(tmp_path, record="updates", **changes)
         said = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
         assert said.code == code, said.out + said.err
-        assert "Traceback" not in said.err
         run = Finished.only_one_in(tmp_path / "runs")
         assert [info for info in process.find() if info.run == run.path.name] == []
         return run
@@ -108,6 +107,14 @@ def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
     assert isinstance(ended, events.RunEnded)
     assert ended.reason == "after"
     assert replay(RunDirectory(run.path)).updates == len(run.updates)
+
+
+def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -> None:
+    """What was recorded by then is there."""
+    run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
+    assert "ZeroDivisionError" in (run.path / "logs" / "aggregator.log").read_text()
+    assert isinstance(run.records[0], events.RunStarted)
+    assert run.manifest["outcome"] == "failed"
 
 
 def test_models_are_evaluated_after_the_run(up: Up) -> None:

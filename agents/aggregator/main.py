@@ -118,8 +118,18 @@ class Aggregator:
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
 
     def run(self) -> None:
-        """Serve until the core ends the run."""
+        """Serve until the core ends the run; what was recorded by then is kept also after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
+        try:
+            self._serve()
+        finally:
+            if self._recording is not None:
+                self._recording.close()
+            self._journal.close()
+        self._connection.close()
+
+    def _serve(self) -> None:
+        """Hand in what happens, and send what the core wants sent."""
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -134,10 +144,6 @@ class Aggregator:
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
-        if self._recording is not None:
-            self._recording.close()
-        self._journal.close()
-        self._connection.close()
 
     def _handle(self, event: inputs.Input) -> None:
         """Hand `event` to the core, and carry out all that it wants."""
