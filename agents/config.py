@@ -10,7 +10,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,6 +128,14 @@ class AggregatorConfig:
     """Seconds of the host that make one of device time."""
     record: bool = False
     """Keep all inputs, updates included, so that the run can be replayed."""
+    evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
+    """CPUs that only evaluate; none: evaluations run where the rest does."""
+    cpus: Sequence[int] = dataclasses.field(default_factory=list)
+    """CPUs of the rest, where evaluations have their own."""
+    evaluate_after: bool = False
+    """Evaluate after the run, and as long as that takes."""
+    last_evaluation_timeout_s: float = 30.0
+    """Seconds of the host that a run which is over waits for its last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

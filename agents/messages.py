@@ -150,7 +150,7 @@ def _detail(value: Any, depth: int) -> Any:
 
 RemoteAction = SetLink | Switching
 """What is not the controller's own to do: CPU limits are."""
-State = Literal["joining", "ready", "offline"]
+State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
 

@@ -14,6 +14,7 @@ model that it is about.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +48,24 @@ from agents.wire import FAREWELL, UpdateMessage
 _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
 _AFTER = "after"
+_TELL = "tell that it waits"
+_GIVE_UP = "wait no longer"
 _RULE = "rule:"
+_GRACE_S = 1.5
+"""Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
+has at all where the run is interrupted: a process that is told to end is soon killed."""
 _INT64 = 2**63 - 1
 """The largest number that the tables made of the records can hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEvaluation:
+    """How long a run that is over waits for its last evaluation."""
+
+    timeout: float | None = 30.0
+    """Seconds of the host; None: as long as it takes."""
+    dilation: float = 1.0
+    """Seconds of the host that make one of device time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +85,10 @@ class Settings:
     """None for no checkpoints but the first model and the last."""
     patient: bool = False
     """Go on where no client is left."""
+    evaluate_after: bool = False
+    """Evaluations are made after the run: none is left out because another one goes on."""
+    last_evaluation: LastEvaluation | None = None
+    """None where evaluations take no device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +140,10 @@ class AggregatorCore:
         what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
         need one model's memory, however many updates go into it."""
         self._applied = 0
-        self._evaluating: Nanoseconds | None = None
-        """When the model was taken whose evaluation goes on."""
+        self._evaluating: deque[Nanoseconds] = deque()
+        """When the models were taken whose evaluation is not done; it is done in this order."""
         self._evaluated_version = -1
+        """The last one whose evaluation was requested."""
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
 
@@ -142,16 +163,16 @@ class AggregatorCore:
         return any(name.startswith(_RULE) for name in self._timers)
 
     @property
-    def ending(self) -> bool:
-        """Whether the run is over but for its last evaluation."""
-        return self._ending is not None
+    def ended(self) -> Nanoseconds | None:
+        """When the run ended, but for its last evaluation; None: it has not."""
+        return None if self._ending is None else self._ending[0]
 
     def handle(self, event: inputs.Input) -> Actions:
         """What is to be done because of `event`. Nothing, once `Finish` has been among the actions."""
         if self._finished:
             return []
         actions = self._handle(event)
-        if self._ending is None or self._evaluating is not None:
+        if self._ending is None or self._evaluating or self._finished:
             return actions
         return [*actions, *self._close_books(*self._ending)]
 
@@ -170,7 +191,7 @@ class AggregatorCore:
             case inputs.Unreadable(at, sender, reason):
                 return self._reject(sender, reason, at)
             case inputs.EndRequested(at, reason):
-                return self._end(reason, at)
+                return self._interrupt(reason, at)
             case inputs.Started():
                 return self._start(event)
             case _:
@@ -293,10 +314,9 @@ class AggregatorCore:
         return [Log(events.UpdateRejected(to_seconds(at), sender, reason))]
 
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
-        if self._evaluating is None:
+        if not self._evaluating:
             raise RuntimeError("an evaluation that was not requested")
-        taken, self._evaluating = self._evaluating, None
-        self._evaluated_version = done.version
+        taken = self._evaluating.popleft()
         log = Log(events.Evaluated(to_seconds(taken), done.version, done.loss, done.accuracy))
         target = self._settings.stop.target_accuracy
         if target is not None and done.accuracy >= target:
@@ -325,8 +345,15 @@ class AggregatorCore:
         self._requests_due.clear()
         return actions
 
-    def _end(self, reason: str, at: Nanoseconds) -> list[Action]:
-        """The run is over; the final model is evaluated before the books are closed."""
+    def _interrupt(self, reason: str, at: Nanoseconds) -> list[Action]:
+        """End the run now; where it has ended already, do not wait for its last evaluation."""
+        if self._settings.last_evaluation is None or self._ending is None:
+            return self._end(reason, at, _GRACE_S)
+        return self._give_up("the run was interrupted", *self._ending)
+
+    def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
+        """The run is over; the final model is evaluated before the books are closed, which waits for it
+        as long as the settings say and `timeout`, in seconds of the host, at most."""
         if not self._running or self._ending:
             return []
         self._ending = (at, reason)
@@ -334,6 +361,12 @@ class AggregatorCore:
         self._deferred.clear()
         self._requests_due.clear()
         self._broadcast_due = False
+        if (last := self._settings.last_evaluation) is not None:
+            timeout = min(timeout, math.inf if last.timeout is None else last.timeout)
+            if timeout > _GRACE_S:
+                self._timers[_TELL] = _Timer(at + from_seconds(_GRACE_S / last.dilation))
+            if timeout < math.inf:
+                self._timers[_GIVE_UP] = _Timer(at + from_seconds(timeout / last.dilation))
         return [StopClients()]
 
     def _set_present(self) -> None:
@@ -484,20 +517,51 @@ class AggregatorCore:
             return self._evaluate(at)
         if name == _CHECKPOINT:
             return [Save(self._server.version)]
+        if self._ending is not None:
+            return self._waited(name, *self._ending)
         return self._end(_AFTER, at)
 
     def _evaluate(self, at: Nanoseconds) -> list[Action]:
         """Evaluate, unless the last evaluation is still going or nothing changed since."""
-        if self._evaluating is not None or self._server.version == self._evaluated_version:
+        version = self._server.version
+        waits = bool(self._evaluating) and not self._settings.evaluate_after
+        if waits or version == self._evaluated_version:
             return []
-        self._evaluating = at
-        return [Evaluate(self._server.version)]
+        self._evaluating.append(at)
+        self._evaluated_version = version
+        return [Evaluate(version)]
+
+    def _waited(self, timer: str, ended: Nanoseconds, reason: str) -> list[Action]:
+        """`timer` says that the run, which `ended`, has waited for its last evaluation for a while. The
+        run clock stands still: that is when its records are from."""
+        if timer == _GIVE_UP:
+            return self._give_up("the run waits no longer", ended, reason)
+        last, count = self._settings.last_evaluation, self._unevaluated
+        what = "evaluation is" if count == 1 else f"{count} evaluations are"
+        text = f"the run is over; its last {what} waited for"
+        if last is not None and last.timeout is not None:
+            text += f", at most {last.timeout:g} s (without limit: evaluate: {{when: after}})"
+        return [Log(events.Note(to_seconds(ended), text))]
+
+    @property
+    def _unevaluated(self) -> int:
+        """Models whose evaluation is not done, of a run that has ended."""
+        return len(self._evaluating) + (self._server.version != self._evaluated_version)
+
+    def _give_up(self, why: str, ended: Nanoseconds, reason: str) -> list[Action]:
+        """Close the books without the evaluations that are not done."""
+        count = self._unevaluated
+        what = "the last model was" if count == 1 else f"the last {count} models were"
+        note = events.Note(to_seconds(ended), f"{what} not evaluated: {why}")
+        return [Log(note), *self._finish(ended, reason)]
 
     def _close_books(self, at: Nanoseconds, reason: str) -> Actions:
         """The last records, once the final model has been evaluated; the run ended `at`."""
-        if last := self._evaluate(at):
-            return last
+        return self._evaluate(at) or self._finish(at, reason)
+
+    def _finish(self, at: Nanoseconds, reason: str) -> list[Action]:
         self._finished = True
+        self._timers.clear()
         return [
             Save(self._server.version, final=True),
             Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from agents.flat import FlatModule
@@ -16,6 +20,8 @@ from agents.tasks.interface import Task
 from agents.vectors import Vector
 
 _BATCH = 500
+_BYTES = 4
+"""Of a parameter, which is a float32."""
 _NICE = 19
 """In Linux niceness is a thread's own."""
 
@@ -31,10 +37,20 @@ class Evaluation:
 
 class Evaluator:
     """Evaluates models in its own thread, which gives way to updates and to the broker, and hands each
-    result, or what went wrong, to `done`."""
+    result, or what went wrong, to `done`.
+
+    With a folder `until_released`, models wait there, in a file without a name, until `release`. With
+    `cpus` the thread runs on these.
+    """
 
     def __init__(
-        self, task: Task, test_set: Shard, done: Callable[[Future[Evaluation]], object]
+        self,
+        task: Task,
+        test_set: Shard,
+        done: Callable[[Future[Evaluation]], object],
+        *,
+        until_released: Path | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
@@ -42,11 +58,38 @@ class Evaluator:
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
-        self._thread = ThreadPoolExecutor(1, "evaluation", os.nice, (_NICE,))
+        self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
+        self._waiting: list[int] | None = None
+        """Versions of the models in the file, in order; None: models are evaluated at once."""
+        if until_released is not None:
+            self._waiting = []
+            self._file = tempfile.TemporaryFile(dir=until_released)  # noqa: SIM115
 
     def submit(self, version: int, w: Vector) -> None:
         """Evaluate a copy of `w`, shape (d,)."""
-        self._thread.submit(self.evaluate, version, w.copy()).add_done_callback(self._done)
+        if self._waiting is None:
+            self._thread.submit(self.evaluate, version, w.copy()).add_done_callback(self._done)
+        else:
+            self._waiting.append(version)
+            self._thread.submit(w.copy().tofile, self._file).add_done_callback(self._written)
+
+    def release(self) -> None:
+        """Evaluate what waits, and from now on at once."""
+        waiting, self._waiting = self._waiting or [], None
+        for place, version in enumerate(waiting):
+            self._thread.submit(self._evaluate, version, place).add_done_callback(self._done)
+        if waiting:
+            self._thread.submit(self._file.close)
+
+    def _written(self, writing: Future[Any]) -> None:
+        if writing.exception() is not None:
+            self._done(writing)
+
+    def _evaluate(self, version: int, place: int) -> Evaluation:
+        """Evaluate the model at `place` of the file."""
+        count = self._flat.w.numel()
+        self._file.seek(place * count * _BYTES)
+        return self.evaluate(version, np.fromfile(self._file, np.float32, count))
 
     def evaluate(self, version: int, w: Vector) -> Evaluation:
         self._flat.load(w)
@@ -60,3 +103,11 @@ class Evaluator:
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
         loss = loss / len(self._y) + penalty
         return Evaluation(version, loss if math.isfinite(loss) else math.inf, right / len(self._y))
+
+
+def _begin(cpus: Sequence[int]) -> None:
+    """Set this thread's priority and its CPUs, with as many threads of torch."""
+    os.nice(_NICE)
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+        torch.set_num_threads(len(cpus))

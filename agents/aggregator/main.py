@@ -9,10 +9,12 @@ then do the replies leave. So whatever a client hears of is on disk, at one sync
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import signal
 import sys
 import time
+import traceback
 from concurrent.futures import Future
 from pathlib import Path
 from typing import assert_never
@@ -35,8 +37,8 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
-_READY, _OFFLINE = (
-    messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "offline")
+_READY, _OVER, _OFFLINE = (
+    messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "over", "offline")
 )
 
 
@@ -45,13 +47,23 @@ _Input = Received | Future[Evaluation] | messages.Stop
 
 def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
+    if cfg.evaluation_cpus:  # a container has both
+        os.sched_setaffinity(0, cfg.cpus)
     try:
         aggregator = Aggregator(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"aggregator: {error}")
     gc.collect()
     gc.freeze()  # else updates would wait 60 ms now and then, for a look through all of torch's objects
-    aggregator.run()
+    failed = True
+    try:
+        aggregator.run()
+        failed = False
+    except Exception:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(failed)
 
 
 class Aggregator:
@@ -76,6 +88,11 @@ class Aggregator:
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
             patient=cfg.patient,
+            evaluate_after=cfg.evaluate_after,
+            last_evaluation=core.LastEvaluation(
+                timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
+                dilation=cfg.dilation,
+            ),
         )
         setup = core.Setup(settings, cfg.rule, cfg.seed, self._past.version)
         self._core, self._server = setup.core(w)
@@ -84,7 +101,11 @@ class Aggregator:
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
         self._journal = storage.Journal(self._directory / "events.jsonl")
-        self._evaluator = Evaluator(task, shards.load(Path(cfg.test_set)), self._inbox.put)
+        later = self._directory / "models" if cfg.evaluate_after else None
+        test_set = shards.load(Path(cfg.test_set))
+        self._evaluator = Evaluator(
+            task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
+        )
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
         subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
         will = status, _OFFLINE
@@ -97,8 +118,18 @@ class Aggregator:
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
 
     def run(self) -> None:
-        """Serve until the core ends the run."""
+        """Serve until the core ends the run; what was recorded by then is kept also after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.Stop()))
+        try:
+            self._serve()
+        finally:
+            if self._recording is not None:
+                self._recording.close()
+            self._journal.close()
+        self._connection.close()
+
+    def _serve(self) -> None:
+        """Hand in what happens, and send what the core wants sent."""
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -113,10 +144,6 @@ class Aggregator:
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
-        if self._recording is not None:
-            self._recording.close()
-        self._journal.close()
-        self._connection.close()
 
     def _handle(self, event: inputs.Input) -> None:
         """Hand `event` to the core, and carry out all that it wants."""
@@ -127,6 +154,11 @@ class Aggregator:
     def _now(self) -> Nanoseconds:
         """Device time; 0 before the run clock starts."""
         return 0 if self._epoch is None else self._clock.now() - self._epoch
+
+    def _run_clock(self) -> Nanoseconds:
+        """Device time, up to the end of the run: of no later time are its records."""
+        now, ended = self._now(), self._core.ended
+        return now if ended is None else min(now, ended)
 
     def _wait(self) -> list[_Input]:
         """All inputs that are there: waits for the first, or until the next timer is due."""
@@ -183,7 +215,8 @@ class Aggregator:
                     self._finished = "interrupted"
                 self._handle(inputs.EndRequested(self._now(), "interrupted"))
             case messages.Log(at, device, source, lateness, details):
-                if self._finished is None:
+                ended = self._core.ended
+                if self._finished is None and (ended is None or at <= to_seconds(ended)):
                     self._journal.write(events.Acted(at, device, source, lateness, details))
             case messages.Note(message):
                 if self._finished is None:
@@ -201,7 +234,7 @@ class Aggregator:
 
     def _note(self, message: str) -> None:
         """Something that a reader of the run should know."""
-        self._journal.write(events.Note(to_seconds(self._now()), message))
+        self._journal.write(events.Note(to_seconds(self._run_clock()), message))
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
@@ -221,6 +254,8 @@ class Aggregator:
                     folder, w = self._directory / "models", self._server.w
                     storage.save_model(folder, save.name, w, version, self._schema)
                 case act.StopClients():
+                    self._evaluator.release()
+                    self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
                     for name in self._clients:
                         self._request(name, "stop")
                 case act.Finish(reason):

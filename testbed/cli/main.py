@@ -208,6 +208,7 @@ def plan_command(
         print_text(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
+            + (f"Evaluations use cpu {plan.evaluation_cpus}. " if plan.evaluation_cpus else "")
             + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
             + ("Memory is not limited. " if not plan.traits.cgroups else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")

@@ -132,6 +132,8 @@ class Plan:
     """cpuset of broker and aggregator, as in `0` or `0-1`."""
     device_cpus: str = ""
     """cpuset of the devices."""
+    evaluation_cpus: str = ""
+    """cpuset of the aggregator's evaluations; empty: the aggregator's."""
     device_capacity: float = 0.0
     """Cores that the devices can have in all."""
     dilation: float = 1.0
@@ -142,6 +144,11 @@ class Plan:
     """Whether the devices may ask for more than `device_capacity`."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
+
+    @property
+    def aggregator_cpus(self) -> str:
+        """cpuset of the aggregator, evaluations included."""
+        return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
 
     @property
     def traits(self) -> Traits:
@@ -183,15 +190,20 @@ def this_host(*, netem: bool = False) -> Host:
 def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
     """What the runtime of that name will launch on `host`.
 
-    Broker and aggregator have the first core to themselves, the devices the others. Raises
-    BadInputError, with the numbers, where the devices ask for more than that, unless `oversubscribe`;
-    and always where the runtime cannot do what the topology asks, or there is none of that name.
+    Broker and aggregator have the first core to themselves, evaluations the last ones where they are to
+    have their own, and the devices the others. Raises BadInputError, with the numbers, where the devices
+    ask for more than that, unless `oversubscribe`; and always where the runtime cannot do what the
+    topology asks, or there is none of that name.
     """
     found = traits(runtime)
     if found.simulated:
         return Plan(runtime=runtime, devices=tuple(_devices(topology)))
     alone = len(host.cores) > 1
-    device_cores = host.cores[1:] if alone else host.cores
+    evaluating = topology.evaluate.cores or 0
+    if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
+        raise topology.source.error([problem])
+    split = len(host.cores) - evaluating
+    device_cores = host.cores[1:split] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
     problems = list(feasibility.unsupported(topology, runtime))
@@ -214,6 +226,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
         dilation=dilation,
         infrastructure_cpus=_cpuset(host.cores[:1]),
         device_cpus=_cpuset(device_cores),
+        evaluation_cpus=_cpuset(host.cores[split:]),
         device_capacity=capacity,
         oversubscribed=oversubscribe,
         shaper=shaper,

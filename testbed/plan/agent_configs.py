@@ -195,6 +195,9 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         dilation=spec.plan.dilation,
         patient=spec.eventful,
         record=topology.record == "updates",
+        cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
+        evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
+        evaluate_after=topology.evaluate.when == "after",
     )
 
 

@@ -100,12 +100,28 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
     return f"the devices would ask for {total:g} cores, and there are {capacity:g} for them"
 
 
+def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
+    """Where evaluations are to have more of the host's `cores` than its other parts leave them."""
+    wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
+    if wanted <= most:
+        return None
+    fix = f"write at most {most}, or remove it" if most else "remove it"
+    return topology.source.problem(
+        ("evaluate", "cores"),
+        f"found {wanted}, and {_host_has(cores)}, of which broker and aggregator need one and the "
+        f"devices another: {fix}, or use a larger host",
+    )
+
+
+def _host_has(cores: int) -> str:
+    return f"this host has {'1 core' if cores == 1 else f'{cores} cores'}"
+
+
 def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Problem]:
     """Where the devices need more than `capacity`, which broker and aggregator leave them of `cores`."""
-    have = (
-        f"this host has {'1 core' if cores == 1 else f'{cores} cores'}, of which broker and aggregator "
-        f"keep {'one' if cores > 1 else 'half'}"
-    )
+    have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
+    if topology.evaluate.cores:
+        have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
     fix = (
         "use a larger host, stretch time (dilation: auto), or run slower than asked with --oversubscribe"
     )

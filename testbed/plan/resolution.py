@@ -84,13 +84,19 @@ def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topolo
 
 
 def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterator[str]:
-    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, and on
-    tight limits of memory. `plan` is that of the topology `with_memory`."""
+    """Sentences on what of the profiles in `topology` is emulated in another way, or not at all, on
+    tight limits of memory, and on evaluations after the run. `plan` is that of the topology
+    `with_memory`."""
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
     if plan.traits.cgroups:
         for group, device in groups:
             yield from _memory_notes(group, device, known, host)
+    if topology.evaluate.when == "after" and not plan.traits.simulated:
+        yield (
+            "Models are evaluated once the run is over (evaluate.when: after): until then none has an "
+            "accuracy, and each that is to be evaluated is kept on the disk."
+        )
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."

@@ -140,7 +140,7 @@ class Controller:
                 self._send(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:
-            if self._status.get(AGGREGATOR) == "ready":
+            if self._status.get(AGGREGATOR) in ("ready", "over"):
                 self._view.progress("Stopping: the aggregator finishes its records")
                 self._send(connection, (AGGREGATOR, messages.Stop()))
                 self._await_aggregator(_STOP_TIMEOUT_SECONDS)
@@ -228,9 +228,10 @@ class Controller:
         for _ in self._ticks():
             self._read_records()
             self._commands.serve(self._execute)
-            self._player.play()
-            for failure in self._returning.overdue(time.monotonic()):
-                self._record_failure(failure)
+            if not self._over:
+                self._player.play()
+                for failure in self._returning.overdue(time.monotonic()):
+                    self._record_failure(failure)
             for order in self._orders:
                 self._send(connection, order)
             self._orders.clear()
@@ -268,7 +269,7 @@ class Controller:
                 lateness = max(lateness, time.monotonic() - asleep - duration)
 
     def _sample_host(self, lateness: float) -> None:
-        if self.epoch is not None:
+        if self.epoch is not None and not self._over:
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
                 self.host_samples.append(sample)
@@ -329,9 +330,16 @@ class Controller:
             if isinstance(record, events.RunEnded):
                 self._ended = record
 
+    @property
+    def _over(self) -> bool:
+        """Whether the run is over but for its last evaluation: nothing happens to its devices."""
+        return self._status.get(AGGREGATOR) == "over"
+
     def _execute(self, command: dict[str, Any]) -> None:
         """Carry out a user's command in mid-run. Raises BadInputError."""
         device, action = parsed(command)
+        if self._over:
+            raise BadInputError(f"{self._spec.directory.run} is over but for its last evaluation.")
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, SetCpu):

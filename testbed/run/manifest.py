@@ -59,6 +59,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
     return {
         "infrastructure": plan.infrastructure_cpus,
         "devices": plan.device_cpus,
+        **({"evaluation": plan.evaluation_cpus} if plan.evaluation_cpus else {}),
         "device_capacity": plan.device_capacity,
         "asked": sum(device.share for device in plan.devices),
     }

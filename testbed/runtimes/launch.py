@@ -66,7 +66,7 @@ def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
     weight = _DEVICES_WEIGHT if started else _START_UP_WEIGHT
     return {
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
-        INFRASTRUCTURE: _INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.infrastructure_cpus)),
+        INFRASTRUCTURE: _INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.aggregator_cpus)),
     }
 
 
@@ -162,7 +162,7 @@ class _SpecificationBuilder:
                     for path in (*appended(self.spec), run.models)
                 ),
             ),
-            cpu=self._infrastructure,
+            cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
         )
 
     def device(self, device: PlannedDevice) -> Container:

@@ -91,7 +91,7 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
 
 
 class Evaluate(Model):
-    """How often the global model is evaluated, and on what."""
+    """How often the global model is evaluated, on what, and when."""
 
     every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
     on: Literal["test", "clients"] = Field(
@@ -103,6 +103,18 @@ class Evaluate(Model):
         default=None,
         description="At most so many of the test set, drawn once for all seeds; so many per client of "
         "the clients' data, drawn with replacement",
+    )
+    when: Literal["during", "after"] = Field(
+        default="during",
+        description="during: while the run goes, as often as `every` where that takes less; a run that "
+        "is over waits 30 s of the host for the last. after: the models of each `every` are kept and "
+        "evaluated once the run is over, however long that takes, so that it disturbs nothing. In "
+        "virtual time there is no difference",
+    )
+    cores: Count | None = Field(
+        default=None,
+        description="So many of the host's cores are for evaluations alone, and none of the devices'; "
+        "without this, evaluations run on the core of broker and aggregator, which go first",
     )
 
     @model_validator(mode="after")
@@ -289,6 +301,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         yield (
             ("stop", "target_accuracy"),
             f"the task {task.name} has no accuracy: remove this, and give after or updates",
+        )
+    if topology.stop.target_accuracy is not None and topology.evaluate.when == "after":
+        yield (
+            ("stop", "target_accuracy"),
+            "with evaluate.when: after no accuracy is known before the run is over: remove this, and "
+            "give after or updates; or write when: during",
         )
 
 

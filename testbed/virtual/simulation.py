@@ -310,7 +310,7 @@ class Simulation:
 
     def _submit_evaluation(self, version: int) -> None:
         self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
-        if self._evaluates_at_once or self._core.ending:
+        if self._evaluates_at_once or self._core.ended is not None:
             self._hand_in_evaluation()
 
     def _hand_in_evaluation(self) -> None:

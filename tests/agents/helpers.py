@@ -87,6 +87,10 @@ class Core:
         return None if self.core.next_timer is None else to_seconds(self.core.next_timer)
 
     @property
+    def ended(self) -> float | None:
+        return None if self.core.ended is None else to_seconds(self.core.ended)
+
+    @property
     def rule_waits(self) -> bool:
         return self.core.rule_waits
 

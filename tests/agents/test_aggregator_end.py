@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agents import events
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
+from agents.aggregator.core import LastEvaluation
 from agents.config import Stop
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.favano import Favano
@@ -174,3 +177,125 @@ def test_the_update_that_ends_the_run_leaves_no_model_and_no_timer_behind() -> N
     core.update("b", message("b", 2), 4, 1.0)
     assert core.end_of_instant(1.0) == []
     assert core.next_timer is None
+
+
+def _ended(timeout: float | None = 30.0, dilation: float = 1.0, **settings: Any) -> Core:
+    """A run that has ended after 10 s, and waits for the evaluation of version 1."""
+    waits = LastEvaluation(timeout=timeout, dilation=dilation)
+    core, _ = started(stop=Stop(after=10.0), last_evaluation=waits, **settings)
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.due(10.0) == [StopClients(), Evaluate(1)]
+    return core
+
+
+def _books(version: int, *notes: str) -> Actions:
+    """What closes the books of a run that ended after 10 s by itself."""
+    return [
+        *(Log(events.Note(10.0, note)) for note in notes),
+        Save(version, final=True),
+        Log(events.RunEnded(10.0, "after", version, 1)),
+        Finish("after"),
+    ]
+
+
+def test_a_last_evaluation_that_takes_too_long_is_told_and_given_up() -> None:
+    core = _ended()
+    assert core.next_timer == 11.5
+    told = core.due(11.5)
+    assert told == [
+        Log(
+            events.Note(
+                10.0,
+                "the run is over; its last evaluation is waited for, at most 30 s (without limit: "
+                "evaluate: {when: after})",
+            )
+        )
+    ]
+    assert core.next_timer == 40.0
+    assert core.due(39.9) == []
+    gives_up = "the last model was not evaluated: the run waits no longer"
+    assert core.due(40.0) == _books(1, gives_up)
+    assert core.next_timer is None
+    assert core.evaluated(1, 0.5, 0.8, 40.1) == []
+
+
+def test_a_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
+    core = _ended()
+    done = core.evaluated(1, 0.5, 0.8, 11.5)
+    assert done == [Log(events.Evaluated(10.0, 1, 0.5, 0.8)), *_books(1)]
+    assert core.next_timer is None
+    assert core.due(50.0) == []
+
+
+def test_a_host_that_slept_over_both_times_says_both() -> None:
+    notes = [type(action) for action in _ended().due(100.0)]
+    assert notes == [Log, Log, Save, Log, Finish]
+
+
+def test_the_wait_is_counted_in_time_of_the_host() -> None:
+    core = _ended(dilation=4.0)
+    assert core.next_timer == 10.375
+    core.due(10.375)
+    assert core.next_timer == 17.5
+
+
+@pytest.mark.parametrize("at", [10.5, 20.0])
+def test_an_interrupt_while_the_last_evaluation_is_waited_for_ends_at_once(at: float) -> None:
+    core = _ended()
+    core.due(at)
+    assert core.end("interrupted", at) == _books(
+        1, "the last model was not evaluated: the run was interrupted"
+    )
+
+
+def test_an_interrupted_run_waits_for_a_moment_only() -> None:
+    core, _ = started(last_evaluation=LastEvaluation())
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.end("interrupted", 10.0) == [StopClients(), Evaluate(1)]
+    assert core.next_timer == 11.5
+    assert [type(action) for action in core.due(11.5)] == [Log, Save, Log, Finish]
+
+
+def test_the_wait_is_for_the_evaluation_under_way_and_the_last_one_together() -> None:
+    core, _ = started(
+        stop=Stop(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
+    )
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(9.0)
+    core.update("b", message("b", 2), 4, 9.5)
+    assert core.due(10.0) == [StopClients()]
+    assert core.evaluated(1, 0.5, 0.7, 14.0)[-1] == Evaluate(2)
+    assert core.due(15.0)[-1] == Finish("after")
+
+    core, _ = started(
+        stop=Stop(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
+    )
+    core.update("a", message("a", 1), 4, 1.0)
+    core.due(9.0)
+    core.update("b", message("b", 2), 4, 9.5)
+    core.due(10.0)
+    note = "the last 2 models were not evaluated: the run waits no longer"
+    assert Log(events.Note(10.0, note)) in core.due(15.0)
+
+
+def test_evaluations_after_the_run_leave_none_out_and_have_no_limit() -> None:
+    core, _ = started(
+        stop=Stop(after=10.0),
+        evaluate_every=2.0,
+        evaluate_after=True,
+        last_evaluation=LastEvaluation(timeout=None),
+    )
+    core.update("a", message("a", 1), 4, 1.0)
+    assert core.due(2.0) == [Evaluate(1)]
+    assert core.due(4.0) == []  # the same model
+    core.update("b", message("b", 2), 4, 5.0)
+    assert core.due(6.0) == [Evaluate(2)]  # though the other is not done
+    assert core.due(10.0) == [StopClients()]
+    assert core.ended == 10.0
+    (note,) = records(core.due(11.5))
+    assert note == events.Note(10.0, "the run is over; its last 2 evaluations are waited for")
+    assert core.next_timer is None
+    assert core.evaluated(1, 0.5, 0.7, 100.0) == [Log(events.Evaluated(2.0, 1, 0.5, 0.7))]
+    done = core.evaluated(2, 0.4, 0.8, 200.0)
+    assert done[:1] == [Log(events.Evaluated(6.0, 2, 0.4, 0.8))]
+    assert done[-1] == Finish("after")

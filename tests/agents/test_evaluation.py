@@ -4,6 +4,8 @@ import functools
 import os
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -58,3 +60,47 @@ def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (evaluation.version, evaluation.loss) == (7, 0.5)
     assert found == [19]
     assert niceness() == before
+
+
+def test_evaluations_for_later_wait_on_the_disk_and_keep_their_order(tmp_path: Path) -> None:
+    """Of a model of two parameters each; what is handed in after the release is evaluated then."""
+    task = Quadratic(((0.0, 0.0), (0.0, 0.0)))
+    done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
+    evaluator = Evaluator(task, task.shards()[0], done.put, until_released=tmp_path)
+    w = np.array([2.0, 0.0], np.float32)
+    evaluator.submit(3, w)
+    w[:] = 0.0, 4.0
+    evaluator.submit(5, w)
+    w[:] = 0.0, 0.0
+    assert list(tmp_path.iterdir()) == []  # the file has no name: nothing is left of it
+    assert done.empty()
+    evaluator.release()
+    evaluator.submit(9, w)
+    found = [done.get(timeout=10).result() for _ in range(3)]
+    assert [(each.version, each.loss) for each in found] == [(3, 2.0), (5, 8.0), (9, 0.0)]
+
+
+def test_a_model_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    task = Quadratic(((0.0,),))
+    done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
+    evaluator = Evaluator(task, task.shards()[0], done.put, until_released=tmp_path)
+    evaluator._file.close()
+    evaluator.submit(1, np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match="closed file"):
+        done.get(timeout=10).result()
+
+
+def test_evaluations_can_have_cpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many threads of torch; the thread that applies updates keeps its own."""
+    mine, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    found: list[tuple[set[int], int]] = []
+    task = Quadratic(((1.0,), (3.0,)))
+    monkeypatch.setattr(
+        Quadratic, "correct", lambda *_: found.append((os.sched_getaffinity(0), torch.get_num_threads()))
+    )
+    done: Future[Future[Evaluation]] = Future()
+    evaluator = Evaluator(task, task.shards()[0], done.set_result, cpus=[max(mine)])
+    evaluator.submit(7, np.zeros(1, np.float32))
+    assert done.result(timeout=10).result().loss == 0.5
+    assert found == [({max(mine)}, 1)]
+    assert (os.sched_getaffinity(0), torch.get_num_threads()) == (mine, threads)

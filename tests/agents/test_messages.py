@@ -293,8 +293,12 @@ OF_PI = NAMES.telemetry(PI)
         (OF_PI, b'{"device": "pi-1", "at": 1.0, "probe": {"up": "x"}}', "probe: up: expected a number"),
         (NAMES.failure(PI), b"\xff", "no UTF-8"),
         (NAMES.failure(PI), b"x" * 4097, "reason: a text of 4097 characters"),
-        (NAMES.status(PI), b"", "state: expected one of joining, ready, offline, found ''"),
-        (NAMES.status(PI), b"READY", "state: expected one of joining, ready, offline, found 'READY'"),
+        (NAMES.status(PI), b"", "state: expected one of joining, ready, over, offline, found ''"),
+        (
+            NAMES.status(PI),
+            b"READY",
+            "state: expected one of joining, ready, over, offline, found 'READY'",
+        ),
         (NAMES.request(PI), b"ready", "what: expected one of stop, pull, interrupt, found 'ready'"),
     ],
 )

@@ -181,6 +181,16 @@ def test_a_share_that_no_container_can_have_is_refused_in_mid_run(tmp_path: Path
         controller._execute({"device": "d-1", "action": "set", "cpu": 0.0005})
 
 
+def test_nothing_is_done_to_the_devices_of_a_run_that_only_waits_for_its_last_evaluation(
+    tmp_path: Path,
+) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    controller._received(Received(names.status("aggregator"), b"over", 0), lambda _: None)
+    with pytest.raises(BadInputError, match="is over but for its last evaluation"):
+        controller._execute({"device": "d-1", "action": "crash"})
+
+
 def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tmp_path: Path) -> None:
     """A probe would take of what others share with its device. Told twice, it is written once."""
     run = spec(tmp_path, more="scenario: [{at: 5s, join: d-2}]")

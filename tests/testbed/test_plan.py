@@ -30,6 +30,39 @@ def test_broker_and_aggregator_have_the_first_core_to_themselves() -> None:
     assert [device.name for device in planned.devices] == ["pi-1", "pi-2"]
 
 
+def test_evaluations_have_the_last_cores_to_themselves() -> None:
+    planned = plan(fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
+    assert (planned.infrastructure_cpus, planned.device_cpus) == ("0", "2")
+    assert (planned.evaluation_cpus, planned.aggregator_cpus) == ("3,5", "0,3,5")
+    assert planned.device_capacity == 1
+    without = plan(fleet("{name: pi, cpu: 1}"), "docker", FOUR_CORES)
+    assert (without.evaluation_cpus, without.aggregator_cpus) == ("", "0")
+    simulated = plan(fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "virtual", Host((0,), GIB))
+    assert simulated.evaluation_cpus == ""
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "told"),
+    [
+        (4, 3, "this host has 4 cores, of which broker and aggregator need one and the devices another: "
+         "write at most 2, or remove it"),
+        (2, 1, "this host has 2 cores, of which broker and aggregator need one and the devices another: "
+         "remove it, or use a larger host"),
+        (1, 1, "this host has 1 core, "),
+    ],
+)  # fmt: skip
+def test_evaluations_leave_a_core_for_the_others(cores: int, wanted: int, told: str) -> None:
+    topology = fleet("{name: pi, cpu: 0.5}", f"evaluate: {{cores: {wanted}}}")
+    with pytest.raises(BadInputError) as refused:
+        plan(topology, "docker", Host(tuple(range(cores)), 16 * GIB), oversubscribe=True)
+    assert f"6:19: evaluate.cores: found {wanted}, and {told}" in str(refused.value)
+
+
+def test_devices_have_no_core_of_the_evaluations() -> None:
+    with pytest.raises(BadInputError, match=r"expected at most 1: .* keep one, and evaluations 2 \("):
+        plan(fleet("{name: pi, cpu: 1.5}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
+
+
 def test_on_one_core_the_devices_have_half_of_it() -> None:
     planned = plan(fleet("{name: pi, cpu: 0.5}"), "docker", Host((3,), 16 * GIB))
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("3", "3")

@@ -176,3 +176,12 @@ def test_the_profiles_say_what_is_emulated_of_them(testbed: Testbed) -> None:
     for arguments in (["profiles"], ["profiles", "raspberry-pi-4"]):
         assert "cores are\nnot emulated one by one" in testbed(*arguments).out
     assert "emulated" not in testbed("profiles", "lte").out
+
+
+def test_the_plan_says_that_evaluations_come_after_the_run() -> None:
+    topology = _topology("{name: d, cpu: 0.1}")
+    late = topology.evaluate.model_copy(update={"when": "after"})
+    late_topology = topology.model_copy(update={"evaluate": late})
+    assert not [note for note in _planned(topology, "docker")[1] if "evaluate" in note]
+    assert [note for note in _planned(late_topology, "docker")[1] if "evaluate.when: after" in note]
+    assert not _planned(late_topology, "virtual")[1]

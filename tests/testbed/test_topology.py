@@ -218,6 +218,17 @@ def test_what_virtual_time_takes_is_resolved() -> None:
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
+def test_evaluations_after_the_run_cannot_end_it() -> None:
+    late = VIRTUAL + "evaluate: {when: after}\n"
+    with pytest.raises(BadInputError) as refused:
+        topology.parse(late)
+    assert (
+        "10:20: stop.target_accuracy: with evaluate.when: after no accuracy is known before the run is "
+        "over: remove this, and give after or updates; or write when: during"
+    ) in str(refused.value)
+    assert topology.parse(late.replace(", target_accuracy: 90%", "")).evaluate.when == "after"
+
+
 QUADRATIC = VIRTUAL.replace("digits-logreg,", "quadratic, centers: [[0, 1], [2, 3.5], [4, 5]],").replace(
     ", target_accuracy: 90%", ""
 )

@@ -205,7 +205,7 @@ def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
     handed_in = 0
     for event in entries:
         assert not isinstance(event, Setup | recording.Torn)
-        over = core.ending
+        over = core.ended is not None
         if isinstance(event, inputs.UpdateArrived) and event.message.kind != wire.FAREWELL:
             handed_in += not over
         actions = core.handle(event)

@@ -1,0 +1,143 @@
+"""Runs whose evaluation is slow: they end when they are to end, and say what became of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import events
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import process
+from testbed.runtimes.process import Programs
+from tests.running import Finished, Testbed, write_small_topology
+
+SLOW = """
+import dataclasses, time
+from agents import config
+from agents.aggregator import evaluation, main
+
+load, evaluate = config.load, evaluation.Evaluator.evaluate
+
+def slow(self, version, w):
+    time.sleep({seconds})
+    return evaluate(self, version, w)
+
+config.load = lambda *file: dataclasses.replace(load(*file), last_evaluation_timeout_s={timeout})
+evaluation.Evaluator.evaluate = slow
+main.main()
+"""
+"""An aggregator whose evaluations take so many seconds, and which waits so long for the last one."""
+WAITS = "the run is over; its last 2 evaluations are waited for"
+Up = Callable[..., Finished]
+
+
+@pytest.fixture
+def up(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Up:
+    """A function that runs a small topology of local processes, with a slow evaluation."""
+
+    def up(seconds: float | str, timeout: float, code: int = 0, **changes: Any) -> Finished:
+        program = (sys.executable, "-c", SLOW.format(seconds=seconds, timeout=timeout))
+        monkeypatch.setattr(process, "Programs", lambda: Programs(aggregator=program))
+        topology = write_small_topology(tmp_path, record="updates", **changes)
+        said = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+        assert said.code == code, said.out + said.err
+        run = Finished.only_one_in(tmp_path / "runs")
+        assert [info for info in process.find() if info.run == run.path.name] == []
+        return run
+
+    return up
+
+
+def notes(run: Finished) -> list[str]:
+    return [record.message for record in run.records if isinstance(record, events.Note)]
+
+
+def last_sample(run: Finished) -> float:
+    """Device time of the last sign of life of a device."""
+    (started,) = [record for record in run.records if isinstance(record, events.RunStarted)]
+    epoch: float = started.wall_clock - run.manifest["monotonic_zero"]
+    last: float = max(sample["at"] for sample in run.telemetry)
+    return last - epoch
+
+
+def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> None:
+    """Its devices end with it, and do not wait for the evaluation."""
+    began = time.monotonic()
+    run = up(600, timeout=6, stop={"after": "3s"}, evaluate={"every": "1s"})
+    assert time.monotonic() - began < 60
+    assert notes(run)[-2:] == [
+        f"{WAITS}, at most 6 s (without limit: evaluate: {{when: after}})",
+        "the last 2 models were not evaluated: the run waits no longer",
+    ]
+    assert not any(isinstance(record, events.Evaluated) for record in run.records)
+    ended = run.records[-1]
+    assert isinstance(ended, events.RunEnded)
+    assert (ended.reason, ended.updates) == ("after", len(run.updates))
+    assert 3 <= ended.at < 4
+    assert max(record.at for record in run.records) == ended.at
+    assert run.manifest["outcome"] == "after"
+    assert last_sample(run) < 6
+    assert replay(RunDirectory(run.path)).updates == len(run.updates) > 0
+
+
+def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
+    interrupted: list[float] = []
+
+    def interrupt() -> None:
+        """Once it is said that the last evaluation is waited for."""
+        while not any(WAITS in file.read_text() for file in tmp_path.glob("runs/*/events.jsonl")):
+            time.sleep(0.1)
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    run = up(600, timeout=60, code=130, stop={"after": "2s"})
+    assert time.monotonic() - interrupted[0] < 5
+    assert notes(run)[-1] == "the last 2 models were not evaluated: the run was interrupted"
+    ended = run.records[-1]
+    assert isinstance(ended, events.RunEnded)
+    assert ended.reason == "after"
+    assert replay(RunDirectory(run.path)).updates == len(run.updates)
+
+
+def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -> None:
+    """What was recorded by then is there."""
+    run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
+    assert "ZeroDivisionError" in (run.path / "logs" / "aggregator.log").read_text()
+    assert isinstance(run.records[0], events.RunStarted)
+    assert run.manifest["outcome"] == "failed"
+
+
+def test_models_are_evaluated_after_the_run(up: Up) -> None:
+    """All of them, longer than a run would wait otherwise; nothing happens to its devices meanwhile."""
+    run = up(
+        0.5,
+        timeout=0.1,
+        stop={"after": "3s"},
+        evaluate={"every": "500ms", "when": "after"},
+        scenario=[{"at": "4s", "crash": "fast", "restart_after": "1s"}],
+    )
+    told = [record for record in run.records if not isinstance(record, events.Note)]
+    evaluated = [record for record in run.records if isinstance(record, events.Evaluated)]
+    ended = run.records[-1]
+    assert isinstance(ended, events.RunEnded)
+    assert told[-len(evaluated) - 1 :] == [*evaluated, ended]
+    times = [record.at for record in evaluated]
+    assert times[0] == 0
+    assert times[1:-1] == pytest.approx([0.5 * k for k in range(1, len(times) - 1)], abs=0.2)
+    assert times[-1] == ended.at
+    assert 6 <= len(times) <= 8
+    assert [record.version for record in evaluated] == sorted({r.version for r in evaluated})
+    assert evaluated[-1].version == ended.version
+    assert evaluated[-1].accuracy > evaluated[0].accuracy
+    assert not any(isinstance(record, events.Acted) for record in run.records)
+    assert replay(RunDirectory(run.path)).records == len(run.records) - len(notes(run))
