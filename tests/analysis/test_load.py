@@ -101,7 +101,10 @@ def test_a_run_still_going_lasts_until_its_last_record(directory: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
-    resumed = EVENTS[0].replace('"at":0.0', '"at":10.0'), EVENTS[1].replace('"at":0.0', '"at":11.0')
+    resumed = (
+        EVENTS[0].replace('"at":0.0,"wall_clock":1.7e9', '"at":10.0,"wall_clock":1.8e9'),
+        EVENTS[1].replace('"at":0.0', '"at":11.0'),
+    )
     write(directory, *EVENTS, *resumed)
     run = load(directory)
     assert run.started is not None
