@@ -99,7 +99,7 @@ class Run:
             t["at"] for t in (self.versions, self.evaluations, self.statuses, self.rejected, self.notes)
         ]
         ats.append(self.telemetry["at"].dropna())
-        return max((float(at.max()) for at in ats if len(at)), default=0.0)
+        return max([0.0, *(float(at.max()) for at in ats if len(at))])  # samples begin before the run
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -40,7 +40,10 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         _strip(_title(name, same), time, same[0], color(index))
         for index, (name, same) in enumerate(sets.items())
     ]
-    note = "lanes below: training (full colour), download and upload (pale) of updates that were applied"
+    note = (
+        "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
+        "other rounds between the two"
+    )
     return [replace(progress, x=time, layers=layers, height=0.85, note=note), *strips]
 
 

@@ -227,3 +227,10 @@ def test_export_writes_every_table(directory: Path, tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "out" / "versions.csv")["at"].tolist() == [2.0, 5.0, 8.0]
     with pytest.raises(ValueError, match="parquet or csv"):
         run.export(tmp_path / "out", "xls")  # type: ignore[arg-type]
+
+
+def test_a_run_has_lasted_until_its_last_sample(directory: Path) -> None:
+    (directory / "events.jsonl").write_text(EVENTS[0] + "\n")
+    assert load(directory).duration == 7.5
+    (directory / "telemetry.jsonl").write_text('{"device":"fast","at":99.5,"cpu":1.0}\n')  # not begun
+    assert load(directory).duration == 0.0

@@ -16,6 +16,7 @@ from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.tally import Notice, Tally, merged
 from tests.analysis.conftest import directory as directory
+from tests.analysis.conftest import with_records
 from tests.testbed.record_factories import STARTED, fleet, update
 
 
@@ -160,6 +161,21 @@ def test_messages_are_shown_as_they_are() -> None:
     )
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
+
+
+def test_the_summary_tells_of_pauses_and_absence_where_there_were_any(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(7.5, "slow", "scenario", 0.0, {"action": "pause"}),
+        events.RoundUnfinished(10.0, "mute", 0, 0.0, 10.0),
+    )
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live.render_summary(run))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[1].endswith("staleness busy transfer idle paused")  # nobody was offline
+    assert lines[3].endswith("60%      15%   0%    25%")
+    assert lines[4].endswith("100%       0%   0%     0%")
 
 
 def test_the_summary_says_what_every_device_did_and_the_accuracy(directory: Path) -> None:
