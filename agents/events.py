@@ -101,6 +101,21 @@ class UpdateRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundUnfinished:
+    """A model was sent to a client, and no update that answers it was applied. Written when that is
+    certain: the client left or began anew, its update was rejected, or the run ended."""
+
+    event: ClassVar[str] = "unfinished"
+    at: float
+    client: str
+    base_version: int
+    dispatched: float
+    """Aggregator took the model that it then sent; of several that are not answered, the first."""
+    until: float
+    """The update arrived all the same; else, when nothing more was expected of the client (`at`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionMade:
     """A new global model."""
 
@@ -180,6 +195,7 @@ Record = (
     | ClientStatus
     | UpdateApplied
     | UpdateRejected
+    | RoundUnfinished
     | VersionMade
     | Evaluated
     | Acted

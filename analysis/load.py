@@ -44,8 +44,8 @@ class Run:
     path: Path
     manifest: Mapping[str, Any]
     topology: Mapping[str, Any]
-    started: events.RunStarted | None
-    """The first time, of a run that was resumed."""
+    starts: tuple[events.RunStarted, ...]
+    """One for each part of the run: a resumed one has several."""
     ended: events.RunEnded | None
     """None while the run goes on (a resumed one too), and where a crash ended it."""
     devices: pd.DataFrame
@@ -62,6 +62,8 @@ class Run:
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
     """`events.UpdateRejected`: `at` (s), `client`, `reason`."""
+    unfinished: pd.DataFrame
+    """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version`."""
     notes: pd.DataFrame
     """`events.Note`: `at` (s), `message`."""
     scenario: pd.DataFrame
@@ -83,15 +85,21 @@ class Run:
         return self.path.name
 
     @property
+    def started(self) -> events.RunStarted | None:
+        """The first time, of a run that was resumed."""
+        return next(iter(self.starts), None)
+
+    @property
     def duration(self) -> float:
-        """Seconds until the run ended, or until its last record where it has not."""
+        """Seconds until the run ended, or until its last record or sample where it has not."""
         if self.ended is not None:
             return self.ended.at
         ats = [self.updates["applied"]]
         ats += [
             t["at"] for t in (self.versions, self.evaluations, self.statuses, self.rejected, self.notes)
         ]
-        return max((float(at.max()) for at in ats if len(at)), default=0.0)
+        ats.append(self.telemetry["at"].dropna())
+        return max([0.0, *(float(at.max()) for at in ats if len(at))])  # samples begin before the run
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -168,7 +176,7 @@ class Follower:
             path=self._path,
             manifest=manifest,
             topology=self._topology,
-            started=next(iter(self._starts), None),
+            starts=tuple(self._starts),
             ended=self._ended,
             devices=devices,
             updates=updates.assign(group=_groups(updates["client"], devices)),
@@ -176,6 +184,7 @@ class Follower:
             evaluations=frames["evaluation"],
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
+            unfinished=_planned(frames["unfinished"], "client", devices),
             notes=frames["note"],
             scenario=_planned(_scenario(self._acted), "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),

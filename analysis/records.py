@@ -37,6 +37,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Evaluated,
         events.ClientStatus,
         events.UpdateRejected,
+        events.RoundUnfinished,
         events.Note,
     )
 }

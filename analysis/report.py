@@ -111,9 +111,8 @@ def _devices(run: Run) -> _Table:
     table, left = summary.devices(run), 3
     if len(table) > _ROWS:
         table, left = summary.groups(table), 2
-    # The profile tells the CPU, and who is not busy is idle.
-    table = table.drop(columns=["cpu", "idle"], errors="ignore")
-    shares = ("share", "busy")
+    table = table.drop(columns=["cpu"], errors="ignore")  # the profile tells it
+    shares = ("share", *summary.SHARES)
     rows = [
         [
             str(name),

@@ -11,6 +11,9 @@ import pandas as pd
 from analysis import metrics
 from analysis.load import Run
 
+SHARES = ("busy", "transfer", "idle", "paused", "offline")
+"""What the time of a device goes into, in `devices`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
@@ -69,25 +72,22 @@ def devices(run: Run) -> pd.DataFrame:
     `staleness`: their mean staleness, in versions; NaN without updates.
     `share`: share of contributions: these updates ÷ all updates applied, whatever weight the rule gave
     them; NaN while there are none at all.
-    `busy`: the share of the run's duration in which the device downloaded, trained or uploaded (see
-    `timeline`), overlaps counted once; NaN for a run without duration.
-    `idle`: 1 − `busy`: it waited for the aggregator, thought, or was frozen or offline.
+    Shares of the run's duration, which sum to 1 (`timeline` defines the states); NaN without duration:
+    `busy`: it trained, or was in a round that came to no applied update, transfers of that included.
+    `transfer`: it downloaded or uploaded and did not train.
+    `idle`: it waited for the aggregator, or thought.
+    `paused`, `offline`: it was frozen; it was not there, or cut off.
     `energy`: joules (`metrics.energy`), where the power of any device is known; NaN of the others.
-
-    Only applied updates tell what a device did. Of work that never became one (an update still on its
-    way, or in the rule's buffer, or rejected, or lost in a crash) nothing is known here: it counts as
-    idle.
     """
     given = metrics.contributions(run)
     grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
-    busy = metrics.utilisation(run)["busy"].to_numpy()
+    spent = metrics.utilisation(run)
     table = pd.DataFrame(
         {
             "updates": given["updates"],
             "staleness": grouped.mean().to_numpy(),
             "share": given["share"],
-            "busy": busy,
-            "idle": 1 - busy,
+            **{name: spent[name].to_numpy() for name in SHARES},
         },
         index=given.index,
     )
@@ -100,8 +100,7 @@ def devices(run: Run) -> pd.DataFrame:
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """The rows of `devices` put together by their group, indexed by it: sums of `updates`, `share` and
-    `energy`, means of `staleness` (over the updates) and of `busy` and `idle` (over the devices), and
-    `count`."""
+    `energy`, means of `staleness` (over the updates) and of `SHARES` (over the devices), and `count`."""
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     gathered = weighted.groupby("group", sort=False).agg(
         profile=("profile", "first"),
@@ -109,8 +108,7 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         updates=("updates", "sum"),
         staleness=("staleness", "sum"),
         share=("share", "sum"),
-        busy=("busy", "mean"),
-        idle=("idle", "mean"),
+        **{name: (name, "mean") for name in SHARES},
     )
     if "energy" in devices:
         gathered["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)

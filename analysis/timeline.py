@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from agents.device_actions import BY_NAME, Hold, holds
 from analysis.load import Run
 
-STATES = ("download", "train", "upload", "wait", "paused", "offline")
-BUSY = STATES[:3]
+STATES = ("download", "train", "upload", "unfinished", "wait", "paused", "offline")
+BUSY = ("train", "unfinished")
+TRANSFER = ("download", "upload")
 
-_PRECEDENCE = ("offline", "paused", "train", "upload", "download", "wait")
+_PRECEDENCE = ("offline", "paused", "train", "upload", "download", "unfinished", "wait")
 """Of states at the same moment the first one counts."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
@@ -19,6 +21,8 @@ _WORK = {
     "train": ("train_start", "train_end"),
     "upload": ("sent", "arrived"),
 }
+_MIN_BUSY_SHARE = 0.5
+"""Of a device's CPU share: who uses as much of it trains. Transfers use little."""
 _HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
 """What keeps a device from working, and the state that it then is in."""
 
@@ -31,15 +35,23 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     `download`: from the dispatch until the client had all of the model. `train`: first to last step.
     `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
     scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
-    from the network, whatever it does meanwhile. `wait`: the rest: it waits for the aggregator, thinks,
-    or works for what never became an applied update (still on its way, in the rule's buffer, rejected,
-    lost), of which nothing is known. Of several at once the first of offline, paused, train, upload,
-    download counts: a model may come while the device trains.
+    from the network, whatever it does meanwhile. `unfinished`: in a round that came to no applied update
+    (still going when the run ended or the device left, in the rule's buffer, rejected): from the
+    dispatch until the update arrived, or until nothing more was expected of the device. Which part of
+    it was training is not known. While a run goes on, and where a crash ended it, the dispatches that
+    are not answered are not on record: there it is when the device, since its last update arrived, used
+    half of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or
+    thinks. Of several at once the first of offline, paused, train, upload, download, unfinished counts:
+    a model may come while the device trains.
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
     spans = _flat(
-        _clipped(pd.concat([whole, *_work(run, since), _away(run, clients)]), since, run.duration)
+        _clipped(
+            pd.concat([whole, *_work(run, since), *_rounds(run, clients), _away(run, clients)]),
+            since,
+            run.duration,
+        )
     )
     return pd.DataFrame(
         {
@@ -69,11 +81,44 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
     ]
 
 
+def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
+    """Rounds without an applied update."""
+    recorded = run.unfinished
+    device = _places(clients, recorded["client"])
+    rounds = [_spans(device, "unfinished", recorded["dispatched"], recorded["until"])[device >= 0]]
+    return rounds if run.ended is not None else [*rounds, _computing(run, clients)]
+
+
+def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
+    """Places of `names` in `clients`; −1: neither planned nor heard of."""
+    return clients.get_indexer(pd.Index(names.astype(object)))
+
+
+def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
+    """When devices used their CPU after their last update had arrived, from one sample to the next."""
+    arrived = run.updates.groupby("client", observed=True)["arrived"].max()
+    samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
+    before = samples.groupby("device", observed=True).shift()
+    begin, device = before["at"], samples["device"].astype(object)
+    share = device.map(run.devices.set_index("device")["cpu"]).astype(float)
+    used = (samples["cpu"] - before["cpu"]) / (samples["at"] - begin)
+    busy = used >= _MIN_BUSY_SHARE * share  # false for NaN
+    later = begin >= device.map(arrived).astype(float).fillna(-np.inf)
+    place = _places(clients, samples["device"])
+    return _spans(place, "unfinished", begin, samples["at"])[busy & later & (place >= 0)]
+
+
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     """When devices were offline or paused, by the aggregator's and the scenario's records."""
-    changes: list[tuple[float, str, Hold, bool]] = [
-        (0.0, name, "down", True) for name in (run.started.missing if run.started else ())
-    ]
+    changes: list[tuple[float, str, Hold, bool]] = []
+    for start in run.starts:  # devices begin, also in a resumed run, as they were planned
+        changes += [(start.at, name, "down", True) for name in start.missing]
+        changes += [(start.at, name, "down", False) for name in start.clients]
+        changes += [
+            (start.at, name, what, False)
+            for name in (*start.clients, *start.missing)
+            for what in ("frozen", "cut off")
+        ]
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
         if state in ("offline", "ready"):
             changes.append((at, name, "down", state == "offline"))
@@ -92,7 +137,7 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
             rows.append((name, _HELD_AS[what], held.pop((name, what)), at))
     rows += [(name, _HELD_AS[what], since, np.inf) for (name, what), since in held.items()]
     away = pd.DataFrame(rows, columns=["name", "state", "begin", "end"])
-    device = clients.get_indexer(pd.Index(away["name"]))  # −1: neither planned nor heard of
+    device = _places(clients, away["name"])
     spans = _spans(device, "offline", away["begin"], away["end"])
     spans = spans.assign(state=away["state"].map(_PRECEDENCE.index).astype(np.int64))
     return spans[device >= 0]

@@ -81,6 +81,8 @@ TESTS: dict[str, list[str]] = {
     "testbed/virtual/training.py": [VIRTUAL_TRAINING],
     "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
     "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, VIRTUAL_RUN],
+    "testbed/plan/costs.py": [VIRTUAL_PARTS, "tests/testbed/test_rounds.py"],
+    "testbed/plan/rounds.py": ["tests/testbed/test_rounds.py"],
     "testbed/virtual/*.py": [VIRTUAL_PARTS, VIRTUAL_SCENARIO, FAULTS, VIRTUAL_RUN, EXACT, FUZZ],
     "analysis/metrics.py": ["tests/analysis/test_metrics.py", "tests/analysis/test_[ces]*.py"],
 }

@@ -257,7 +257,8 @@ class AggregatorCore:
         self._sequence[sender] = message.sequence
         self._dispatches.answered(sender, message.dispatch)
         if (problem := self._unusable(message, dispatch)) is not None:
-            rejected = self._reject(sender, problem, at)
+            unfinished = self._unfinished(sender, dispatch, at, event.arrived)
+            rejected = [*self._reject(sender, problem, at), unfinished]
             if not self._dispatches.has_open(sender):
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
@@ -369,6 +370,16 @@ class AggregatorCore:
                 self._timers[_GIVE_UP] = _Timer(at + from_seconds(timeout / last.dilation))
         return [StopClients()]
 
+    def _still_open(self, client: str, at: Nanoseconds) -> list[Log]:
+        """The record of what `client` has been sent and not answered until now."""
+        dispatch = self._dispatches.first_open(client)
+        return [] if dispatch is None else [self._unfinished(client, dispatch, at, at)]
+
+    @staticmethod
+    def _unfinished(client: str, dispatch: Dispatched, at: Nanoseconds, until: Nanoseconds) -> Log:
+        begun, now = to_seconds(dispatch.at), to_seconds(at)
+        return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until)))
+
     def _set_present(self) -> None:
         """Bring the rule's view of who is present up to date: in place, in device order."""
         importance = self._settings.importance.items()
@@ -377,10 +388,11 @@ class AggregatorCore:
 
     def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
         del self._server.clients[client]
+        unfinished = self._still_open(client, at)
         self._dispatches.forget(client)
         for waiting in (self._requested, self._requests_due, self._deferred):
             waiting.pop(client, None)
-        return self._carry_out(self._rule.leave(client), at)
+        return [*unfinished, *self._carry_out(self._rule.leave(client), at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """`sender` leaves for good and hands in what it remembers of its last applied update, or says
@@ -456,8 +468,8 @@ class AggregatorCore:
                 case rules.Aggregated():
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
-                    del self._arrivals[update.client, update.dispatch]
-                    done += self._reject(update.client, reason, at)
+                    arrival = self._arrivals.pop((update.client, update.dispatch))
+                    done += [*self._reject(update.client, reason, at), _unapplied(arrival, at)]
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
@@ -563,10 +575,26 @@ class AggregatorCore:
         self._finished = True
         self._timers.clear()
         return [
+            *(_unapplied(arrival, at) for arrival in self._arrivals.values()),
+            *(log for client in self._server.clients for log in self._still_open(client, at)),
             Save(self._server.version, final=True),
             Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),
             Finish(reason),
         ]
+
+
+def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
+    """The record of an update that arrived and was not applied."""
+    known = arrival.keywords
+    return Log(
+        events.RoundUnfinished(
+            at=to_seconds(at),
+            client=known["client"],
+            base_version=known["base_version"],
+            dispatched=known["dispatched"],
+            until=known["arrived"],
+        )
+    )
 
 
 def _impossible(message: UpdateMessage) -> str | None:

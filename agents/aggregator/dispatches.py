@@ -49,6 +49,15 @@ class Dispatches:
         self._open[client] = later
         self._answered[client] = number
 
+    def first_open(self, client: str) -> Dispatched | None:
+        """The oldest dispatch that `client` may still answer, broadcasts included."""
+        answered = self._answered.get(client, 0)
+        numbers = [*self._open.get(client, {})][:1]
+        if self._broadcasts:
+            later = range(answered + 1, self._count + 1)
+            numbers += [next((n for n in later if n in self._broadcasts), self._count + 1)]
+        return self.find(client, min(numbers, default=0))
+
     def has_open(self, client: str) -> bool:
         """Whether a dispatch of its own waits for the answer of `client`."""
         return bool(self._open.get(client))

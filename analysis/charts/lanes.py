@@ -17,6 +17,7 @@ STATE_COLORS = {
     "download": "sky",
     "train": "blue",
     "upload": "orange",
+    "unfinished": "green",
     "paused": "purple",
     "offline": "red",
 }

@@ -12,9 +12,16 @@ from analysis.charts.progress import curves
 from analysis.load import Run
 from analysis.names import by_settings
 from analysis.summary import is_valid
-from analysis.timeline import BUSY, timeline
+from analysis.timeline import BUSY, TRANSFER, timeline
 
-_SHADES = {"train": 1.0, "download": 0.35, "upload": 0.35, "paused": 0.5, "offline": 0.5}
+_SHADES = {
+    "train": 1.0,
+    "download": 0.35,
+    "upload": 0.35,
+    "unfinished": 0.7,
+    "paused": 0.5,
+    "offline": 0.5,
+}
 """How much of the strip's colour; where the device is not to blame for it, of grey."""
 _LANE = 0.022
 """Height of a device's lane, relative to a usual chart; a strip has at least 0.1, at most 0.5."""
@@ -33,7 +40,10 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         _strip(_title(name, same), time, same[0], color(index))
         for index, (name, same) in enumerate(sets.items())
     ]
-    note = "lanes below: training (full colour), download and upload (pale) of updates that were applied"
+    note = (
+        "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
+        "other rounds between the two"
+    )
     return [replace(progress, x=time, layers=layers, height=0.85, note=note), *strips]
 
 
@@ -52,7 +62,7 @@ def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
         height=np.full(len(spans), 0.8),
         begin=spans["begin"],
         end=spans["end"],
-        color=np.where(states.isin(BUSY), COLORS.index(hue), COLORS.index("grey")),
+        color=np.where(states.isin((*BUSY, *TRANSFER)), COLORS.index(hue), COLORS.index("grey")),
         shade=states.map(_SHADES).to_numpy(np.float64),
         device=spans["device"].astype(str),
         state=states,

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from testbed.cli import dashboard, detach, device_commands, experiments, reference
 from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
-from testbed.console import err, out, print_text, show
+from testbed.console import err, out, print_json, print_text, show
 from testbed.errors import BadInputError, TestbedError
 from testbed.host.signals import interrupting
 from testbed.run import live_runs, up
@@ -190,14 +190,23 @@ def plan_command(
     topology: TopologyFile,
     runtime: RuntimeName = None,
     oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what would be launched on this host."""
+    """Show what would be launched on this host, and how long a round is expected to take."""
     from testbed.plan import describe
+    from testbed.plan.rounds import by_device, by_group, remarks
 
-    _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
-    show(describe(plan), "", as_json=as_json)
-    for note in plan.notes:
+    options = up.Options(runtime, oversubscribe, data)
+    parsed, plan = up.planned(topology, options)
+    rounds = up.planned_rounds(parsed, plan, options)
+    if as_json:
+        print_json(by_device(plan, rounds))
+    else:
+        show(describe(plan), "", as_json=False)
+        print_text("")
+        show(by_group(plan, rounds), "", as_json=False)
+    for note in (*plan.notes, *remarks(parsed, rounds)):
         (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(

@@ -9,7 +9,8 @@ from analysis.load import Follower, Run
 from testbed.dashboard import measured
 from testbed.rundir.directory import RunDirectory
 
-_LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "status": 200_000, "note": 1_000}
+_LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
+           "status": 200_000, "note": 1_000}  # fmt: skip
 """Rows that are held of each kind of record, of all the run's: about 200 MB at most."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
 """Of a run that goes on: the charts are computed of them twice a second."""

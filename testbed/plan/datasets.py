@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
@@ -27,7 +27,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, partition
-from testbed.topology.partition import Indices, Resampled, Scheme
+from testbed.topology.partition import Iid, Indices, Resampled, Scheme
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,7 +178,7 @@ def load(dataset: str, root: Path | None) -> Dataset:
     where there are none and the hub cannot be reached.
     """
     found = DATASETS[dataset].find(root)
-    folder = cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    folder = _decoded(dataset, found)
     paths = folder / "train.safetensors", folder / "test.safetensors"
     try:
         return Dataset(*map(shards.load, paths))
@@ -190,6 +190,38 @@ def load(dataset: str, root: Path | None) -> Dataset:
             with files.whole(path) as partial:
                 shards.save(shard, partial)
     return decoded
+
+
+def _decoded(dataset: str, found: Found) -> Path:
+    """Where the decoded arrays are kept."""
+    return cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+
+
+def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
+    """How many samples each client has, as far as that needs neither decoding nor dealing: from the
+    cache, or where the scheme says it. None where the data has to be prepared first. Raises
+    BadInputError for a `root` that is none."""
+    task, clients = topology.task, topology.device_names
+    if task.dataset is None:
+        return dict(zip(clients, map(len, task.build().shards()), strict=True))
+    scheme = task.partition.build()
+    if isinstance(scheme, Resampled):
+        return dict.fromkeys(clients, scheme.samples)
+    folder = _decoded(task.dataset, DATASETS[task.dataset].find(root))
+    try:
+        with safe_open(folder / "train.safetensors", framework="numpy") as file:
+            labels = file.get_tensor("y")
+    except (OSError, SafetensorError):  # not there, or not whole
+        return None
+    if isinstance(scheme, Iid):
+        least, more = divmod(len(labels), len(clients))
+        return {client: least + (place < more) for place, client in enumerate(clients)}
+    try:
+        with safe_open(_dealt(scheme, labels, clients, topology.seed), framework="numpy") as file:
+            ends = file.get_tensor("ends")
+    except (OSError, SafetensorError):
+        return None
+    return dict(zip(clients, np.diff(ends, prepend=0).tolist(), strict=True))
 
 
 def prepare(topology: Topology, root: Path | None) -> Prepared:
@@ -237,10 +269,7 @@ def _partition(
     """The partition by `scheme`, from the cache where the same has been made before."""
     if isinstance(scheme, Resampled):  # which needs no import
         return scheme.deal(labels, clients, seed)
-    hashed = hashlib.sha256(labels.tobytes()).hexdigest()
-    source = Path(partition.__file__).read_bytes()  # a change there may change the partition
-    facts = (scheme, hashed, len(clients), seed, metadata.version("flwr-datasets"), source)
-    path = cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
+    path = _dealt(scheme, labels, clients, seed)
     try:
         kept = load_file(path)
         parts = np.split(kept["indices"], kept["ends"][:-1])
@@ -256,6 +285,14 @@ def _partition(
         with files.whole(path) as unfinished:
             save_file(whole, unfinished)
     return dealt
+
+
+def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Path:
+    """Where the partition is kept."""
+    hashed = hashlib.sha256(labels.tobytes()).hexdigest()
+    source = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    facts = (scheme, hashed, len(clients), seed, metadata.version("flwr-datasets"), source)
+    return cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

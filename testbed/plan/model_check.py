@@ -12,17 +12,21 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from agents import files
 from agents.tasks.interface import Task
 from testbed.host import cache
 from testbed.topology import Topology
 
 
-def check(topology: Topology) -> None:
-    """Raise BadInputError where the task's model is something other than float32 parameters."""
+def check(topology: Topology) -> int:
+    """The number of the model's parameters. Raises BadInputError where the task's model is something
+    other than float32 parameters."""
     task: Task = topology.task.build()
-    good = _mark(task)
-    if good is not None and good.exists():
-        return
+    digest = fingerprint(task)
+    good = None if digest is None else cache.folder() / "models" / digest
+    if good is not None:
+        with suppress(OSError, ValueError):
+            return int(good.read_text(encoding="utf-8"))
     import torch
 
     from agents import flat
@@ -34,19 +38,22 @@ def check(topology: Topology) -> None:
     except ValueError as error:
         problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
         raise topology.source.error([problem]) from error
+    count = sum(parameter.numel() for parameter in module.parameters())
     if good is not None:
         with suppress(OSError):  # it is looked at again next time
             good.parent.mkdir(parents=True, exist_ok=True)
-            good.touch()
+            with files.whole(good) as partial:
+                partial.write_text(f"{count}\n", encoding="utf-8")
+    return count
 
 
-def _mark(task: Task) -> Path | None:
-    """An empty file that is there if the model was found good; None where the source cannot be read."""
+def fingerprint(task: Task) -> str | None:
+    """Of the task's parameters, its sources and the version of PyTorch; None where the source cannot be
+    read."""
     try:
         sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
         texts = [path.read_bytes() for path in sources]
     except (OSError, TypeError):  # made in a notebook
         return None
     facts = [repr(task), type(task).__qualname__, metadata.version("torch")]
-    digest = hashlib.sha256(b"\0".join([*map(str.encode, facts), *texts])).hexdigest()[:16]
-    return cache.folder() / "models" / digest
+    return hashlib.sha256(b"\0".join([*map(str.encode, facts), *texts])).hexdigest()[:16]

@@ -17,7 +17,7 @@ from testbed.fidelity.validity import Judgement, verdict
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
-from testbed.plan import Plan, datasets, model_check, plan, resolution, this_host
+from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.calibration import calibrate
 from testbed.plan.datasets import Prepared
@@ -51,6 +51,12 @@ class Options:
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
     """The topology and its plan on this host. Raises BadInputError."""
     return planned_here(load(path), options)
+
+
+def planned_rounds(topology: Topology, made: Plan, options: Options) -> dict[str, rounds.Round]:
+    """How long a round of each device is expected to take. Raises BadInputError."""
+    samples = datasets.known_samples(topology, options.data_root)
+    return rounds.expected(topology, made, model_check.check(topology), samples)
 
 
 def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from agents import files
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.host.signals import uninterrupted
+from testbed.plan.costs import step_work
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
@@ -214,8 +215,7 @@ def _needs_step_time(cell: Cell) -> bool:
 
 def _step_work(cell: Cell) -> str:
     """The same for cells whose step is the same work."""
-    local = cell.plan.devices[0].local
-    return repr((cell.topology.task.named, replace(local, lr=0.0, steps=None, epochs=None)))
+    return repr((cell.topology.task.named, step_work(cell.plan.devices[0].local)))
 
 
 def _step_times(cells: Iterable[Cell], index: Index) -> StepTimes:

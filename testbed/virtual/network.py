@@ -21,6 +21,7 @@ import numpy as np
 from agents.config import Link
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
+from testbed.plan.costs import goodput
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
@@ -268,7 +269,7 @@ class Line:
         link = self._link
         is_open = self._connected and link.loss < 1
         for direction, rate in ((self.up, link.up), (self.down, link.down)):
-            direction.change(timing.goodput(rate, link.rtt, link.loss), is_open=is_open)
+            direction.change(goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
         """In one direction, drawn anew where jitter or loss make it random."""

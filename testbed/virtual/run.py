@@ -34,6 +34,7 @@ from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
+from testbed.plan.costs import StepCost, keep_step_time, message_sizes
 from testbed.plan.datasets import Prepared
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -42,7 +43,7 @@ from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
-from testbed.virtual.timing import Speed, StepCost
+from testbed.virtual.timing import Speed
 from testbed.virtual.training import BatchTrainer
 
 _REFRESH_EVERY = 0.1
@@ -149,7 +150,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder,
         run=run_id,
         schema=schema,
-        sizes=_sizes(run_id, schema, w),
+        sizes=message_sizes(run_id, schema, w),
         stop=stop,
         steps=spec.steps(),
         absent=spec.absent,
@@ -237,30 +238,6 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
         yield replace(device, link=(device.link or Link()).changed(changes)) if changes else device
 
 
-def _sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
-    """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
-    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
-    update = wire.UpdateMessage(
-        run=run,
-        client="client",
-        sequence=0,
-        dispatch=0,
-        base_version=0,
-        schema=schema,
-        kind="delta",
-        samples=0,
-        steps=0,
-        effective_steps=1.0,
-        loss=0.0,
-        downloaded=0,
-        train_start=0,
-        train_end=0,
-        sent=0,
-        vector=w,
-    )
-    return len(wire.encode(model)), len(wire.encode(update))
-
-
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
@@ -273,6 +250,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
         train = prepared.train
         shard = Shard(train.x[indices], train.y[indices], train.scale)
         seconds = _measured_step(task, shard, device.local)
+        keep_step_time(task, device.local, seconds)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
         timed = topology.runtime.model_copy(update={"step_time": seconds})
         text = topology.model_copy(update={"runtime": timed}).to_yaml()

@@ -1,40 +1,20 @@
-"""How long things take in virtual time: training, and what TCP makes of a link. The links themselves are
-in `testbed.virtual.network`."""
+"""How long things take in virtual time: a device's training, and the delay of a message. What a step and
+a transfer cost is in `testbed.plan.costs`, the links themselves are in `testbed.virtual.network`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from agents import durations
 from agents.nanoseconds import Nanoseconds, from_seconds
 from testbed.plan import PlannedDevice
+from testbed.plan.costs import RTO_MIN, StepCost
 
-_MSS = 1448
-"""Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
-_RTO_MIN, _RTO_MAX = 0.2, 120.0
-"""Seconds: of a retransmission time-out what Linux adds to the round trip at least; and its longest."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What one mini-batch step costs."""
-
-    flops: float | None = None
-    """Floating-point operations, for devices whose `gflops` are given."""
-    seconds: float | None = None
-    """On one whole core of this host, for devices with a `cpu` share."""
-
-    def per_step(self, device: PlannedDevice) -> float:
-        """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
-        if device.gflops is not None and self.flops is not None:
-            return self.flops / (device.gflops * device.speed * 1e9)
-        if device.cpu is not None and self.seconds is not None:
-            return self.seconds / device.cpu
-        return 0.0
+_RTO_MAX = 120.0
+"""Longest retransmission time-out, in seconds."""
 
 
 class Speed:
@@ -63,27 +43,6 @@ class Speed:
         return self._step / before if before else 1.0
 
 
-def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
-    """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
-    loses the share `loss` of the packets: bit/s, None for no limit.
-
-    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
-    Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which
-    for a short round trip or many losses is Reno's, the first one:
-
-        MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
-
-    and what was lost is sent again. Assumes independent losses, and transfers long enough to have left
-    slow start. BBR, which does not take a loss for congestion, is faster.
-    """
-    if not loss:
-        return rate
-    window = max(math.sqrt(1.5 / loss), 1.054 * math.pow(rtt / loss, 0.75))
-    timeouts = min(1.0, 3 * math.sqrt(3 * loss / 8)) * loss * (1 + 32 * loss**2)
-    bound = 8 * _MSS / (rtt / window + (rtt + _RTO_MIN) * timeouts)
-    return (1 - loss) * (bound if rate is None else min(bound, rate))
-
-
 def latency(rtt: float, jitter: float, loss: float, uniform: Callable[[], float]) -> float:
     """Seconds from when the last packet of a message leaves until it is there: half of `rtt` ± `jitter`,
     and, as no packet follows that would tell of its loss, a retransmission time-out each time that it is
@@ -93,7 +52,7 @@ def latency(rtt: float, jitter: float, loss: float, uniform: Callable[[], float]
     delay = rtt / 2
     if jitter:
         delay = max(0.0, delay + jitter * (2 * uniform() - 1))
-    timeout = rtt + _RTO_MIN
+    timeout = rtt + RTO_MIN
     while loss and uniform() < loss:
         delay += timeout
         timeout = min(2 * timeout, _RTO_MAX)

@@ -22,6 +22,7 @@ from testbed.watching.tally import Notice, merged
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
 
+_RARE = ("paused", "offline")  # columns that are left out where no device was that
 _MAX_ROWS = 20  # a summary of more devices is by group
 _PRINT_INTERVAL_SECONDS = 1.0  # at least, between two lines
 
@@ -127,7 +128,10 @@ def render_summary(run: Run) -> RenderableType:
     if len(rows) > _MAX_ROWS:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
-    table = console.plain("device", "profile", "updates", "share", "mean staleness", "busy", "idle")
+    shares = [name for name in summary.SHARES if name not in _RARE or (rows[name] > 0).any()]
+    table = console.plain("device", "profile", "updates", "share", "staleness", *shares)
+    table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; a long profile takes two lines
+    table.columns[1].no_wrap = False
     for name, row in rows.iterrows():
         table.add_row(
             console.short(str(name)),
@@ -135,8 +139,7 @@ def render_summary(run: Run) -> RenderableType:
             str(row["updates"]),
             percent(row["share"]),
             number(row["staleness"], 1),
-            percent(row["busy"]),
-            percent(row["idle"]),
+            *(percent(row[name]) for name in shares),
         )
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.ended_by(line.ended)

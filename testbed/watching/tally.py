@@ -133,6 +133,11 @@ class Tally:
         return self.devices.setdefault(name, DeviceTally())
 
     def _start(self, record: events.RunStarted) -> Notice | None:
+        if self.started:  # devices of a resumed run begin as they were planned
+            for device in self.devices.values():
+                device.changed = DeviceState()
+                device.activity.release("frozen", record.at)
+                device.activity.release("cut off", record.at)
         self.started, self._began = True, record.at  # a resumed run's clock goes on
         self.ended = None
         for client in record.clients:

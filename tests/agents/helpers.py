@@ -24,12 +24,13 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Actions, Aggregated, Rule, Send, Server, State, Update
 from agents.vectors import Vector
 from testbed.plan import PlannedDevice
+from testbed.plan.costs import StepCost
 from testbed.topology.timeline import Step
 from testbed.virtual import simulation
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
-from testbed.virtual.timing import Speed, StepCost
+from testbed.virtual.timing import Speed
 
 NAMES = "abcdefgh"
 

@@ -171,10 +171,11 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     fields: dict[str, Any], reason: str
 ) -> None:
     core, server = started()
-    log, *then = core.update("a", message("a", 1, **fields), 4, 1.0)
+    log, unfinished, *then = core.update("a", message("a", 1, **fields), 4, 1.0)
     (record,) = records([log])
     assert isinstance(record, events.UpdateRejected)
     assert reason in record.reason
+    assert unfinished == Log(events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0))
     assert then == [Dispatch("a", 0, 3)]
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert list(server.clients) == ["a", "b"]
@@ -213,7 +214,9 @@ def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> Non
     core, _ = started(FedAvg(round_timeout=5.0))
     core.due(5.0)
     assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
-    assert len(core.update("a", message("a", 1, float("nan")), 4, 6.0)) == 1
+    rejected, unfinished = records(core.update("a", message("a", 1, float("nan")), 4, 6.0))
+    assert isinstance(rejected, events.UpdateRejected)
+    assert unfinished == events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0)
     assert core.end_of_instant(6.0) == []
     assert core.update("a", message("a", 3, sequence=2), 4, 7.0) == []  # the round takes it
 
@@ -250,8 +253,10 @@ def test_what_the_rule_ignores_is_recorded() -> None:
     core.update("b", message("b", 2, 3.0), 4, 1.0)
     core.due(5.0)
     assert server.w.tolist() == [3.0]
-    (record,) = records(core.update("a", message("a", 1, 9.0), 4, 6.0))
-    assert record == events.UpdateRejected(6.0, "a", "late: its round is over")
+    assert records(core.update("a", message("a", 1, 9.0), 4, 6.0)) == [
+        events.UpdateRejected(6.0, "a", "late: its round is over"),
+        events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0),
+    ]
     assert len(core.core._arrivals) == 0  # nothing of it is kept
     assert server.w.tolist() == [3.0]
 
@@ -276,7 +281,10 @@ def test_a_client_joins_late() -> None:
 
 def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
     core, server = started()
-    assert core.status("a", "offline", 1.0) == [Log(events.ClientStatus(1.0, "a", "offline"))]
+    assert records(core.status("a", "offline", 1.0)) == [
+        events.ClientStatus(1.0, "a", "offline"),
+        events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0),
+    ]
     assert list(server.clients) == ["b"]
     (record,) = records(core.update("a", message("a", 1), 4, 1.1))
     assert isinstance(record, events.UpdateRejected)

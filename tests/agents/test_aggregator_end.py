@@ -46,6 +46,8 @@ def test_stop_after() -> None:
     assert actions == [StopClients(), Evaluate(1)]
     assert _end_after(core, 1, actions) == [
         Log(events.Evaluated(10.0, 1, 0.5, 0.8)),
+        Log(events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0)),
+        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0)),
         Save(1, final=True),
         Log(events.RunEnded(10.0, "after", 1, 1)),
         Finish("after"),
@@ -77,9 +79,48 @@ def test_stop_target_accuracy() -> None:
     assert [type(action) for action in core.evaluated(2, 0.5, 0.8, 4.1)] == [
         Log,
         StopClients,
+        Log,  # of the rounds of a and b, which are not finished
+        Log,
         Save,
         Log,
         Finish,
+    ]
+
+
+def _unfinished(actions: Actions) -> list[events.Record]:
+    return [one for one in records(actions) if isinstance(one, events.RoundUnfinished)]
+
+
+def test_an_update_that_no_version_came_of_is_recorded_at_the_end() -> None:
+    core, _ = started(FedBuff(buffer_size=3), stop=Stop(after=10.0))
+    core.update("a", message("a", 1), 4, 1.0)
+    core.end_of_instant(1.0)  # it is sent another model
+    assert _unfinished(core.due(10.0)) == [
+        events.RoundUnfinished(10.0, "a", 0, 0.0, 1.0),
+        events.RoundUnfinished(10.0, "a", 0, 1.0, 10.0),
+        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0),
+    ]
+
+
+def test_who_has_been_sent_nothing_has_no_unfinished_round() -> None:
+    core, _ = started(FedAvg(), stop=Stop(after=10.0))
+    core.update("a", message("a", 1), 4, 1.0)  # it waits for b
+    left = core.status("b", "offline", 9.0)
+    assert _unfinished(left) == [events.RoundUnfinished(9.0, "b", 0, 0.0, 9.0)]
+    core.end_of_instant(9.0)
+    ended = _end_after(core, 1, core.due(10.0))
+    assert _unfinished(ended) == [events.RoundUnfinished(10.0, "a", 1, 9.0, 10.0)]
+
+
+def test_a_broadcast_that_is_not_answered_is_an_unfinished_round() -> None:
+    core, _ = started(DeFedAvgIid(buffer_size=1), stop=Stop(after=10.0))
+    core.end_of_instant(0.0)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.end_of_instant(1.0)
+    ended = _end_after(core, 1, core.due(10.0))
+    assert _unfinished(ended) == [
+        events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0),
+        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0),
     ]
 
 

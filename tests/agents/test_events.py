@@ -35,6 +35,7 @@ EXAMPLES: list[Record] = [
         applied=1.6,
     ),
     events.UpdateRejected(2.0, "b", "duplicate: sequence 3"),
+    events.RoundUnfinished(9.5, "b", 5, 7.25, 9.0),
     events.VersionMade(2.5, 6, 4),
     events.Evaluated(2.5, 6, 0.75, 0.5),
     events.Acted(2.75, "a", "scenario", 0.001, {"action": "set", "link": {"up": 1000000, "rtt": 0.02}}),

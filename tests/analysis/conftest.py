@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from agents import events
+from analysis.load import Run, load
+
 # Client, sequence, base version, applied version, staleness, then the seven times.
 _UPDATE = (
     '{{"event":"update","client":"{}","sequence":{},"kind":"delta","base_version":{},'
@@ -54,6 +57,13 @@ def write_run(folder: Path, lines: Sequence[str], topology: str, manifest: Mappi
     (folder / "topology.yaml").write_text(topology)
     (folder / "events.jsonl").write_text("".join(line + "\n" for line in lines))
     return folder
+
+
+def with_records(directory: Path, *records: events.Record) -> Run:
+    """The run by hand, with more records before its end."""
+    lines = [*EVENTS[:-1], *(events.to_line(record).strip() for record in records), EVENTS[-1]]
+    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return load(directory)
 
 
 @pytest.fixture

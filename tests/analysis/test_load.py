@@ -101,7 +101,10 @@ def test_a_run_still_going_lasts_until_its_last_record(directory: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_after_its_first_end(directory: Path) -> None:
-    resumed = EVENTS[0].replace('"at":0.0', '"at":10.0'), EVENTS[1].replace('"at":0.0', '"at":11.0')
+    resumed = (
+        EVENTS[0].replace('"at":0.0,"wall_clock":1.7e9', '"at":10.0,"wall_clock":1.8e9'),
+        EVENTS[1].replace('"at":0.0', '"at":11.0'),
+    )
     write(directory, *EVENTS, *resumed)
     run = load(directory)
     assert run.started is not None
@@ -224,3 +227,10 @@ def test_export_writes_every_table(directory: Path, tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "out" / "versions.csv")["at"].tolist() == [2.0, 5.0, 8.0]
     with pytest.raises(ValueError, match="parquet or csv"):
         run.export(tmp_path / "out", "xls")  # type: ignore[arg-type]
+
+
+def test_a_run_has_lasted_until_its_last_sample(directory: Path) -> None:
+    (directory / "events.jsonl").write_text(EVENTS[0] + "\n")
+    assert load(directory).duration == 7.5
+    (directory / "telemetry.jsonl").write_text('{"device":"fast","at":99.5,"cpu":1.0}\n')  # not begun
+    assert load(directory).duration == 0.0

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.events import Evaluated, UpdateApplied, VersionMade, to_line
+from agents.events import Evaluated, RoundUnfinished, UpdateApplied, VersionMade, to_line
 from analysis import metrics, summary
 from analysis.load import Run, load
 from analysis.names import distinct
-from tests.analysis.conftest import EVENTS, write_run
+from tests.analysis.conftest import EVENTS, with_records, write_run
 
 DEVICES = {
     "fast": {"group": "pi", "importance": 0.3},
@@ -174,9 +174,18 @@ def test_what_nobody_lived_through_has_no_shares(directory: Path) -> None:
 
 def test_utilisation(directory: Path) -> None:
     table = metrics.utilisation(load(directory))
-    spent = {"download": 0.1, "train": 0.2, "upload": 0.1, "wait": 0.6, "paused": 0, "offline": 0}
-    assert dict(table.loc["fast"].items()) == pytest.approx({**spent, "busy": 0.4})
-    assert table["busy"].tolist() == pytest.approx([0.4, 0.8, 0.0])
+    spent = {
+        "download": 0.1,
+        "train": 0.2,
+        "upload": 0.1,
+        "unfinished": 0,
+        "wait": 0.6,
+        "paused": 0,
+        "offline": 0,
+    }
+    shares = {"busy": 0.2, "transfer": 0.2, "idle": 0.6}
+    assert dict(table.loc["fast"].items()) == pytest.approx({**spent, **shares})
+    assert table["busy"].tolist() == pytest.approx([0.2, 0.6, 0.0])
 
 
 def test_effective_importance(directory: Path) -> None:
@@ -287,6 +296,12 @@ def test_energy(directory: Path) -> None:
     unknown = metrics.energy(load(directory))
     assert unknown.isna().all()
     assert unknown.name == "joules"
+
+
+def test_an_unfinished_round_draws_what_training_does(directory: Path) -> None:
+    run = with_records(directory, RoundUnfinished(10.0, "mute", 0, 5.0, 10.0))
+    joules = metrics.energy(run, {"nano": {"train": 2.0, "wait": 0.5}})
+    assert joules["mute"] == pytest.approx(12.5)
 
 
 def test_energy_is_the_plans(directory: Path) -> None:

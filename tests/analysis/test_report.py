@@ -71,6 +71,11 @@ def test_it_holds_all_it_needs(directory: Path) -> None:
     assert "Comparison" not in tags.text
 
 
+def test_the_time_of_devices_is_told_in_five_shares(directory: Path) -> None:
+    text = _Tags(report.html([load(directory)])).text
+    assert re.search(r"busy \(%\)\s*transfer \(%\)\s*idle \(%\)\s*paused \(%\)\s*offline \(%\)", text)
+
+
 def test_several_runs_are_compared(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = write_run(
         tmp_path_factory.mktemp("other"), EVENTS, "name: by-hand\nrule: {name: fedavg}\n", MANIFEST

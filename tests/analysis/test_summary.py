@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from agents import events
 from analysis import summary
 from analysis.load import load
+from tests.analysis.conftest import with_records
 
 
 def test_headline(directory: Path) -> None:
@@ -33,8 +35,24 @@ def test_devices(directory: Path) -> None:
     assert table["staleness"].tolist() == pytest.approx([0.0, 2.0, nan], nan_ok=True)
     assert table["share"].tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
     # fast: 0 to 2.5 without a break (the second download overlaps the first upload), 3 to 4, 4.5 to 5
-    assert table["busy"].tolist() == pytest.approx([0.4, 0.8, 0.0])
+    assert table["busy"].tolist() == pytest.approx([0.2, 0.6, 0.0])
+    assert table["transfer"].tolist() == pytest.approx([0.2, 0.2, 0.0])
     assert table["idle"].tolist() == pytest.approx([0.6, 0.2, 1.0])
+
+
+def test_the_time_of_a_device_is_shared_out_completely(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.ClientStatus(9.0, "fast", "offline"),
+        events.Acted(7.5, "slow", "scenario", 0.0, {"action": "pause"}),
+        events.RoundUnfinished(9.0, "fast", 2, 5.0, 9.0),
+        events.RoundUnfinished(10.0, "mute", 0, 0.0, 10.0),
+    )
+    shares = summary.devices(run)[list(summary.SHARES)]
+    assert list(shares.loc["fast"]) == pytest.approx([0.6, 0.2, 0.1, 0.0, 0.1])
+    assert list(shares.loc["slow"]) == pytest.approx([0.6, 0.15, 0.0, 0.25, 0.0])
+    assert list(shares.loc["mute"]) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert shares.sum(axis=1).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:
@@ -42,7 +60,7 @@ def test_a_run_without_records_has_unknown_shares(directory: Path) -> None:
     run = load(directory)
     table = summary.devices(run)
     assert table["updates"].tolist() == [0, 0, 0]
-    assert table[["staleness", "share", "busy", "idle"]].isna().all(axis=None)
+    assert table[["staleness", "share", *summary.SHARES]].isna().all(axis=None)
     line = summary.headline(run)
     assert (line.versions, line.updates, line.ended) == (0, 0, None)
     assert line.accuracy != line.accuracy  # NaN
@@ -57,7 +75,10 @@ def test_groups_put_devices_of_one_kind_together() -> None:
             "staleness": [1.0, 5.0, np.nan],
             "share": [0.75, 0.25, 0.0],
             "busy": [0.5, 0.7, 0.0],
-            "idle": [0.5, 0.3, 1.0],
+            "transfer": [0.25, 0.25, 0.0],
+            "idle": [0.25, 0.05, 0.5],
+            "paused": [0.0, 0.0, 0.5],
+            "offline": [0.0, 0.0, 0.0],
         },
         index=["pi-1", "pi-2", "nano"],
     )
@@ -66,4 +87,5 @@ def test_groups_put_devices_of_one_kind_together() -> None:
     assert gathered.loc["pi", "staleness"] == 2.0  # (3·1 + 1·5)/4
     assert gathered.loc["pi", "share"] == 1.0
     assert gathered.loc["pi", "busy"] == pytest.approx(0.6)
+    assert gathered.loc["pi", "idle"] == pytest.approx(0.15)
     assert gathered["staleness"].isna().tolist() == [False, True]

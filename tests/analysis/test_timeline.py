@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from agents import events
 from analysis.load import Run, load
 from analysis.timeline import timeline
-from tests.analysis.conftest import EVENTS
+from tests.analysis.conftest import EVENTS, with_records
 
 TIMES = ("dispatched", "downloaded", "train_start", "train_end", "sent", "arrived", "applied")
 
@@ -18,12 +19,6 @@ def of(run: Run, device: str, since: float = 0.0) -> list[tuple[str, float, floa
     spans = timeline(run, since)
     own = spans[spans["device"] == device]
     return list(own[["state", "begin", "end", "update"]].itertuples(index=False, name=None))
-
-
-def with_records(directory: Path, *records: events.Record) -> Run:
-    lines = [*EVENTS[:-1], *(events.to_line(record).strip() for record in records), EVENTS[-1]]
-    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
-    return load(directory)
 
 
 def test_states_follow_from_the_timestamps(directory: Path) -> None:
@@ -51,6 +46,91 @@ def test_states_follow_from_the_timestamps(directory: Path) -> None:
 def test_a_part_of_the_run(directory: Path) -> None:
     assert of(load(directory), "slow", since=6.5)[0] == ("train", 6.5, 7.0, 2)
     assert of(load(directory), "fast", since=6.5) == [("wait", 6.5, 10.0, -1)]
+
+
+def test_a_round_without_an_applied_update_is_work(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(6.0, "mute", "hand", 0.0, {"action": "pause"}),
+        events.Acted(7.0, "mute", "hand", 0.0, {"action": "resume"}),
+        events.RoundUnfinished(8.5, "slow", 0, 8.0, 8.5),  # arrived, and was rejected
+        events.RoundUnfinished(10.0, "fast", 1, 4.75, 10.0),  # sent during its last upload
+        events.RoundUnfinished(10.0, "mute", 0, 0.5, 10.0),
+    )
+    assert of(run, "mute") == [
+        ("wait", 0.0, 0.5, -1),
+        ("unfinished", 0.5, 6.0, -1),
+        ("paused", 6.0, 7.0, -1),
+        ("unfinished", 7.0, 10.0, -1),
+    ]
+    assert of(run, "fast")[-2:] == [("upload", 4.5, 5.0, 1), ("unfinished", 5.0, 10.0, -1)]
+    assert of(run, "slow")[-2:] == [("unfinished", 8.0, 8.5, -1), ("wait", 8.5, 10.0, -1)]
+    assert of(run, "mute", since=9.0) == [("unfinished", 9.0, 10.0, -1)]
+
+
+def test_while_a_run_goes_on_the_use_of_the_cpu_tells_of_a_round(directory: Path) -> None:
+    (directory / "events.jsonl").write_text("\n".join(EVENTS[:-1]) + "\n")
+    samples = [
+        *(("mute", at, cpu) for at, cpu in ((0, 1.0), (2, 1.2), (4, 1.21), (6, 1.31), (8, 0.0))),
+        *(("fast", at, cpu) for at, cpu in ((4, 1.0), (6, 2.0), (8, 2.5), (12, 2.6))),
+    ]
+    (directory / "telemetry.jsonl").write_text(
+        "".join(json.dumps({"device": d, "at": 100.0 + at, "cpu": cpu}) + "\n" for d, at, cpu in samples)
+    )
+    run = load(directory)
+    assert of(run, "mute") == [  # of a tenth of a core
+        ("unfinished", 0.0, 2.0, -1),
+        ("wait", 2.0, 4.0, -1),
+        ("unfinished", 4.0, 6.0, -1),
+        ("wait", 6.0, 12.0, -1),  # its counter began anew
+    ]
+    assert of(run, "fast")[-3:] == [
+        ("wait", 5.0, 6.0, -1),  # the sample from 4 to 6 s has its last training in it
+        ("unfinished", 6.0, 8.0, -1),
+        ("wait", 8.0, 12.0, -1),
+    ]
+    (directory / "events.jsonl").write_text("\n".join(EVENTS) + "\n")
+    assert of(load(directory), "mute") == [("wait", 0.0, 10.0, -1)]
+
+
+def test_a_paused_device_that_is_down_meanwhile_or_joins(directory: Path) -> None:
+    run = with_records(
+        directory,
+        *(
+            events.Acted(at, "mute", "hand", 0.0, {"action": action})
+            for at, action in ((1, "crash"), (2, "pause"), (4, "resume"), (5, "pause"), (6, "restart"))
+        ),
+        events.ClientStatus(7.0, "mute", "ready"),
+        events.Acted(8.0, "mute", "scenario", 0.0, {"action": "leave"}),
+        events.Acted(9.0, "mute", "scenario", 0.0, {"action": "join"}),
+        events.ClientStatus(9.5, "mute", "ready"),
+        events.Acted(10.0, "mute", "hand", 0.0, {"action": "pause"}),  # as the run ends
+    )
+    assert of(run, "mute") == [
+        ("wait", 0.0, 1.0, -1),
+        ("offline", 1.0, 7.0, -1),
+        ("paused", 7.0, 8.0, -1),
+        ("offline", 8.0, 9.5, -1),
+        ("wait", 9.5, 10.0, -1),
+    ]
+
+
+def test_a_resumed_run_begins_with_what_was_planned(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(8.0, "slow", "hand", 0.0, {"action": "pause"}),
+        events.Acted(8.0, "fast", "hand", 0.0, {"action": "disconnect"}),
+        events.RunEnded(9.0, "interrupted", 3, 3),
+        events.RunStarted(9.0, 1.8e9, ("fast", "slow"), ("mute",)),
+        events.Acted(9.5, "fast", "scenario", 0.5, {"action": "pause"}),  # the scenario's is done again
+    )
+    assert of(run, "slow")[-2:] == [("paused", 8.0, 9.0, -1), ("wait", 9.0, 10.0, -1)]
+    assert of(run, "fast")[-3:] == [
+        ("offline", 8.0, 9.0, -1),
+        ("wait", 9.0, 9.5, -1),
+        ("paused", 9.5, 10.0, -1),
+    ]
+    assert of(run, "mute") == [("wait", 0.0, 9.0, -1), ("offline", 9.0, 10.0, -1)]
 
 
 def test_pauses_and_absence_go_before_work(directory: Path) -> None:

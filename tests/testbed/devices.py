@@ -10,10 +10,11 @@ from agents.client.uploads import Memory
 from agents.config import Link, Local
 from agents.rules.interface import ClientSide
 from testbed.plan import PlannedDevice
+from testbed.plan.costs import StepCost
 from testbed.virtual.device import Device, Training
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Line, Network
-from testbed.virtual.timing import Speed, StepCost
+from testbed.virtual.timing import Speed
 
 
 class Steps:

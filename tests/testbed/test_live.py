@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.tally import Notice, Tally, merged
 from tests.analysis.conftest import directory as directory
+from tests.analysis.conftest import with_records
 from tests.testbed.record_factories import STARTED, fleet, update
 
 
@@ -46,6 +48,19 @@ def test_a_tally_counts_per_device() -> None:
         "pi-2": ("online", 1, 1, 1),
         "pi-3": ("absent", 0, 0, 0),
     }
+
+
+def test_devices_of_a_resumed_run_begin_as_they_were_planned() -> None:
+    done: list[dict[str, object]] = [
+        {"action": "set", "cpu": 0.1},
+        {"action": "pause"},
+        {"action": "disconnect"},
+    ]
+    acted = [events.Acted(1.0, "pi-1", "hand", 0.0, one) for one in done]
+    again = dataclasses.replace(STARTED, at=4.0)
+    tally = tallied([STARTED, *acted, events.RunEnded(4.0, "interrupted", 0, 0), again])
+    assert tally.devices["pi-1"].cpu == tallied([STARTED]).devices["pi-1"].cpu
+    assert tally.devices["pi-1"].activity.now(6.0) == "train"
 
 
 def test_a_tally_knows_what_was_done_to_devices() -> None:
@@ -148,16 +163,31 @@ def test_messages_are_shown_as_they_are() -> None:
     assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
 
 
+def test_the_summary_tells_of_pauses_and_absence_where_there_were_any(directory: Path) -> None:
+    run = with_records(
+        directory,
+        events.Acted(7.5, "slow", "scenario", 0.0, {"action": "pause"}),
+        events.RoundUnfinished(10.0, "mute", 0, 0.0, 10.0),
+    )
+    console = Console(file=io.StringIO(), width=100)
+    console.print(live.render_summary(run))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[1].endswith("staleness busy transfer idle paused")  # nobody was offline
+    assert lines[3].endswith("60%      15%   0%    25%")
+    assert lines[4].endswith("100%       0%   0%     0%")
+
+
 def test_the_summary_says_what_every_device_did_and_the_accuracy(directory: Path) -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(live.render_summary(load(directory)))
     assert isinstance(console.file, io.StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[1:5] == [
-        "device  profile           updates  share  mean staleness  busy  idle",
-        "fast    0.5 cpu, 512 MiB        2    67%             0.0   40%   60%",
-        "slow    0.1 cpu, 512 MiB        1    33%             2.0   80%   20%",
-        "mute    0.1 cpu, 256 MiB        0     0%               –    0%  100%",
+        "device profile          updates share staleness busy transfer idle",
+        "fast   0.5 cpu, 512 MiB       2   67%       0.0  20%      20%  60%",
+        "slow   0.1 cpu, 512 MiB       1   33%       2.0  60%      20%  20%",
+        "mute   0.1 cpu, 256 MiB       0    0%         –   0%       0% 100%",
     ]
     assert lines[6:] == [
         "fedbuff: accuracy 80.0% (best 85.0%), loss 1.1",

@@ -10,7 +10,8 @@ import pytest
 from agents.config import Duration, Local
 from agents.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
-from testbed.virtual.timing import Speed, StepCost, goodput, latency
+from testbed.plan.costs import StepCost, goodput
+from testbed.virtual.timing import Speed, latency
 
 
 def _device(**fields: Any) -> PlannedDevice:

@@ -1,0 +1,116 @@
+"""What a training step and a transfer cost, for virtual time and for the estimates of `testbed plan`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agents import files, wire
+from agents.config import Local
+from agents.tasks.interface import Task
+from agents.vectors import Vector
+from testbed.host import cache
+from testbed.plan import PlannedDevice, calibration, model_check
+
+_MSS = 1448
+"""Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
+RTO_MIN = 0.2
+"""What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What one mini-batch step costs."""
+
+    flops: float | None = None
+    """Floating-point operations, for devices whose `gflops` are given."""
+    seconds: float | None = None
+    """On one whole core of this host, for devices with a `cpu` share."""
+
+    def per_step(self, device: PlannedDevice) -> float:
+        """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
+        if device.gflops is not None and self.flops is not None:
+            return self.flops / (device.gflops * device.speed * 1e9)
+        if device.cpu is not None and self.seconds is not None:
+            return self.seconds / device.cpu
+        return 0.0
+
+
+def step_work(local: Local) -> Local:
+    """The same for local trainings of a task whose step is the same work."""
+    return replace(local, lr=0.0, steps=None, epochs=None)
+
+
+def keep_step_time(task: Task, local: Local, seconds: float) -> None:
+    """Keep what a step was measured to take on one whole core of this host, for later plans."""
+    if (path := _step_time(task, local)) is not None:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.whole(path) as partial:
+                partial.write_text(f"{seconds!r}\n", encoding="utf-8")
+
+
+def kept_step_time(task: Task, local: Local) -> float | None:
+    """What a step took here when it was last measured, in seconds; None where it never was."""
+    if (path := _step_time(task, local)) is None:
+        return None
+    try:
+        seconds = float(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return seconds if 0 < seconds < math.inf else None
+
+
+def _step_time(task: Task, local: Local) -> Path | None:
+    if (fingerprint := model_check.fingerprint(task)) is None:
+        return None
+    facts = repr((fingerprint, step_work(local), calibration.this_host()))
+    return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
+    """What a TCP connection makes of a link of `rate` bit/s (None for no limit) and `rtt` seconds that
+    loses the share `loss` of the packets: bit/s, None for no limit.
+
+    It sends at most as fast as its loss recovery lets it (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30:
+    Mathis et al. 1997 and time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5), which
+    for a short round trip or many losses is Reno's, the first one:
+
+        MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
+
+    and what was lost is sent again. Assumes independent losses, and transfers long enough to have left
+    slow start. BBR, which does not take a loss for congestion, is faster.
+    """
+    if not loss:
+        return rate
+    window = max(math.sqrt(1.5 / loss), 1.054 * math.pow(rtt / loss, 0.75))
+    timeouts = min(1.0, 3 * math.sqrt(3 * loss / 8)) * loss * (1 + 32 * loss**2)
+    bound = 8 * _MSS / (rtt / window + (rtt + RTO_MIN) * timeouts)
+    return (1 - loss) * (bound if rate is None else min(bound, rate))
+
+
+def message_sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
+    """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
+    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
+    update = wire.UpdateMessage(
+        run=run,
+        client="client",
+        sequence=0,
+        dispatch=0,
+        base_version=0,
+        schema=schema,
+        kind="delta",
+        samples=0,
+        steps=0,
+        effective_steps=1.0,
+        loss=0.0,
+        downloaded=0,
+        train_start=0,
+        train_end=0,
+        sent=0,
+        vector=w,
+    )
+    return len(wire.encode(model)), len(wire.encode(update))

@@ -1,0 +1,206 @@
+"""How long a round of each device is expected to take, and whether one fits into the run.
+
+Figures are device time, with the links, shares and speeds that the run begins with, for a device that is
+alone on what it shares with others. They are means, without TCP's start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from agents.config import Access, Duration, Link
+from agents.durations import DISTRIBUTIONS
+from testbed import plan as planning
+from testbed.plan import Plan, PlannedDevice
+from testbed.plan.costs import StepCost, goodput, kept_step_time, message_sizes
+from testbed.topology import Topology
+
+_MAX_NAMED = 4
+"""A sentence that is about many devices names so many of them."""
+
+Lack = Literal["step time", "samples", "mean"]
+"""What an estimate lacks: the time of a step, the samples that an epoch has, a finite mean of `think` or
+`timing`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Of a device."""
+
+    samples: int | None
+    """None: not known yet."""
+    transfer: float
+    """Seconds of the model down and the update up."""
+    seconds: float
+    """All of the round that is known, `transfer` included."""
+    lacks: frozenset[Lack] = frozenset()
+
+
+def expected(
+    topology: Topology, plan: Plan, parameters: int, samples: Mapping[str, int] | None
+) -> dict[str, Round]:
+    """A round of each device. `parameters` of the model; `samples` of each device, if known."""
+    small = message_sizes("run", "0" * 64, np.zeros(1, np.float32))
+    down, up = (size + 4 * (parameters - 1) for size in small)
+    server = Link() if topology.server.link is None else topology.server.link.plain()
+    one_step = topology.rule.build().client_side.kind == "gradient"
+    flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
+    cost = StepCost(flops, _step_time(topology, plan))
+    rounds = {}
+    for device in plan.devices:
+        own = None if samples is None else samples[device.name]
+        training, lacks = _training(device, cost, own, one_step=one_step)
+        think = _mean(device.think)
+        transfer = _transfer(device, server, down, up)
+        rounds[device.name] = Round(
+            samples=own,
+            transfer=transfer,
+            seconds=transfer + training + (think or 0.0),
+            lacks=lacks if think is not None else lacks | {"mean"},
+        )
+    return rounds
+
+
+def _step_time(topology: Topology, plan: Plan) -> float | None:
+    """Seconds of a step on one core: as given, else as last measured in virtual time."""
+    if topology.runtime.step_time is not None:
+        return topology.runtime.step_time
+    shares = (device for device in plan.devices if device.cpu is not None)
+    first = next(shares, None)
+    return None if first is None else kept_step_time(topology.task.build(), first.local)
+
+
+def _training(
+    device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
+) -> tuple[float, frozenset[Lack]]:
+    """Seconds of local training, as far as known, and what is not known. `timing` is the least."""
+    lacks: set[Lack] = set()
+    least, computed = _mean(device.timing), 0.0
+    if least is None:
+        lacks.add("mean")
+    if step := cost.per_step(device):
+        local = device.local
+        if one_step or local.steps is not None:
+            computed = step * (1 if one_step else local.count(0))
+        elif samples is not None:
+            computed = step * local.count(samples)
+        else:
+            lacks.add("samples")
+    elif device.timing is None or device.cpu is not None:
+        lacks.add("step time")
+    return max(computed, (least or 0.0) / device.speed), frozenset(lacks)
+
+
+def _mean(duration: Duration | None) -> float | None:
+    """In seconds; None where it is not finite."""
+    if duration is None:
+        return 0.0
+    mean = DISTRIBUTIONS[duration.distribution](**duration.params).expectation
+    return mean if math.isfinite(mean) else None
+
+
+def _transfer(device: PlannedDevice, server: Link, down: int, up: int) -> float:
+    """Seconds of the model, `down` bytes, and of the update, `up` bytes."""
+    link, access = device.link or Link(), device.access or Access(name="")
+    ways = (
+        (down, goodput(link.down, link.rtt, link.loss), access.down, server.up),
+        (up, goodput(link.up, link.rtt, link.loss), access.up, server.down),
+    )
+    seconds = link.rtt
+    for size, *rates in ways:
+        rate = min((rate for rate in rates if rate is not None), default=math.inf)
+        seconds += 8 * size / rate if rate else math.inf
+    return seconds
+
+
+def by_device(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+    """The rows of `testbed.plan.describe` with each device's `samples`, `transfer_s` and `round_s`, and
+    what the last one `lacks`. For programs."""
+    return [{**row, **_figures(rounds[row["device"]])} for row in planning.describe(plan)]
+
+
+def _figures(one: Round) -> dict[str, Any]:
+    known = {"transfer_s": one.transfer, "round_s": one.seconds}
+    rounded = {name: value if value < math.inf else None for name, value in known.items()}
+    return {"samples": one.samples, **rounded, "lacks": sorted(one.lacks)}
+
+
+def by_group(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
+    """A row per group: how many `devices`, and from which to which figure theirs go: `samples`,
+    `transfer` (both ways) and `round`; a round of which not all is known is `> 12s`. For people."""
+    members: dict[str, list[Round]] = {}
+    for device in plan.devices:
+        members.setdefault(device.group, []).append(rounds[device.name])
+    return [{"group": group, **_row(own)} for group, own in members.items()]
+
+
+def _row(own: Sequence[Round]) -> dict[str, Any]:
+    samples = [one.samples for one in own if one.samples is not None]
+    low, high = min(samples, default=0), max(samples, default=0)
+    lacking = any(one.lacks for one in own)
+    seconds = [one.seconds for one in own]
+    return {
+        "devices": len(own),
+        "samples": None if not samples else str(low) if low == high else f"{low} to {high}",
+        "transfer": _span([one.transfer for one in own]) if any(one.transfer for one in own) else None,
+        "round": f"{'> ' if lacking else ''}{_span(seconds)}" if any(seconds) else None,
+    }
+
+
+def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
+    """Sentences on what is not known, then on devices that will not finish a round within the run."""
+    if any(one.samples is None for one in rounds.values()):
+        yield "How many samples a device has is known once the first run has prepared the data."
+    for lack, sentence in _LACKS.items():
+        if names := [name for name, one in rounds.items() if lack in one.lacks]:
+            yield sentence.format(_named(names))
+    if (end := topology.stop.after) is None:
+        return
+    links = {name: one.transfer for name, one in rounds.items() if one.transfer > end}
+    late = {name: one.seconds for name, one in rounds.items() if one.seconds > end >= one.transfer}
+    if links:
+        yield (
+            f"Warning: {_named(list(links))} will not finish one round: model and update alone take "
+            f"{_span(links.values())} over the link, and the run ends after {_about(end)} (stop.after). "
+            "Raise stop.after or the rates."
+        )
+    if late:
+        yield (
+            f"Warning: {_named(list(late))} will not finish one round: it takes about "
+            f"{_span(late.values())}, and the run ends after {_about(end)} (stop.after). Raise "
+            "stop.after, or give less work (task.local)."
+        )
+
+
+_LACKS: Mapping[Lack, str] = {
+    "step time": "How long a step of {} takes on this host is not known: a round takes longer than "
+    "shown. Give runtime.step_time, or run it once with --runtime virtual, which measures it.",
+    "samples": "How many steps an epoch of {} has is known with the samples: a round takes longer than "
+    "shown.",
+    "mean": "think or timing of {} has no finite mean: a round takes longer than shown.",
+}
+
+
+def _span(seconds: Collection[float]) -> str:
+    """`12s`, or `12s to 40s`."""
+    low, high = _about(min(seconds)), _about(max(seconds))
+    return low if low == high else f"{low} to {high}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
+
+
+def _about(seconds: float) -> str:
+    """With three digits: `12.3s`, `45ms`."""
+    if math.isinf(seconds):
+        return "for ever"
+    if seconds < 0.9995:
+        return f"{1000 * seconds:.3g}ms"
+    return f"{seconds:.3g}s" if seconds < 1000 else f"{seconds:.0f}s"

@@ -1,0 +1,188 @@
+"""How long a round is expected to take, beside what virtual time makes of it."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from agents import events
+from agents.config import Local
+from testbed import topology
+from testbed.plan import Host, costs, datasets, plan, rounds
+from testbed.plan.rounds import Round
+from testbed.topology import Topology
+from tests.running import Testbed
+
+HOST = Host(cores=(0, 1, 2, 3), memory=2**34)
+PARAMETERS = 250_000
+"""A megabyte; messages have some hundred bytes more."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def fleet(devices: str, local: str = "steps: 20", stop: str = "after: 10s", more: str = "") -> Topology:
+    return topology.parse(
+        "name: fleet\n"
+        f"task: {{name: digits-logreg, flops_per_step: 1e9, local: {{{local}}}}}\n"
+        "rule: {name: fedasync}\n"
+        f"devices: [{devices}]\n"
+        f"stop: {{{stop}}}\n{more}"
+    )
+
+
+def one(
+    devices: str,
+    runtime: str = "virtual",
+    samples: int | None = 100,
+    local: str = "steps: 20",
+    **more: str,
+) -> Round:
+    wanted = fleet(devices, local, **more)
+    known = None if samples is None else {"pi": samples}
+    return rounds.expected(wanted, plan(wanted, runtime, HOST), PARAMETERS, known)["pi"]
+
+
+def test_a_transfer_is_over_the_slowest_part_of_the_way_and_a_round_trip() -> None:
+    assert one("{name: pi, timing: 1s}").transfer == 0
+    own = one("{name: pi, timing: 1s, link: {up: 1mbit, down: 8mbit, rtt: 100ms}}")
+    assert own.transfer == pytest.approx(8 + 1 + 0.1, rel=1e-3)
+    assert own.seconds == pytest.approx(own.transfer + 1)
+    shared = "link: {up: 1mbit}, access: {name: cell, down: 2mbit}"
+    assert one(f"{{name: pi, timing: 1s, {shared}}}").transfer == pytest.approx(8 + 4, rel=1e-3)
+    server = "server: {link: {up: 500kbit, down: 4mbit}}\n"  # the models go up from there
+    slow = one("{name: pi, timing: 1s, link: {up: 8mbit, down: 8mbit}}", more=server)
+    assert slow.transfer == pytest.approx(2 + 16, rel=1e-3)
+    lossy = one("{name: pi, timing: 1s, link: {up: 8mbit, down: 8mbit, rtt: 100ms, loss: 5%}}")
+    assert lossy.transfer > 3 * (2 + 0.1)
+    assert one("{name: pi, timing: 1s, link: {loss: 100%}}").transfer == inf
+
+
+def test_training_is_as_in_virtual_time() -> None:
+    assert one("{name: pi, gflops: 10, speed: 0.5}").seconds == pytest.approx(20 / 5)
+    step = "runtime: {step_time: 10ms}\n"
+    assert one("{name: pi, cpu: 0.1}", more=step).seconds == pytest.approx(20 * 0.1)
+    assert one("{name: pi, cpu: 0.1, timing: 3s}", more=step).seconds == 3
+    assert one("{name: pi, timing: 3s, speed: 0.5}").seconds == 6
+    emulated = one("{name: pi, cpu: 0.1, gflops: 10}", "docker", more=step)
+    assert emulated.seconds == pytest.approx(20 * 0.1)  # the share decides
+    thinks = "think: {distribution: exponential, mean: 4s}"
+    assert one(f"{{name: pi, timing: 1s, {thinks}}}").seconds == 5
+
+
+def test_epochs_take_their_samples() -> None:
+    epochs = "epochs: 2, batch_size: 32"
+    known = one("{name: pi, gflops: 1}", local=epochs)
+    assert known.seconds == pytest.approx(8)
+    assert (known.samples, known.lacks) == (100, frozenset())
+    unknown = one("{name: pi, gflops: 1, think: 2s}", local=epochs, samples=None)
+    assert (unknown.seconds, unknown.samples, unknown.lacks) == (2, None, frozenset({"samples"}))
+
+
+def test_what_is_not_known_is_said() -> None:
+    no_step = one("{name: pi, cpu: 0.1, timing: 3s}")
+    assert (no_step.seconds, no_step.lacks) == (3, frozenset({"step time"}))
+    heavy = "{distribution: pareto, scale: 1s, shape: 1}"
+    assert one(f"{{name: pi, timing: {heavy}}}").lacks == frozenset({"mean"})
+    assert one(f"{{name: pi, timing: 1s, think: {heavy}}}").lacks == frozenset({"mean"})
+    wanted = fleet("{name: pi, count: 6, cpu: 0.1}")
+    planned = plan(wanted, "virtual", HOST)
+    found = rounds.expected(wanted, planned, PARAMETERS, None)
+    samples, step = rounds.remarks(wanted, found)
+    assert "samples a device has is known once the first run" in samples
+    assert "a step of pi-1, pi-2, pi-3, pi-4 and 2 more takes on this host is not known" in step
+    assert rounds.by_group(planned, found) == [
+        {"group": "pi", "devices": 6, "samples": None, "transfer": None, "round": None}
+    ]
+
+
+def test_who_will_not_finish_a_round_is_warned_of() -> None:
+    devices = (
+        "{name: a, timing: 10s}, {name: b, count: 2, timing: 10.1s}, "
+        "{name: c, timing: 1s, link: {up: 100kbit}}"
+    )
+    wanted = fleet(devices)
+    planned = plan(wanted, "virtual", HOST)
+    samples = {"a": 9, "b-1": 5, "b-2": 7, "c": 9}
+    found = rounds.expected(wanted, planned, PARAMETERS, samples)
+    link, late = rounds.remarks(wanted, found)
+    assert link.startswith("Warning: c will not finish one round: model and update alone take 80")
+    assert late.startswith("Warning: b-1, b-2 will not finish one round: it takes about 10.1s, and ")
+    assert "the run ends after 10s (stop.after)" in late
+    assert list(rounds.remarks(fleet(devices, stop="updates: 5"), found)) == []
+    row = rounds.by_group(planned, found)[1]
+    assert row == {"group": "b", "devices": 2, "samples": "5 to 7", "transfer": None, "round": "10.1s"}
+
+
+def test_samples_are_known_once_the_data_has_been_prepared() -> None:
+    wanted = {
+        scheme: topology.parse(
+            "name: t\n"
+            f"task: {{name: digits-logreg, local: {{steps: 1}}, partition: {{scheme: {scheme}}}}}\n"
+            "rule: {name: fedasync}\ndevices: [{name: pi, count: 7, cpu: 0.1}]\nstop: {after: 1s}\n"
+        )
+        for scheme in ("shards", "iid", "resampled")
+    }
+    known = {scheme: datasets.known_samples(one, None) for scheme, one in wanted.items()}
+    assert (known["shards"], known["iid"]) == (None, None)
+    assert known["resampled"] == dict.fromkeys(wanted["iid"].device_names, 60)
+    prepared = datasets.prepare(wanted["shards"], None)
+    dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
+    assert datasets.known_samples(wanted["shards"], None) == dealt
+    equal = datasets.known_samples(wanted["iid"], None)  # before it was dealt out
+    prepared = datasets.prepare(wanted["iid"], None)
+    assert equal == {client: len(chosen) for client, chosen in prepared.indices.items()}
+
+
+def test_a_task_without_dataset_knows_its_samples() -> None:
+    wanted = topology.parse(
+        "name: t\ntask: {name: quadratic, centers: [[1.0], [2.0]], local: {steps: 1}}\n"
+        "rule: {name: fedasync}\ndevices: [{name: pi, count: 2, cpu: 0.1}]\nstop: {after: 1s}\n"
+    )
+    prepared = datasets.prepare(wanted, None)
+    dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
+    assert datasets.known_samples(wanted, None) == dealt
+
+
+def test_a_measured_step_is_kept_for_the_same_work(tmp_path: Path) -> None:
+    task = fleet("{name: pi, cpu: 0.1}").task.build()
+    assert costs.kept_step_time(task, Local(steps=1)) is None
+    costs.keep_step_time(task, Local(steps=1), 0.00125)
+    assert costs.kept_step_time(task, Local(epochs=3, lr=0.5)) == 0.00125
+    assert costs.kept_step_time(task, Local(steps=1, batch_size=8)) is None
+    (file,) = (tmp_path / "cache" / "testbed" / "steps").iterdir()
+    for damaged in ("", "0.0", "nan", "inf"):
+        file.write_text(damaged)
+        assert costs.kept_step_time(task, Local(steps=1)) is None
+
+
+def test_a_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:
+    """In virtual time, whose costs these are: also where the step is measured."""
+    file, runs = tmp_path / "t.yaml", tmp_path / "runs"
+    file.write_text(
+        "name: t\n"
+        "task: {name: digits-logreg, local: {epochs: 2}}\n"
+        "rule: {name: fedasync}\n"
+        "devices: [{name: pi, cpu: 0.01, think: 50ms, link: {up: 400kbit, down: 800kbit, rtt: 80ms}}]\n"
+        "stop: {updates: 1}\n"
+    )
+    before = testbed("plan", file, "--runtime", "virtual", "--json")
+    (row,) = json.loads(before.out)
+    assert (row["samples"], row["lacks"]) == (None, ["step time"])
+    assert "How long a step of pi takes on this host is not known" in before.err
+    assert testbed("up", file, "--runtime", "virtual", "--runs", runs).code == 0
+    records = events.read(next(runs.iterdir()) / "events.jsonl")
+    (update,) = (record for record in records if isinstance(record, events.UpdateApplied))
+    after = testbed("plan", file, "--runtime", "virtual", "--json")
+    (row,) = json.loads(after.out)
+    assert (row["samples"], row["lacks"], after.err) == (update.samples, [], "")
+    assert row["round_s"] == pytest.approx(update.arrived - update.dispatched, rel=0.01)
+    said = testbed("plan", file, "--runtime", "process", "--oversubscribe")
+    assert said.code == 0
+    assert "group  devices  samples" in said.out
+    assert "not known" not in said.out
