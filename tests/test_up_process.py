@@ -88,7 +88,7 @@ def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     assert left_as_processes() == []
     manifest = Finished.only_one_in(runs).manifest
     assert manifest["outcome"] == "interrupted"
-    assert manifest["validity"].keys() == {"valid", "reasons"}
+    assert manifest["validity"].keys() == {"valid", "reasons", "unjudged"}
 
 
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
