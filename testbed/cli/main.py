@@ -197,7 +197,7 @@ def plan_command(
 
     _, plan = up.planned(topology, up.Options(runtime, oversubscribe))
     show(describe(plan), "", as_json=as_json)
-    for note in plan.notes:
+    for note in (*plan.shares, *plan.notes):
         (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan import Host, Plan, PlannedDevice
-from testbed.plan.calibration import Calibration, share
+from testbed.plan.calibration import Calibration, seconds, share
 from testbed.plan.feasibility import RESERVED_MEMORY, gib
+from testbed.plan.work import KINDS, Work, of_step
 from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
 from testbed.topology.profiles import DeviceProfile, Profiles
@@ -20,6 +22,13 @@ from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
 
 _MIB = 2**20
+_WORDS = {
+    "convolution": "convolutions",
+    "depthwise": "depthwise convolutions",
+    "matrix": "matrix products",
+    "memory": "memory traffic",
+}
+"""The kinds of work, for people."""
 _AMPLE = 384 * _MIB
 """Bytes. Resident after 60 steps of 32 samples: 240 MiB with digits-logreg, 350 MiB with cifar10-cnn and
 8,000 images, and 40 MiB in the device's init. Some of it is code, which the kernel can drop."""
@@ -45,22 +54,49 @@ def needs_calibration(topology: Topology) -> bool:
     return any(group.profile is not None and group.cpu is None for group in topology.devices)
 
 
-def on_host(topology: Topology, host: Calibration) -> Topology:
-    """The topology with the CPU shares that the profiles' speeds make on `host`. Raises
-    BadInputError."""
+def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str, ...]]:
+    """The topology with the CPU shares that the profiles' speeds make on `host`, and a sentence on how
+    each was found. Raises BadInputError."""
     known = profiles.load(Path(topology.source.name).parent)
-    problems, groups = [], list(topology.devices)
+    task: Task = topology.task.build()
+    problems, sentences, groups = [], [], list(topology.devices)
     for index, group in enumerate(topology.devices):
         if group.profile is not None and group.cpu is None:
+            profile = known.device(group.profile)
+            work = None if profile.training is None else of_step(task, group.local.plain().batch_size)
             try:
-                cpu = share(group.profile, known.device(group.profile), host)
-                groups[index] = group.model_copy(update={"cpu": round(cpu, 4)})
+                cpu = round(share(group.profile, profile, host, work), 4)
             except BadInputError as error:
                 where: Where = ("devices", index, "profile")
                 problems.append(topology.source.problem(where, str(error)))
+                continue
+            groups[index] = group.model_copy(update={"cpu": cpu})
+            why = _why(group.profile, profile, host, work, topology.task.name)
+            sentences.append(f"{group.name}: {cpu:g} cpu {why}")
     if problems:
         raise topology.source.error(problems)
-    return topology.with_devices(tuple(groups))
+    return topology.with_devices(tuple(groups)), tuple(sentences)
+
+
+def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None, task: str) -> str:
+    if profile.training is None:
+        return (
+            f"for {name} by HPL alone (double-precision matrix products): no training times of it are "
+            "known, and training may be several times as slow or as fast."
+        )
+    if work is None:
+        return f"for {name} by HPL alone: what a step of {task} consists of is not known."
+    spent = seconds(work, host.training)
+    parts = sorted(((spent[kind], kind) for kind in KINDS), reverse=True)
+    mix = ", ".join(
+        f"{_WORDS[kind]} {part / sum(spent.values()):.0%}" for part, kind in parts if part > 0
+    )
+    error = profile.training.error
+    tested = "" if error is None else f"; on networks held out its times are off by {error:.0%}"
+    return (
+        f"is as fast as {name} in training {task}, by published training times{tested}. A step's time "
+        f"on this host: {mix}."
+    )
 
 
 def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topology:
