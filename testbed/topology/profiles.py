@@ -18,7 +18,18 @@ from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
-from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
+from testbed.topology.fields import (
+    Count,
+    Model,
+    Name,
+    Positive,
+    Power,
+    Rate,
+    Seconds,
+    Share,
+    Size,
+    Thermal,
+)
 from testbed.topology.yamlfile import Document
 
 FILE = "profiles.yaml"
@@ -36,7 +47,8 @@ client and its init; of a real device's memory the system takes a part. Outside
 containers memory is not limited. power is for estimates of energy. cores are
 not emulated one by one: one CPU quota stands for all of them, so beside work
 that they share, what only one could do is faster here than on the device. Nor
-is anything else emulated, such as GPU, caches, memory bandwidth or heat."""
+is anything else emulated, such as GPU, caches, memory bandwidth; heat is, where
+thermal says how a device slows down."""
 """What becomes of a device profile, in 80 columns."""
 _ABOUT = ("description", "source")
 
@@ -80,6 +92,9 @@ class DeviceProfile(_Entry):
     cores: Count | None = None
     memory: Size | None = None
     power: Power | None = Field(default=None, description="Watts of the whole device, by state")
+    thermal: Thermal | None = Field(
+        default=None, description="Loss of CPU share by heat; used where the topology gives none"
+    )
     training: Training | None = Field(
         default=None, description="Speeds fitted to published training times, used before gflops"
     )

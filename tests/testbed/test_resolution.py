@@ -15,9 +15,10 @@ from testbed.errors import BadInputError
 from testbed.plan import resolution
 from testbed.plan.calibration import Calibration, Host
 from testbed.plan.resolution import needs_calibration, on_host, resolved
+from testbed.plan.work import Work
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, load, traces
+from testbed.topology import Topology, load, profiles, traces
 from testbed.topology.devices import LinkTrace
 from testbed.topology.profiles import Training
 from testbed.topology.timeline import Step
@@ -83,11 +84,41 @@ def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) ->
     assert load(again).devices == topology.devices
 
 
+FOUR = plan.Host((0, 1, 2, 3), 8 * 2**30)
 OWN = """\
 devices:
   plain: {gflops: 11.9}
   known: {gflops: 11.9, training: {convolution: 50, depthwise: 1, memory: 1}}
 """
+
+
+def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(
+        "devices: {hot: {gflops: 11.9, thermal: {after: 5min, to: 60%}}}"
+    )
+    topology = resolved(
+        _topology(
+            tmp_path,
+            "{name: a, profile: hot}",
+            "{name: b, profile: hot, thermal: {after: 1s, to: 0.5}}",
+            "{name: c, profile: raspberry-pi-4, cpu: 0.1}",
+        )
+    )
+    heat = [group.thermal and (group.thermal.after, group.thermal.to) for group in topology.devices]
+    assert heat == [(300, 0.6), (1, 0.5), None]
+    made = plan.plan(topology, "virtual", FOUR)
+    notes = list(resolution.notes(topology, made, profiles.load(tmp_path), FOUR))
+    assert notes[0] == (
+        "a: 5min after the start of the run 0.6 of its cpu remains (thermal), whether it has trained "
+        "until then or not."
+    )
+    assert notes[-1] == "What else a device has (GPU, caches, memory bandwidth) is not emulated."
+
+
+def test_a_container_may_have_too_little_left_by_heat(tmp_path: Path) -> None:
+    topology = _topology(tmp_path, "{name: a, cpu: 0.02, thermal: {after: 1s, to: 1%}}")
+    with pytest.raises(BadInputError, match=r"devices\[0\].thermal: found 0.0002: a container has"):
+        plan.plan(topology, "docker", FOUR)
 
 
 def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
@@ -119,6 +150,17 @@ def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> No
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
     assert "convolutions" not in sentences[0]  # it has none
+    assert sentences[0].endswith("tell nothing, take most of it.")
+
+
+def test_a_step_of_some_size_is_not_called_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
+    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size: large)
+    topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
+    _, (sentence,) = on_host(topology, HOST)
+    assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
