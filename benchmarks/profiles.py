@@ -2,6 +2,7 @@
 
     python -m benchmarks.profiles          the fits, with errors of networks held out (docs/fidelity.md)
     python -m benchmarks.profiles count    what a step of each network consists of; needs timm
+    python -m benchmarks.profiles host     steps on this host, against their prediction; needs timm
 
 training_times.csv has, for each network, Gflop and GB of one step with 16 images of 224×224, as
 testbed.plan.work counts them in timm's networks (1.0.31), and seconds of such a step where they are
@@ -21,15 +22,17 @@ import math
 import re
 import statistics
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy.optimize import nnls
 
-from testbed.plan import work
+from testbed.plan import calibration, work
 from testbed.plan.work import KINDS, Work
 from testbed.topology import profiles
 
@@ -155,23 +158,43 @@ def _rounded(value: float, digits: int = 3) -> float:
 
 
 def _count() -> None:
-    import torch
-    from timm import create_model  # type: ignore[import-not-found]
-
     for row in _rows():
-        net = create_model(_TIMM.get(row["network"], row["network"]), num_classes=1000).to("meta")
-        x = torch.empty(_BATCH, 3, 224, 224, device="meta")
-        y = torch.empty(_BATCH, dtype=torch.int64, device="meta")
-        found = work.count(partial(work.step, net, x, y, torch.nn.functional.cross_entropy))
+        found = work.count(_step(row["network"], "meta"))
         print(row["network"], *(f"{getattr(found, kind):.4g}" for kind in KINDS), sep=",")
 
 
+def _host() -> None:
+    torch.set_num_threads(1)
+    found = calibration.calibrate()
+    for row in _rows():
+        if row["network"] not in _ON_HOST:
+            continue
+        run = _step(row["network"], "cpu")
+        run()  # sets the libraries up
+        begin = time.thread_time()
+        run()
+        took = time.thread_time() - begin
+        told = sum(calibration.seconds(_work(row), found.training).values())
+        print(f"{row['network']}: took {took:.2f} s, predicted {told:.2f} s ({told / took - 1:+.0%})")
+
+
+def _step(network: str, device: str) -> Callable[[], None]:
+    from timm import create_model  # type: ignore[import-not-found]
+
+    net = create_model(_TIMM.get(network, network), num_classes=1000).to(device)
+    x = torch.zeros(_BATCH, 3, 224, 224, device=device)
+    y = torch.zeros(_BATCH, dtype=torch.int64, device=device)
+    return partial(work.step, net, x, y, torch.nn.functional.cross_entropy)
+
+
 _TIMM = {f"vit_{size}": f"vit_{size}_patch16_224" for size in ("tiny", "small", "base")}
+_ON_HOST = ("resnet18", "mobilenetv2_100", "vit_tiny", "mnasnet_100", "ghostnetv2_100")
+"""One of each family."""
 
 
 def main() -> None:
-    if sys.argv[1:] == ["count"]:
-        _count()
+    if command := {"count": _count, "host": _host}.get("".join(sys.argv[1:])):
+        command()
         return
     fits = {device: fit(device) for device in DEVICES}
     print(table(fits), "", ratios(), "", sep="\n")
