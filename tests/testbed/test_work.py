@@ -113,3 +113,11 @@ def test_nothing_is_said_of_a_step_that_cannot_be_run(
     foreign = HubImages("a/b", image="img", label="label", shape=shape)
     monkeypatch.setitem(datasets.DATASETS, "foreign", foreign)
     assert work.of_step(Foreign(), 4) is None
+
+
+def test_a_task_may_fail_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(task: Task) -> torch.nn.Module:
+        raise AttributeError("my own mistake")
+
+    monkeypatch.setattr(Foreign, "model", fail)
+    assert work.of_step(Foreign(), 4) is None
