@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-dashboard predict dilation papers mutants clean
+.PHONY: demo test check bench bench-dashboard predict dilation profiles papers mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -37,6 +37,10 @@ predict: $(VENV)/.installed
 
 dilation: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.dilation
+
+# Speeds of the device profiles in training, and their errors (docs/fidelity.md).
+profiles: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.profiles
 
 papers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers

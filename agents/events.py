@@ -147,7 +147,7 @@ class Acted:
     shares), when it gave the order."""
     device: str
     source: str
-    """`scenario` (churn and availability included) or `hand` (a user in mid-run)."""
+    """`scenario` (churn, availability and heat included) or `hand` (a user in mid-run)."""
     lateness: float
     """Seconds since it was due."""
     details: Mapping[str, Any]

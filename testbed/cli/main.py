@@ -206,7 +206,7 @@ def plan_command(
         show(describe(plan), "", as_json=False)
         print_text("")
         show(by_group(plan, rounds), "", as_json=False)
-    for note in (*plan.notes, *remarks(parsed, rounds)):
+    for note in (*plan.shares, *plan.notes, *remarks(parsed, rounds)):
         (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(

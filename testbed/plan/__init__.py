@@ -144,6 +144,8 @@ class Plan:
     """Whether the devices may ask for more than `device_capacity`."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
+    shares: tuple[str, ...] = ()
+    """Sentences on how the CPU shares of profiles were found."""
 
     @property
     def aggregator_cpus(self) -> str:

@@ -1,8 +1,10 @@
-"""Calibration: the speed of a core of this host, which turns a device profile's speed into a CPU share.
+"""Calibration: the speeds of a core of this host, which turn a device profile's into a CPU share.
 
-A profile's gflops are those of High-Performance Linpack, which spends its time in products of
-double-precision matrices; so that is what is measured here. Two differences remain, of some per cent
-each: Linpack loses a little around its products, and a host's core may be slower when all are busy.
+Of each kind of work that training consists of, a small piece is timed here; a profile's speeds are
+fitted to published training times (`python -m benchmarks.profiles`). A profile without these has gflops,
+of High-Performance Linpack, which spends its time in products of double-precision matrices; so these are
+measured too. Differences of some per cent remain: Linpack loses a little around its products, and a
+host's core may be slower when all are busy.
 """
 
 from __future__ import annotations
@@ -13,22 +15,29 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import AwareDatetime
 
 from agents import files
 from testbed.errors import BadInputError
 from testbed.host import cache
+from testbed.plan.work import KINDS, Work, count
 from testbed.topology.fields import Count, Model, Positive
-from testbed.topology.profiles import DeviceProfile
+from testbed.topology.profiles import DeviceProfile, Training
+
+if TYPE_CHECKING:
+    import torch
 
 _SIZE = 1024
 """Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
 _MIN_PRODUCTS = 3
 """However long one takes."""
+_KIND_PART = 0.25
+"""Of the seconds for the double-precision products, for each kind of work in training."""
 _STEADY_SHARE = 0.8
 """Of the highest speed: where the median is below it, other work disturbed most products."""
 
@@ -52,6 +61,8 @@ class Calibration(Model):
     high: Positive
     products: Count
     """How many were timed."""
+    training: Training
+    """Speeds of the core in each kind of work, medians too."""
     measured: AwareDatetime
 
     @property
@@ -70,7 +81,7 @@ class Calibration(Model):
 
     def as_dict(self) -> dict[str, Any]:
         """In one level, for programs."""
-        values = self.model_dump(mode="json")
+        values = self.model_dump(mode="json", exclude={"training": {"error"}})
         return {"gflops": self.gflops, **values.pop("host"), **values, "steady": self.is_steady}
 
     def summary(self) -> str:
@@ -79,6 +90,9 @@ class Calibration(Model):
             f"One core of this host: {self.gflops:.1f} Gflop/s in double precision",
             f"    {self.products} products: lowest {self.low:.1f}, median {self.median:.1f}, "
             f"highest {self.high:.1f}",
+            f"    in training: convolutions {self.training.convolution:.1f} Gflop/s, depthwise "
+            f"{self.training.depthwise:.1f},",
+            f"    matrix products {self.training.matrix:.1f}, memory {self.training.memory:.1f} GB/s",
             f"    {self.host.cpu}, {self.host.cores} cores, torch {self.host.torch}",
             f"    measured on {self.measured:%Y-%m-%d %H:%M %Z}",
         ]
@@ -90,7 +104,7 @@ class Calibration(Model):
 
 
 class _Cache(Model):
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     calibrations: tuple[Calibration, ...] = ()
     """One for each host: a home directory may be shared by many."""
 
@@ -129,13 +143,9 @@ def measure(seconds: float = 2.0) -> Calibration:
         shape = (_SIZE, _SIZE)
         left, right = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
         product = torch.empty(shape, dtype=torch.float64)
-        torch.mm(left, right, out=product)  # sets the matrix library up
-        speeds: list[float] = []
-        end = time.monotonic() + seconds
-        while len(speeds) < _MIN_PRODUCTS or time.monotonic() < end:
-            begin = time.thread_time()
-            torch.mm(left, right, out=product)
-            speeds.append(2 * _SIZE**3 / (time.thread_time() - begin) / 1e9)
+        times = _times(lambda: torch.mm(left, right, out=product), seconds)
+        speeds = [2 * _SIZE**3 / each / 1e9 for each in times]
+        training = Training(**{kind: _speed(kind, _KIND_PART * seconds) for kind in KINDS})
     finally:
         torch.set_num_threads(threads)
     return Calibration(
@@ -144,21 +154,88 @@ def measure(seconds: float = 2.0) -> Calibration:
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
+        training=training,
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
 
-def share(name: str, profile: DeviceProfile, calibration: Calibration) -> float:
-    """Cores of this host that are as fast as the whole device of the profile called `name`.
+def _times(run: Callable[[], object], seconds: float) -> list[float]:
+    """CPU seconds of each of the runs that fit into `seconds`."""
+    run()  # sets the library up
+    times: list[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < _MIN_PRODUCTS or time.monotonic() < end:
+        begin = time.thread_time()
+        run()
+        times.append(time.thread_time() - begin)
+    return times
+
+
+def _speed(kind: str, seconds: float) -> float:
+    """Of this thread in work of `kind`, as a network's training has it: forward and backward."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator).requires_grad_()
+
+    def backward(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], object]:
+        gradient = torch.rand_like(run(*inputs))
+        return lambda: torch.autograd.grad(run(*inputs), inputs, gradient)
+
+    functional = torch.nn.functional
+    run = {
+        "convolution": lambda: backward(
+            lambda x, w: functional.conv2d(x, w, padding=1), rand(4, 128, 28, 28), rand(128, 128, 3, 3)
+        ),
+        "depthwise": lambda: backward(
+            lambda x, w: functional.conv2d(x, w, padding=1, groups=128),
+            rand(4, 128, 28, 28),
+            rand(128, 1, 3, 3),
+        ),
+        "matrix": lambda: backward(torch.mm, rand(_SIZE, _SIZE), rand(_SIZE, _SIZE)),
+        "memory": lambda: backward(
+            lambda x, w: functional.relu(functional.batch_norm(x, None, None, w, training=True)),
+            rand(16, 64, 56, 56),
+            rand(64),
+        ),
+    }[kind]()
+    return float(getattr(count(run), kind)) / statistics.median(_times(run, seconds))
+
+
+def share(
+    name: str, profile: DeviceProfile, calibration: Calibration, work: Work | None = None
+) -> float:
+    """Cores of this host that are as fast as the whole device of the profile called `name`, in steps of
+    this `work`; by double-precision products where that or the profile's training is not known.
 
     Raises BadInputError where the profile has no speed.
     """
+    if profile.training is not None and work is not None:
+        speeds = profile.training
+        if speeds.matrix is None and profile.gflops is not None:
+            matrix = _matrix(calibration.training) * profile.gflops / calibration.gflops
+            speeds = speeds.model_copy(update={"matrix": matrix})
+        return sum(seconds(work, calibration.training).values()) / sum(seconds(work, speeds).values())
     if profile.gflops is None:
         raise BadInputError(
             f"the profile {name} has no gflops, so what share of a core here is as fast is not known: "
             "give cpu, such as cpu: 0.25, or the profile's gflops in a profiles.yaml"
         )
     return profile.gflops / calibration.gflops
+
+
+def seconds(work: Work, speeds: Training) -> dict[str, float]:
+    """How long each kind of `work` takes at these speeds."""
+    own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
+    return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
+
+
+def _matrix(speeds: Training) -> float:
+    if speeds.matrix is None:
+        raise ValueError("these speeds have no matrix")
+    return speeds.matrix
 
 
 def this_host() -> Host:

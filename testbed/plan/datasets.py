@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -80,6 +80,8 @@ class HubImages:
     """Column of the labels, 0 to classes − 1."""
     test: str = "test"
     """Split to evaluate on; clients train on `train`."""
+    shape: tuple[int, ...] | None = None
+    """Of one image in x; None: nothing can be said of a step before the data are read."""
 
     def find(self, root: Path | None) -> Found:
         if root is None:
@@ -149,6 +151,8 @@ class Digits:
     Every fifth image of a class is for the test.
     """
 
+    shape: ClassVar[tuple[int, ...] | None] = (8, 8)
+
     def find(self, root: Path | None) -> Found:
         return Found(_digest(metadata.version("scikit-learn")), self._read)
 
@@ -166,8 +170,8 @@ class Digits:
 
 DATASETS: dict[str, HubImages | Digits] = {
     "digits": Digits(),
-    "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", image="img", label="label"),
-    "ylecun/mnist": HubImages("ylecun/mnist", image="image", label="label"),
+    "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", "img", "label", shape=(3, 32, 32)),
+    "ylecun/mnist": HubImages("ylecun/mnist", "image", "label", shape=(28, 28)),
 }
 
 

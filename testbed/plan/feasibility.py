@@ -81,6 +81,11 @@ def too_little_cpu(topology: Topology, dilation: float) -> Iterator[Problem]:
     """Groups, and entries of the scenario, with less CPU than a container can have."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(topology.devices)),
+        *(
+            (("devices", index, "thermal"), group.cpu * group.thermal.to)
+            for index, group in enumerate(topology.devices)
+            if group.cpu is not None and group.thermal is not None
+        ),
         *((("scenario", index, "cpu"), entry.cpu) for index, entry in enumerate(topology.scenario)),
     ]
     for where, share in shares:

@@ -22,8 +22,8 @@ def check(topology: Topology) -> int:
     """The number of the model's parameters. Raises BadInputError where the task's model is something
     other than float32 parameters."""
     task: Task = topology.task.build()
-    digest = fingerprint(task)
-    good = None if digest is None else cache.folder() / "models" / digest
+    mark = fingerprint(task)
+    good = None if mark is None else cache.folder() / "models" / mark
     if good is not None:
         with suppress(OSError, ValueError):
             return int(good.read_text(encoding="utf-8"))
@@ -48,8 +48,7 @@ def check(topology: Topology) -> int:
 
 
 def fingerprint(task: Task) -> str | None:
-    """Of the task's parameters, its sources and the version of PyTorch; None where the source cannot be
-    read."""
+    """Another one where the task's model may be another; None where the source cannot be read."""
     try:
         sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
         texts = [path.read_bytes() for path in sources]

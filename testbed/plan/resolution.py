@@ -1,4 +1,4 @@
-"""Resolution of what a topology leaves to profiles: link classes, CPU shares, power and memory.
+"""Resolution of what a topology leaves to profiles: link classes, CPU shares, power, heat and memory.
 
 And notes on what of the profiles is not emulated.
 """
@@ -9,24 +9,36 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan import Host, Plan, PlannedDevice
-from testbed.plan.calibration import Calibration, share
+from testbed.plan.calibration import Calibration, seconds, share
 from testbed.plan.feasibility import RESERVED_MEMORY, gib
+from testbed.plan.work import KINDS, Work, of_step
 from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
 from testbed.topology.profiles import DeviceProfile, Profiles
-from testbed.topology.units import format_size
+from testbed.topology.units import format_duration, format_size
 from testbed.topology.yamlfile import Problem, Where
 
 _MIB = 2**20
+_WORDS = {
+    "convolution": "convolutions",
+    "depthwise": "depthwise convolutions",
+    "matrix": "matrix products",
+    "memory": "memory traffic",
+}
+"""The kinds of work, for people."""
+_SMALL_S = 1e-3
+"""Of work in a step here: of less, the calls of operations take longer (docs/fidelity.md)."""
 _AMPLE = 384 * _MIB
 """Bytes. Resident after 60 steps of 32 samples: 240 MiB with digits-logreg, 350 MiB with cifar10-cnn and
 8,000 images, and 40 MiB in the device's init. Some of it is code, which the kernel can drop."""
 
 
 def resolved(topology: Topology) -> Topology:
-    """The topology with link classes and the profiles' power filled in, and absolute paths of traces.
+    """The topology with link classes and the profiles' power and heat filled in, and absolute paths of
+    traces.
 
     Raises BadInputError for a name that no profile has, and for traces that cannot be read.
     """
@@ -35,7 +47,7 @@ def resolved(topology: Topology) -> Topology:
     known = profiles.load(Path(topology.source.name).parent)
     if problems := list(_unknown(topology, known)):
         raise topology.source.error(problems)
-    groups = [_with_power(_with_link(group, known), known) for group in topology.devices]
+    groups = [_with_profile(_with_link(group, known), known) for group in topology.devices]
     traced = [_with_trace(topology, index, group) for index, group in enumerate(groups)]
     return topology.with_devices(tuple(traced))
 
@@ -45,22 +57,50 @@ def needs_calibration(topology: Topology) -> bool:
     return any(group.profile is not None and group.cpu is None for group in topology.devices)
 
 
-def on_host(topology: Topology, host: Calibration) -> Topology:
-    """The topology with the CPU shares that the profiles' speeds make on `host`. Raises
-    BadInputError."""
+def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str, ...]]:
+    """The topology with the CPU shares that the profiles' speeds make on `host`, and a sentence on how
+    each was found. Raises BadInputError."""
     known = profiles.load(Path(topology.source.name).parent)
-    problems, groups = [], list(topology.devices)
+    task: Task = topology.task.build()
+    problems, sentences, groups = [], [], list(topology.devices)
     for index, group in enumerate(topology.devices):
         if group.profile is not None and group.cpu is None:
+            profile = known.device(group.profile)
+            work = None if profile.training is None else of_step(task, group.local.plain().batch_size)
             try:
-                cpu = share(group.profile, known.device(group.profile), host)
-                groups[index] = group.model_copy(update={"cpu": round(cpu, 4)})
+                cpu = round(share(group.profile, profile, host, work), 4)
             except BadInputError as error:
                 where: Where = ("devices", index, "profile")
                 problems.append(topology.source.problem(where, str(error)))
+                continue
+            groups[index] = group.model_copy(update={"cpu": cpu})
+            why = _why(group.profile, profile, host, work, topology.task.name)
+            sentences.append(f"{group.name}: {cpu:g} cpu {why}")
     if problems:
         raise topology.source.error(problems)
-    return topology.with_devices(tuple(groups))
+    return topology.with_devices(tuple(groups)), tuple(sentences)
+
+
+def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None, task: str) -> str:
+    if profile.training is None:
+        return (
+            f"for {name} by HPL alone (double-precision matrix products): no training times of it are "
+            "known, and training may be several times as slow or as fast."
+        )
+    if work is None:
+        return f"for {name} by HPL alone: what a step of {task} consists of is not known."
+    spent = seconds(work, host.training)
+    parts = sorted(((spent[kind], kind) for kind in KINDS), reverse=True)
+    mix = ", ".join(
+        f"{_WORDS[kind]} {part / sum(spent.values()):.0%}" for part, kind in parts if part > 0
+    )
+    error = profile.training.error
+    tested = "" if error is None else f"; on networks held out its times are off by {error:.0%}"
+    small = " It is small: calls of operations, of which training times tell nothing, take most of it."
+    return (
+        f"is as fast as {name} in training {task}, by published training times{tested}. A step's time "
+        f"on this host: {mix}.{small if sum(spent.values()) < _SMALL_S else ''}"
+    )
 
 
 def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topology:
@@ -97,6 +137,12 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
             "Models are evaluated once the run is over (evaluate.when: after): until then none has an "
             "accuracy, and each that is to be evaluated is kept on the disk."
         )
+    for group in topology.devices:
+        if (thermal := group.thermal) is not None:
+            yield (
+                f"{group.name}: {format_duration(thermal.after)} after the start of the run "
+                f"{thermal.to:g} of its cpu remains (thermal), whether it has trained until then or not."
+            )
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."
@@ -107,7 +153,8 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
             "do is faster here than on the device, by up to as many times as it has cores."
         )
     if profiled:
-        yield "What else a device has (GPU, caches, memory bandwidth, heat) is not emulated."
+        heat = "" if any(group.thermal is not None for group in topology.devices) else ", heat"
+        yield f"What else a device has (GPU, caches, memory bandwidth{heat}) is not emulated."
 
 
 def _has_names(group: DeviceGroup) -> bool:
@@ -160,11 +207,13 @@ def _with_link(group: DeviceGroup, known: Profiles) -> DeviceGroup:
     return group.model_copy(update={"link": Link.model_construct(**values | own)})
 
 
-def _with_power(group: DeviceGroup, known: Profiles) -> DeviceGroup:
+def _with_profile(group: DeviceGroup, known: Profiles) -> DeviceGroup:
+    """With the profile's power and heat, where the topology gives none."""
     profile = _profile(group, known)
-    if group.power is not None or profile is None:
+    if profile is None:
         return group
-    return group.model_copy(update={"power": profile.power})
+    found = {"power": group.power or profile.power, "thermal": group.thermal or profile.thermal}
+    return group.model_copy(update=found)
 
 
 def _profile(group: DeviceGroup, known: Profiles) -> DeviceProfile | None:

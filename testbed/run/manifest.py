@@ -47,6 +47,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
             }
             for device in spec.plan.devices
         },
+        **({"shares": list(spec.plan.shares)} if spec.plan.shares else {}),
         **_shaper(spec.plan),
         **_clock(spec.plan),
     }

@@ -63,8 +63,9 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
     model_check.check(topology)
+    shares: tuple[str, ...] = ()
     if needs_calibration(topology):
-        topology = on_host(topology, calibrate())
+        topology, shares = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
     host = this_host(netem=traits(runtime).shaper is None)
     profiled = any(group.profile is not None for group in topology.devices)
@@ -72,7 +73,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     free = None if traits(runtime).simulated else host.memory
     limited = resolution.with_memory(topology, known, free)  # not kept: another time more may be free
     made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
-    return topology, replace(made, notes=tuple(resolution.notes(topology, made, known, host)))
+    notes = tuple(resolution.notes(topology, made, known, host))
+    return topology, replace(made, notes=notes, shares=shares)
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:
@@ -126,6 +128,8 @@ def _prepare(
     directory.claim()
     task = topology.task
     data = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    for sentence in plan.shares:
+        view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}

@@ -23,6 +23,7 @@ from testbed.topology.fields import (
     Rate,
     Seconds,
     Share,
+    Thermal,
     Variant,
     expecting,
 )
@@ -249,6 +250,9 @@ class DeviceGroup(Model):
     power: Power | None = Field(
         default=None, description="What a device draws in each state; the profile's, where not given"
     )
+    thermal: Thermal | None = Field(
+        default=None, description="Loss of CPU share by heat; the profile's, where not given"
+    )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @model_validator(mode="after")
@@ -264,6 +268,8 @@ class DeviceGroup(Model):
                 "speed has nothing to act on: it divides timing and multiplies gflops. "
                 "Give one of these, or change cpu instead"
             )
+        if self.thermal is not None and self.cpu is None and self.profile is None:
+            raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
 
     @property

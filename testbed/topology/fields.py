@@ -144,6 +144,13 @@ class Power(Model):
         return {state: watts for state, watts in self if watts is not None}
 
 
+class Thermal(Model):
+    """Heat: so long after the start of the run, whatever it did until then, a device slows down."""
+
+    after: PositiveSeconds = Field(description="Device time since the run clock started")
+    to: PositiveShare = Field(description="What remains of the CPU share that it has by then")
+
+
 class Variant(Model):
     """Base of models with a name, and the fields of a dataclass as their parameters."""
 

@@ -18,21 +18,37 @@ from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
-from testbed.topology.fields import Count, Model, Name, Positive, Power, Rate, Seconds, Share, Size
+from testbed.topology.fields import (
+    Count,
+    Model,
+    Name,
+    Positive,
+    Power,
+    Rate,
+    Seconds,
+    Share,
+    Size,
+    Thermal,
+)
 from testbed.topology.yamlfile import Document
 
 FILE = "profiles.yaml"
 _BUILT_IN = Path(__file__).parents[1] / "catalog"
 _WIDTH = 80
 EMULATED = """\
-Of a device, gflops become a CPU share, by the speed of this host's cores, and
-memory the limit of its container, as far as the host has it (testbed plan says
-so), unless the topology says cpu or memory itself. The limit is for the client
-and its init; of a real device's memory the system takes a part. Outside
+Of a device, its speeds in training become a CPU share, by the speeds of this
+host and by what a step of the task consists of. They are fitted to published
+training times; "within" is the mean error for networks held out of the fit.
+Where there are none (–), gflops become the share, which are of HPL alone:
+training may be several times as slow or as fast. memory becomes the limit of
+the device's container, as far as the host has it (testbed plan says so). Where
+the topology says cpu or memory itself, that counts. The limit is for the
+client and its init; of a real device's memory the system takes a part. Outside
 containers memory is not limited. power is for estimates of energy. cores are
 not emulated one by one: one CPU quota stands for all of them, so beside work
 that they share, what only one could do is faster here than on the device. Nor
-is anything else emulated, such as GPU, caches, memory bandwidth or heat."""
+is anything else emulated, such as GPU, caches, memory bandwidth; heat is, where
+thermal says how a device slows down."""
 """What becomes of a device profile, in 80 columns."""
 _ABOUT = ("description", "source")
 
@@ -53,6 +69,20 @@ class _Entry(Model):
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
+class Training(Model):
+    """Speeds of the kinds of work that training consists of, on all cores of a device."""
+
+    convolution: Positive = Field(description="Gflop/s (FP32) of convolutions")
+    depthwise: Positive = Field(description="Gflop/s (FP32) of convolutions in groups")
+    memory: Positive = Field(description="GB/s that all other operations read and write")
+    matrix: Positive | None = Field(
+        default=None, description="Gflop/s (FP32) of products of matrices; where not given, by gflops"
+    )
+    error: Share | None = Field(
+        default=None, description="Mean error of the times predicted for networks held out of the fit"
+    )
+
+
 class DeviceProfile(_Entry):
     """A type of device. What is not known is None."""
 
@@ -62,6 +92,18 @@ class DeviceProfile(_Entry):
     cores: Count | None = None
     memory: Size | None = None
     power: Power | None = Field(default=None, description="Watts of the whole device, by state")
+    thermal: Thermal | None = Field(
+        default=None, description="Loss of CPU share by heat; used where the topology gives none"
+    )
+    training: Training | None = Field(
+        default=None, description="Speeds fitted to published training times, used before gflops"
+    )
+
+    @model_validator(mode="after")
+    def _has_speed_of_products(self) -> Self:
+        if self.training is not None and self.training.matrix is None and self.gflops is None:
+            raise ValueError("training has no matrix, and gflops are not given: add one of them")
+        return self
 
 
 class LinkClass(_Entry):
@@ -201,6 +243,10 @@ def _profiles(document: Document) -> Profiles:
 def _table(kind: str, entries: Mapping[str, _Entry]) -> str:
     """A line for each entry, with a column for each figure that one of them has."""
     known = {name: entry.figures() for name, entry in entries.items()}
+    for figures in known.values():
+        if "training" in figures:
+            error = figures["training"].get("error")
+            figures["training"] = "known" if error is None else f"within {error:.0%}"
     order = {column: None for entry in entries.values() for column in type(entry).model_fields}
     columns = [column for column in order if any(column in figures for figures in known.values())]
     cells = [[kind, *columns]] if entries else []

@@ -1,4 +1,4 @@
-"""The timeline of a run: scenario, churn and availability as steps, each with its time and device.
+"""The timeline of a run: scenario, heat, churn and availability as steps, each with its time and device.
 
 Pure. What the actions mean is in `agents.device_actions`. The actions about one hold alternate: overlaps
 (a pause within a pause, churn of a device that the scenario has crashed) are merged, so that a device is
@@ -71,13 +71,14 @@ def timeline(
 ) -> Iterator[Step]:
     """All steps in the order of their time, those before `horizon` where it is given.
 
-    At one time: those of the file in its order, then churn's, then availability's, each in the order of
-    the devices. Lazy, and without end under churn: its memory grows with the devices and the file, not
-    with time. The same arguments give the same steps.
+    At one time: those of the file in its order, then heat's, churn's and availability's, each in the
+    order of the devices. Lazy, and without end under churn: its memory grows with the devices and the
+    file, not with time. The same arguments give the same steps.
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
-    streams: list[Iterable[_Due]] = [_scripted(scenario, by_name)]
+    scripted = _scripted(scenario, by_name)
+    streams: list[Iterable[_Due]] = [scripted, _heated(scripted, groups)]
     for device, drawn in _drawn(churn, groups, by_name, seed):
         # Later steps of a device that is away for good would be dropped, one by one, without end.
         streams.append(_before(ends.get(device), drawn))
@@ -113,6 +114,23 @@ def _scripted(scenario: Iterable[Entry], by_name: Mapping[str, tuple[str, ...]])
             elif entry.verb != "set":
                 dues.append(_Due(Step(at, device, BY_NAME[entry.verb])))
     return sorted(dues, key=_time)  # stable: the order of the file
+
+
+def _heated(scripted: Iterable[_Due], groups: Sequence[DeviceGroup]) -> list[_Due]:
+    """What heat leaves of the share that a device has by then; what is set later stands as it is."""
+    dues = []
+    for group in groups:
+        if group.thermal is None or group.cpu is None:
+            continue
+        at = from_seconds(group.thermal.after)
+        shares = dict.fromkeys(group.device_names, group.cpu)
+        for step, _ in scripted:
+            if step.device in shares and step.at <= at and isinstance(step.action, SetCpu):
+                shares[step.device] = step.action.share
+        dues += [
+            _Due(Step(at, device, SetCpu(share * group.thermal.to))) for device, share in shares.items()
+        ]
+    return sorted(dues, key=_time)
 
 
 def _span(at: Nanoseconds, duration: Nanoseconds, device: str, begin: Switching) -> tuple[_Due, _Due]:

@@ -8,10 +8,13 @@ import pytest
 from testbed.errors import BadInputError
 from testbed.plan import calibration
 from testbed.plan.calibration import Calibration, Host
-from testbed.topology.profiles import DeviceProfile
+from testbed.plan.work import Work
+from testbed.topology.profiles import DeviceProfile, Training
 
 HERE = Host(cpu="Abacus", cores=4, torch="2.0")
 ELSEWHERE = Host(cpu="Slide rule", cores=1, torch="2.0")
+
+SPEEDS = Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0)
 
 
 def _calibration(host: Host, median: float = 40.0) -> Calibration:
@@ -21,6 +24,7 @@ def _calibration(host: Host, median: float = 40.0) -> Calibration:
         median=median,
         high=median + 2,
         products=5,
+        training=SPEEDS,
         measured=datetime.datetime(2026, 1, 31, 12, 5, tzinfo=datetime.UTC),
     )
 
@@ -55,6 +59,7 @@ def test_this_host_is_measured(cache: Path) -> None:
     assert found.gflops > 0
     assert found.low <= found.median <= found.high
     assert found.products >= 3
+    assert all(speed > 0 for speed in found.training.model_dump(exclude={"error"}).values())
     assert found.host == calibration.this_host()
     assert calibration.calibrate() == found  # from the cache, to the last bit
     assert [path.name for path in cache.parent.iterdir()] == ["calibration.json"]
@@ -94,11 +99,11 @@ def test_another_machine_or_another_torch_is_measured_anew(
     "content",
     [
         b"",
-        b'{"format": 1, "calibrations": [{"ho',
+        b'{"format": 2, "calibrations": [{"ho',
         b"\xff\xfe",
         b"[]",
-        b'{"format": 2, "calibrations": []}',
-        b'{"format": 1, "calibrations": [{"host": 3}]}',
+        b'{"format": 1, "calibrations": []}',
+        b'{"format": 2, "calibrations": [{"host": 3}]}',
     ],
 )
 def test_a_cache_that_is_torn_or_foreign_is_replaced(bench: Bench, cache: Path, content: bytes) -> None:
@@ -136,6 +141,26 @@ def test_a_share_is_the_devices_speed_in_cores_of_this_host() -> None:
     assert calibration.share("big", DeviceProfile(gflops=60.0), here) == 1.5
 
 
+STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
+"""On the host of SPEEDS 0.1 s of each kind."""
+
+
+def test_a_share_in_training_follows_from_what_a_step_consists_of() -> None:
+    device = Training(convolution=50.0, depthwise=1.0, matrix=40.0, memory=0.8)
+    here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
+    assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.4)
+    plain = Work(convolution=1.0, depthwise=0.0, matrix=0.0, memory=0.0)
+    assert calibration.share("pi", profile, here, plain) == pytest.approx(0.5)
+    assert calibration.share("pi", profile, here, None) == 0.25  # by HPL: nothing is known of the step
+
+
+def test_products_are_compared_by_hpl_where_training_does_not_tell_their_speed() -> None:
+    device = Training(convolution=50.0, depthwise=1.0, memory=0.8)
+    here, profile = _calibration(HERE, 40.0), DeviceProfile(gflops=10.0, training=device)
+    # a quarter of the host's double precision: products take 0.4 s
+    assert calibration.share("pi", profile, here, STEP) == pytest.approx(0.4 / 1.6)
+
+
 def test_a_profile_without_a_speed_has_no_share() -> None:
     with pytest.raises(BadInputError, match=r"the profile jetson-nano has no gflops.*give cpu"):
         calibration.share("jetson-nano", DeviceProfile(cores=4), _calibration(HERE))
@@ -145,6 +170,8 @@ def test_a_summary_tells_the_spread() -> None:
     assert _calibration(HERE, 40.0).summary().splitlines() == [
         "One core of this host: 40.0 Gflop/s in double precision",
         "    5 products: lowest 20.0, median 40.0, highest 42.0",
+        "    in training: convolutions 100.0 Gflop/s, depthwise 5.0,",
+        "    matrix products 80.0, memory 4.0 GB/s",
         "    Abacus, 4 cores, torch 2.0",
         "    measured on 2026-01-31 12:05 UTC",
     ]
@@ -159,4 +186,5 @@ def test_a_summary_tells_where_the_spread_is_wide() -> None:
 def test_programs_read_one_level() -> None:
     told = _calibration(HERE, 40.0).as_dict()
     assert (told["gflops"], told["cpu"], told["steady"]) == (40.0, "Abacus", True)
+    assert told["training"] == {"convolution": 100, "depthwise": 5, "matrix": 80, "memory": 4}
     assert told["measured"] == "2026-01-31T12:05:00Z"

@@ -94,6 +94,14 @@ def test_what_is_written_is_read_back() -> None:
             "devices:\n  pi: {power: {train: 7.2}}",
             "2:23: devices.pi.power.train: found 7.2, expected a power with its unit (W, mW)",
         ),
+        (
+            "devices:\n  pi: {training: {convolution: 1, depthwise: 1, memory: 1}}",
+            "2:18: devices.pi.training: has no matrix, and gflops are not given: add one of them",
+        ),
+        (
+            "devices:\n  pi: {gflops: 1, training: {convolution: 1, memory: 1}}",
+            "2:29: devices.pi.training: depthwise is missing",
+        ),
         ("devices: [pi]", "1:10: devices: expected entries by name"),
         ("link:\n  a: {up: 1mbit}", "1:1: link: unknown key; did you mean links?"),
         ("links:\n  a: {up: 5MB}", "2:11: links.a.up: found '5MB', expected bits per second"),
@@ -148,6 +156,21 @@ def test_the_listing_has_a_table_of_each_kind() -> None:
         "slow  1mbit  20kbit  0.02",
     ]
     assert profiles.listing(Profiles()) == ""
+
+
+def test_the_listing_says_how_well_training_is_known() -> None:
+    text = """\
+        devices:
+          pi: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1, error: 9.4%}}
+          own: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1}}
+          zero: {gflops: 2}
+        """
+    assert profiles.listing(profiles.parse(textwrap.dedent(text))).splitlines() == [
+        "device  gflops  training",
+        "pi      2       within 9%",
+        "own     2       known",
+        "zero    2       –",
+    ]
 
 
 def test_lists_and_explanations_fit_into_eighty_columns() -> None:

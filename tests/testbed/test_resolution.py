@@ -12,11 +12,17 @@ from agents.device_actions import SetLink
 from agents.nanoseconds import SECOND
 from testbed import plan
 from testbed.errors import BadInputError
+from testbed.plan import resolution
 from testbed.plan.calibration import Calibration, Host
 from testbed.plan.resolution import needs_calibration, on_host, resolved
-from testbed.topology import Topology, load, traces
+from testbed.plan.work import Work
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, load, profiles, traces
 from testbed.topology.devices import LinkTrace
+from testbed.topology.profiles import Training
 from testbed.topology.timeline import Step
+from testbed.view import View
 
 HOST = Calibration(
     host=Host(cpu="test", cores=2, torch="0"),
@@ -24,6 +30,7 @@ HOST = Calibration(
     median=59.5,
     high=60.0,
     products=3,
+    training=Training(convolution=100.0, depthwise=5.0, matrix=80.0, memory=4.0),
     measured=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
 )
 
@@ -77,18 +84,112 @@ def test_a_profile_gives_the_power_that_the_topology_does_not(tmp_path: Path) ->
     assert load(again).devices == topology.devices
 
 
-def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
+FOUR = plan.Host((0, 1, 2, 3), 8 * 2**30)
+OWN = """\
+devices:
+  plain: {gflops: 11.9}
+  known: {gflops: 11.9, training: {convolution: 50, depthwise: 1, memory: 1}}
+"""
+
+
+def test_a_profile_gives_the_heat_that_the_topology_does_not(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(
+        "devices: {hot: {gflops: 11.9, thermal: {after: 5min, to: 60%}}}"
+    )
     topology = resolved(
         _topology(
             tmp_path,
-            "{name: a, profile: raspberry-pi-4}",
-            "{name: b, profile: raspberry-pi-4, cpu: 0.3}",
+            "{name: a, profile: hot}",
+            "{name: b, profile: hot, thermal: {after: 1s, to: 0.5}}",
+            "{name: c, profile: raspberry-pi-4, cpu: 0.1}",
         )
     )
+    heat = [group.thermal and (group.thermal.after, group.thermal.to) for group in topology.devices]
+    assert heat == [(300, 0.6), (1, 0.5), None]
+    made = plan.plan(topology, "virtual", FOUR)
+    notes = list(resolution.notes(topology, made, profiles.load(tmp_path), FOUR))
+    assert notes[0] == (
+        "a: 5min after the start of the run 0.6 of its cpu remains (thermal), whether it has trained "
+        "until then or not."
+    )
+    assert notes[-1] == "What else a device has (GPU, caches, memory bandwidth) is not emulated."
+
+
+def test_a_container_may_have_too_little_left_by_heat(tmp_path: Path) -> None:
+    topology = _topology(tmp_path, "{name: a, cpu: 0.02, thermal: {after: 1s, to: 1%}}")
+    with pytest.raises(BadInputError, match=r"devices\[0\].thermal: found 0.0002: a container has"):
+        plan.plan(topology, "docker", FOUR)
+
+
+def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(OWN)
+    topology = resolved(
+        _topology(tmp_path, "{name: a, profile: plain}", "{name: b, profile: plain, cpu: 0.3}")
+    )
     assert needs_calibration(topology)
-    found = on_host(topology, HOST)
+    found, (sentence,) = on_host(topology, HOST)
     assert [group.cpu for group in found.devices] == [0.2, 0.3]  # 11.9 of 59.5 Gflop/s
+    assert sentence.startswith("a: 0.2 cpu for plain by HPL alone")
+    assert "no training times of it are known" in sentence
     assert not needs_calibration(found)
+
+
+def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(OWN)
+    topology = resolved(
+        _topology(tmp_path, "{name: a, profile: known}", "{name: b, profile: raspberry-pi-4}")
+    )
+    found, sentences = on_host(topology, HOST)
+    share = found.devices[0].cpu
+    assert share is not None
+    assert 0.2 < share < 0.25  # products are 5 times as slow, memory traffic 4 times
+    assert [sentence.partition(". ")[0] for sentence in sentences] == [
+        f"a: {share:g} cpu is as fast as known in training digits-logreg, by published training times",
+        f"b: {found.devices[1].cpu:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
+        "published training times; on networks held out its times are off by 9%",
+    ]
+    assert "A step's time on this host: memory traffic" in sentences[0]
+    assert "convolutions" not in sentences[0]  # it has none
+    assert sentences[0].endswith("tell nothing, take most of it.")
+
+
+def test_a_step_of_some_size_is_not_called_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
+    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size: large)
+    topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
+    _, (sentence,) = on_host(topology, HOST)
+    assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
+
+
+def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size: None)
+    topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
+    found, (sentence,) = on_host(topology, HOST)
+    assert found.devices[0].cpu == 0.2
+    assert "what a step of digits-logreg consists of is not known" in sentence
+
+
+def test_plan_up_and_manifest_say_how_a_share_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "calibrate", lambda: HOST)
+    file = tmp_path / "topology.yaml"
+    _topology(tmp_path, "{name: a, profile: raspberry-pi-zero-2w}")
+    topology, made = up.planned(file, up.Options(runtime="virtual"))
+    (sentence,) = made.shares
+    assert "for raspberry-pi-zero-2w by HPL alone" in sentence
+    told: list[str] = []
+
+    class Told(View):
+        def progress(self, message: str) -> None:
+            told.append(message)
+
+    directory = RunDirectory.create(tmp_path, "r")
+    up.run(topology, made, directory, up.Options(), Told())
+    assert told[0] == sentence
+    assert directory.read_manifest()["shares"] == [sentence]
 
 
 def test_users_profiles_lie_beside_the_topology(tmp_path: Path) -> None:

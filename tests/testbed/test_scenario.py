@@ -577,6 +577,52 @@ def test_what_can_be_wrong_with_availability(text: str, told: str) -> None:
     assert told in _told(f"devices: [{{name: nano, cpu: 1, availability: {text}}}]")
 
 
+HOT = """
+devices:
+  - {name: hot, count: 2, cpu: 0.5, thermal: {after: 5min, to: 0.5}}
+  - {name: cool, cpu: 0.5}
+"""
+
+
+def test_heat_takes_its_part_of_the_share_once_and_for_good() -> None:
+    assert _read(HOT).timeline() == _steps((300, "hot-1", SetCpu(0.25)), (300, "hot-2", SetCpu(0.25)))
+
+
+def test_heat_takes_its_part_of_what_the_scenario_has_left_by_then() -> None:
+    entries = (
+        "{at: 10s, set: hot, cpu: 0.4}",
+        "{at: 300s, set: hot-2, cpu: 0.2}",  # at the same time, and before the heat
+        "{at: 301s, set: hot-1, cpu: 0.1}",  # stands as it is
+    )
+    fleet = _read(HOT + "scenario:\n" + "".join(f"  - {entry}\n" for entry in entries))
+    assert fleet.timeline() == _steps(
+        (10, "hot-1", SetCpu(0.4)),
+        (10, "hot-2", SetCpu(0.4)),
+        (300, "hot-2", SetCpu(0.2)),
+        (300, "hot-1", SetCpu(0.2)),
+        (300, "hot-2", SetCpu(0.1)),
+        (301, "hot-1", SetCpu(0.1)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("cpu: 1, thermal: {after: 5m, to: 0.5}", "thermal.after: found '5m', expected"),
+        (
+            "cpu: 1, thermal: {after: 0s, to: 0.5}",
+            "thermal.after: found '0s', expected a duration above",
+        ),
+        ("cpu: 1, thermal: {after: 5s, to: 0}", "thermal.to: found 0, expected a share above 0"),
+        ("cpu: 1, thermal: {after: 5s, to: 2}", "thermal.to: found 2, expected a share"),
+        ("cpu: 1, thermal: {after: 5s}", "thermal: to is missing"),
+        ("timing: 1s, thermal: {after: 5s, to: 0.5}", "thermal: has nothing to act on"),
+    ],
+)
+def test_what_can_be_wrong_with_heat(device: str, told: str) -> None:
+    assert told in _told(f"devices: [{{name: a, {device}}}]")
+
+
 def test_what_was_read_is_written_in_the_same_words() -> None:
     text = """
 devices:

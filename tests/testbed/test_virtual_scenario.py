@@ -11,6 +11,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from agents import events
+from agents.device_actions import SetCpu
 from agents.transport import KEEPALIVE
 from testbed.errors import RunFailedError
 from testbed.run import up
@@ -69,6 +70,8 @@ def _applied(records: list[events.Record], client: str = "a") -> list[float]:
         (WORKER, [], [1, 2, 3, 4, 5, 6, 7]),
         # Half of the second takes a second now, all others two.
         (WORKER, [{"at": "1500ms", "set": "a", "cpu": 0.25}], [1, 2.5, 4.5, 6.5]),
+        # The same by heat.
+        (WORKER | {"thermal": {"after": "1500ms", "to": 0.5}}, [], [1, 2.5, 4.5, 6.5]),
         # The same, but for a pause that is on when the share changes.
         (
             WORKER,
@@ -85,6 +88,13 @@ def test_when_updates_are_applied(
 ) -> None:
     slow = {"name": "b", "timing": "100s"}
     assert _applied(_run(tmp_path, scenario, devices=[device, slow])) == pytest.approx(applied)
+
+
+def test_heat_is_recorded_as_an_action(tmp_path: Path) -> None:
+    hot = WORKER | {"thermal": {"after": "3s", "to": 0.5}}
+    records = _run(tmp_path, [], devices=[hot, {"name": "b", "timing": "100s"}])
+    (acted,) = (record for record in records if isinstance(record, events.Acted))
+    assert (acted.at, acted.device, acted.source, acted.action) == (3, "a", "scenario", SetCpu(0.25))
 
 
 def _uploads(tmp_path: Path, link: dict[str, Any], *scenario: dict[str, Any]) -> list[float]:

@@ -1,0 +1,127 @@
+"""Work of one training step of a task: operations and memory traffic, counted while the step runs once.
+
+It takes a second, as PyTorch is imported, so it is kept in the user's cache, for these sources,
+parameters, batch size and version of PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from agents import files
+from agents.tasks.interface import Task
+from testbed.host import cache
+from testbed.plan.datasets import DATASETS
+from testbed.plan.model_check import fingerprint
+from testbed.topology.fields import Model, NotNegative
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("convolution", "depthwise", "matrix", "memory")
+"""Of work. Each has a speed of its own on a device, and on this host."""
+
+
+class Work(Model):
+    """How much of each kind."""
+
+    convolution: NotNegative
+    """Gflop of convolutions, depthwise ones excepted."""
+    depthwise: NotNegative
+    """Gflop of convolutions in groups, depthwise ones above all."""
+    matrix: NotNegative
+    """Gflop of products of matrices."""
+    memory: NotNegative
+    """GB that all other operations read and write."""
+
+
+def of_step(task: Task, batch_size: int) -> Work | None:
+    """One mini-batch step of `task`; None where its inputs are not known here or it cannot be run."""
+    mark = fingerprint(task)
+    path = None if mark is None else cache.folder() / "work" / f"{mark}-{batch_size}.json"
+    if path is not None:
+        with suppress(OSError, ValueError):
+            return Work.model_validate_json(path.read_bytes())
+    try:
+        found = _count_step(task, batch_size)
+    except Exception:  # noqa: BLE001  # a user's code: what is wrong, the run itself will say
+        return None
+    if path is not None and found is not None:
+        with suppress(OSError):  # it is counted again next time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with files.whole(path) as partial:
+                partial.write_text(found.model_dump_json(), encoding="utf-8")
+    return found
+
+
+def _count_step(task: Task, batch_size: int) -> Work | None:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):  # the run's draws are its own
+        module = task.model()
+    if task.dataset is None:
+        shard = task.shards()[0]
+        x = torch.from_numpy(shard.x[:batch_size]).float() * shard.scale
+        y = torch.from_numpy(shard.y[:batch_size])
+    else:
+        shape = DATASETS[task.dataset].shape
+        if shape is None:
+            return None
+        x, y = torch.zeros(batch_size, *shape), torch.zeros(batch_size, dtype=torch.int64)
+    return count(lambda: step(module, x, y, task.loss))
+
+
+def step(
+    module: torch.nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """One step of gradient descent, with a rate of 0."""
+    import torch
+
+    loss(module(x), y).mean().backward()  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=0.0)
+
+
+def count(run: Callable[[], object]) -> Work:
+    """What the operations of PyTorch that `run` calls do."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+    from torch.utils.flop_counter import flop_registry
+
+    aten = torch.ops.aten
+    giga = dict.fromkeys(KINDS, 0.0)
+
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            operation = func.overloadpacket
+            if operation is aten.convolution:
+                add_convolution(args[0], args[1], out, args[6], args[8], products=1)
+            elif operation is aten.convolution_backward:
+                add_convolution(args[1], args[2], args[0], args[7], args[9], products=sum(args[10][:2]))
+            elif operation in flop_registry:
+                giga["matrix"] += flop_registry[operation](*args, **(kwargs or {}), out_val=out) / 1e9
+            elif func.namespace == "aten" and not (func.is_view or operation is aten._unsafe_view):
+                tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if torch.is_tensor(leaf)]
+                giga["memory"] += sum(each.numel() * each.element_size() for each in tensors) / 1e9
+            return out
+
+    def add_convolution(
+        x: Any, weight: Any, out: Any, transposed: Any, groups: int, products: int
+    ) -> None:
+        # Not by torch's own formula: of a backward pass it takes no account of groups.
+        outputs = x.numel() if transposed else out.numel()
+        flop = 2 * outputs * weight[0].numel() * products
+        giga["depthwise" if groups > 1 else "convolution"] += flop / 1e9
+
+    with Counter():  # type: ignore[no-untyped-call]
+        run()
+    return Work(**giga)
