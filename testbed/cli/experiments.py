@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed import console
-from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
+from testbed.cli.arguments import (
+    DEFAULT_RUNS,
+    AsJson,
+    DataRoot,
+    Oversubscribe,
+    Run,
+    Runs,
+    RuntimeName,
+    Strict,
+)
 from testbed.console import out, print_text
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run import live_runs, up
@@ -20,12 +29,17 @@ from testbed.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from analysis import load
+    from testbed.sweep import Sweep
 
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
     ),
+]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
 ]
 Target = Annotated[
     str | None,
@@ -48,18 +62,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")],
+    file: SweepFile,
     runtime: RuntimeName = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
-    ] = None,
+    jobs: Jobs = None,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     figure: FigureFile = None,
+    strict: Strict = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Run a grid of topologies and seeds; finished runs are not repeated."""
+    """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
+    from analysis import summary
     from testbed import sweep as reader
     from testbed.sweep import sweeping
 
@@ -70,12 +84,18 @@ def sweep(
     _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
     done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
     found = [_load(directory.path) for directory in done]
+    verdicts = _verdicts(found)
     if found:
         _compare(found, read.target, as_json=as_json)
         _draw(found, figure, quiet=as_json)
-    if missing := len({cell.fingerprint for cell in read.cells}) - len(done):
+    if missing := _missing(read, done):
+        if verdicts:
+            _print(verdicts, quiet=as_json)
         raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
-    _print(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
+    steps = [verdicts, f"Next: testbed report {folder}", f"testbed compare {folder} --figure out.pdf"]
+    _print(" · ".join(filter(None, steps)), quiet=as_json)
+    if strict and "not valid" in summary.verdicts(found):
+        raise typer.Exit(1)
 
 
 def compare(
@@ -121,6 +141,19 @@ def export(
     folder = to or directory.path / "tables"
     for path in _load(directory.path).export(folder, form.value):
         _print(str(path))
+
+
+def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
+    return len({cell.fingerprint for cell in study.cells}) - len(done)
+
+
+def _verdicts(found: Sequence[load.Run]) -> str:
+    """How many runs are valid, and so on; empty where all are simulated."""
+    from analysis import summary
+
+    counts = summary.verdicts(found)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
