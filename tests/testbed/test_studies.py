@@ -1,9 +1,10 @@
-"""`testbed sweep`, `compare`, `report` and `export` as a user types them, mostly on runs in
+"""`testbed sweep`, `agree`, `compare`, `report` and `export` as a user types them, mostly on runs in
 virtual time."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from analysis import comparison
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
@@ -329,6 +331,99 @@ def test_compare_report_and_export(testbed: Testbed) -> None:
     code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
     assert code == 0
     assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
+
+
+ACCURATE = """
+name: base
+task: {name: digits-logreg, local: {steps: 5, lr: 0.1}}
+rule: {name: fedavg}
+devices: [{name: fast, cpu: 0.3, timing: 200ms}, {name: slow, cpu: 0.1, timing: 600ms}]
+evaluate: {every: 250ms}
+stop: {after: 3s}
+runtime: {name: docker, step_time: 1ms}
+"""
+VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
+"""Of the second no round ends."""
+
+
+@pytest.mark.alone
+def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(
+        f"topology: base.yaml\nvariants: {VARIANTS}\ntarget: 30%\nrepeat_invalid: 0"
+    )
+    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 0, out + err
+    assert "Mean time to a test accuracy of 30%" in out
+    assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
+    assert re.search(r"endless +– +– +2 +2\n", out)
+    assert "Kendall's tau-b: 1.00 (too few configurations for an interval" in out
+    assert "No two configurations swap." in out
+    assert last_line(out).startswith("Verdicts: 2 ")
+    assert len(runs_in(Path("runs/study"))) == 4
+    code, out, _ = testbed("agree", "study.yaml", "--runtime", "process", "--json")  # nothing runs again
+    assert code == 0
+    told = json.loads(out)
+    assert (told["target"], told["runtime"], told["tau"], told["low"]) == (0.3, "process", 1.0, None)
+    first, last = told["configurations"]
+    assert min(first["virtual_s"], first["real_s"]) > 0
+    assert (last["name"], last["virtual_s"], last["virtual_rank"]) == ("endless", None, 2)
+    assert sum(told["verdicts"].values()) == 2
+    assert len(runs_in(Path("runs/study"))) == 4
+
+
+def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is the highest accuracy that all reached, and a run that is not valid is told of."""
+    verdicts(monkeypatch, [True, True, True, False])
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(
+        'topology: base.yaml\nvariants: {slow: {"devices[1].timing": 1s}, fast: {}}\n'
+        "grid: {seed: [1, 2]}\nrepeat_invalid: 0"
+    )
+    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 0, out + err
+    assert re.search(r"Mean time to a test accuracy of \d\d%:\n", out)
+    assert re.search(r"fast .* 1 +1\nslow .* 2 +2\n", out)
+    assert "Kendall's tau-b: 1.00 (95% interval 1.00 to 1.00, bootstrap over seeds)" in out
+    assert last_line(out).startswith("Verdicts: 3 valid, 1 not valid · Next: testbed report runs/study")
+
+
+@pytest.mark.parametrize(
+    ("variants", "runtime", "told"),
+    [
+        (VARIANTS, "virtual", "--runtime virtual: expected docker or process, or auto"),
+        (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
+        ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
+        ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
+        (
+            "{a: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}},"
+            " b: {task: {name: quadratic, centers: [[0], [2]], local: {steps: 1}}}}",
+            "process",
+            "no run has a test accuracy",
+        ),
+    ],
+)
+def test_what_cannot_be_ranked(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, variants: str, runtime: str, told: str
+) -> None:
+    verdicts(monkeypatch, [True] * 4)
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {variants}\ngrid: {{seed: [1]}}")
+    code, out, err = testbed("agree", "study.yaml", "--runtime", runtime)
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in out + err
+    assert "begins" not in out
+
+
+def test_nothing_to_rank_by(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "TARGETS", (1.0,))
+    verdicts(monkeypatch, [True] * 2)
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {VARIANTS}")
+    code, _, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 2
+    assert "no run reached an accuracy of 100%: add a `target` below it" in err
 
 
 @pytest.mark.parametrize(
