@@ -33,7 +33,11 @@ class Row:
     """Of the last evaluation, as is `loss`."""
     loss: Interval
     valid: int
-    """Of the runs, those that can be believed: the host kept up."""
+    """Of the runs, those that can be believed: valid, or simulated."""
+    not_judged: int
+    """Of the runs, those of which something could not be checked."""
+    repeats: int
+    """Runs that a sweep has repeated as they were not valid; they count nowhere else."""
     speed_up: float
     """Mean time to the target of the first row ÷ that of this one; NaN where either is."""
 
@@ -56,6 +60,7 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
     for name, same in by_settings(runs).items():
         cost = [metrics.reached(run, nan if target is None else target) for run in same]
         time = metrics.t_interval([one.time for one in cost])
+        verdicts = summary.verdicts(same)
         first = rows[0].time.mean if rows else time.mean
         rows.append(
             Row(
@@ -68,7 +73,9 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
                 bytes=metrics.t_interval([one.bytes for one in cost]),
                 accuracy=_final(same, lambda line: line.accuracy),
                 loss=_final(same, lambda line: line.loss),
-                valid=sum(summary.is_valid(run) for run in same),
+                valid=verdicts.get("valid", 0) + verdicts.get("simulated", 0),
+                not_judged=verdicts.get("not judged", 0),
+                repeats=sum(int(run.manifest.get("repeats") or 0) for run in same),
                 speed_up=metrics.speed_up(time.mean, first),
             )
         )
@@ -103,8 +110,14 @@ def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     elif any(row.reached < row.runs for row in rows):
         columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
     if any(row.valid < row.runs for row in rows):
-        columns["valid"] = lambda row: f"{row.valid} of {row.runs}"
+        columns["valid"] = lambda row: f"{row.valid} of {row.runs}{_not_judged(row)}"
+    if any(row.repeats for row in rows):
+        columns["repeats"] = lambda row: str(row.repeats)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
+
+
+def _not_judged(row: Row) -> str:
+    return f", {row.not_judged} not judged" if row.not_judged else ""
 
 
 def _spread(interval: Interval, scale: float, digits: int) -> str:

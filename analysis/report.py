@@ -82,11 +82,13 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:
-    validity = run.manifest.get("validity")
+    validity = run.manifest.get("validity") or {}
     return {
         "name": run.name if name == run.name else f"{name}: {run.name}",
         "headline": _headline(run),
-        "reasons": None if validity is None else validity.get("reasons", ()),
+        "verdict": summary.verdict(run),
+        "reasons": validity.get("reasons", ()),
+        "unjudged": validity.get("unjudged", ()),
         "error": run.manifest.get("error"),
         "tables": [
             table

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,6 +16,10 @@ from analysis.load import Run
 
 SHARES = ("busy", "transfer", "idle", "paused", "offline")
 """What the time of a device goes into, in `devices`."""
+
+Verdict = Literal["valid", "not valid", "not judged", "simulated"]
+"""Of a run: `not judged` where something that was requested could not be checked, `simulated` in virtual
+time, where no host is involved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +64,21 @@ def headline(run: Run) -> Headline:
     )
 
 
-def is_valid(run: Run) -> bool:
-    """Whether it was judged valid; in virtual time, where no host is involved, each run is."""
+def verdict(run: Run) -> Verdict:
+    """Whether the run can be believed, as its manifest has it."""
     if (validity := run.manifest.get("validity")) is None:
-        return run.manifest.get("cpus") is None
-    return bool(validity.get("valid"))
+        return "simulated" if run.manifest.get("cpus") is None else "not judged"
+    match validity.get("valid"):
+        case None:
+            return "not judged"
+        case valid:
+            return "valid" if valid else "not valid"
+
+
+def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
+    """How many of `runs` have each verdict, without those that none has."""
+    count = Counter(map(verdict, runs))
+    return {one: count[one] for one in get_args(Verdict) if count[one]}
 
 
 def devices(run: Run) -> pd.DataFrame:

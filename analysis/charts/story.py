@@ -11,7 +11,7 @@ from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color
 from analysis.charts.progress import curves
 from analysis.load import Run
 from analysis.names import by_settings
-from analysis.summary import is_valid
+from analysis.summary import verdicts
 from analysis.timeline import BUSY, TRANSFER, timeline
 
 _SHADES = {
@@ -48,9 +48,11 @@ def story(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
-    """The name of a set, and how many of its runs are not valid."""
-    doubtful = sum(not is_valid(run) for run in runs)
-    return f"{name} (not valid: {doubtful} of {len(runs)} runs)" if doubtful else name
+    """The name of a set, and how many of its runs are not valid or not judged."""
+    doubtful = [
+        f"{one}: {count}" for one, count in verdicts(runs).items() if one in ("not valid", "not judged")
+    ]
+    return f"{name} ({', '.join(doubtful)} of {len(runs)} runs)" if doubtful else name
 
 
 def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:

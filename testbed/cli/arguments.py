@@ -20,6 +20,10 @@ RuntimeName = Annotated[
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Run even if the devices ask for more CPU than there is.")
 ]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with 1 if a run is not valid (one that is not judged passes)."),
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""`testbed sweep`, `compare`, `report` and `export`: many runs and their results."""
+"""`testbed sweep`, `agree`, `compare`, `report` and `export`: many runs and their results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed import console
-from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
+from testbed.cli.arguments import (
+    DEFAULT_RUNS,
+    AsJson,
+    DataRoot,
+    Oversubscribe,
+    Run,
+    Runs,
+    RuntimeName,
+    Strict,
+)
 from testbed.console import out, print_text
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory
+from testbed.traits import RUNTIMES, emulated, is_simulated
 
 if TYPE_CHECKING:
     from analysis import load
+    from analysis.agreement import Agreement
+    from testbed.sweep import Sweep
 
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
     ),
+]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
 ]
 Target = Annotated[
     str | None,
@@ -43,23 +59,23 @@ class Form(StrEnum):
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    for command in (sweep, compare, report, export):
+    for command in (sweep, agree, compare, report, export):
         app.command(rich_help_panel="Many runs")(command)
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")],
+    file: SweepFile,
     runtime: RuntimeName = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
-    ] = None,
+    jobs: Jobs = None,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     figure: FigureFile = None,
+    strict: Strict = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Run a grid of topologies and seeds; finished runs are not repeated."""
+    """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
+    from analysis import summary
     from testbed import sweep as reader
     from testbed.sweep import sweeping
 
@@ -70,12 +86,83 @@ def sweep(
     _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
     done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
     found = [_load(directory.path) for directory in done]
+    verdicts = _verdicts(found)
     if found:
         _compare(found, read.target, as_json=as_json)
         _draw(found, figure, quiet=as_json)
-    if missing := len({cell.fingerprint for cell in read.cells}) - len(done):
+    if missing := _missing(read, done):
+        if verdicts:
+            _print(verdicts, quiet=as_json)
         raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
-    _print(f"Next: testbed report {folder} · testbed compare {folder} --figure out.pdf", quiet=as_json)
+    steps = [verdicts, f"Next: testbed report {folder}", f"testbed compare {folder} --figure out.pdf"]
+    _print(" · ".join(filter(None, steps)), quiet=as_json)
+    if strict and "not valid" in summary.verdicts(found):
+        raise typer.Exit(1)
+
+
+def agree(
+    file: SweepFile,
+    runtime: Annotated[
+        str,
+        typer.Option("--runtime", help=f"The real runtime: {', '.join(emulated())} or auto."),
+    ] = "auto",
+    jobs: Jobs = None,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
+    from analysis import agreement, comparison, summary
+    from testbed import sweep as reader
+
+    if is_simulated(runtime):
+        raise BadInputError(f"--runtime {runtime}: expected {' or '.join(emulated())}, or auto")
+    simulator = next(filter(is_simulated, RUNTIMES))
+    both = [up.Options(simulator, False, data), up.Options(runtime, oversubscribe, data)]
+    studies = [reader.load(file, options) for options in both]  # and all that is wrong with either
+    labels = [cell.label for cell in studies[0].cells]
+    if len(set(labels)) < 2:
+        raise BadInputError(
+            f"{file} has one configuration, {labels[0]}, and so nothing to rank: "
+            "add variants, or a grid of more than seeds"
+        )
+    folder = runs / studies[0].name
+    virtual, real = (
+        _accurate(file, study, options, folder, jobs, quiet=as_json)
+        for study, options in zip(studies, both, strict=True)
+    )
+    target = studies[0].target or comparison.common_target([*virtual, *real])
+    if target is None:
+        least = comparison.percent(comparison.TARGETS[0])
+        raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
+    result = agreement.agreement(agreement.times(labels, virtual, real, target))
+    emulator = studies[1].cells[0].plan.runtime
+    if as_json:
+        told = {"target": target, "runtime": emulator, "verdicts": summary.verdicts(real)}
+        console.print_json(told | _finite(dataclasses.asdict(result)))
+        return
+    _print(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
+    _show(result, emulator)
+    _print(" · ".join(filter(None, [_verdicts(real), f"Next: testbed report {folder}"])))
+
+
+def _accurate(
+    file: Path, study: Sweep, options: up.Options, folder: Path, jobs: int | None, *, quiet: bool
+) -> list[load.Run]:
+    """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
+    from testbed.sweep import sweeping
+
+    runtime = study.cells[0].plan.runtime
+    _print(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}", quiet=quiet)
+    done = sweeping.run(study, options, folder, jobs, lambda text: _print(text, quiet=quiet))
+    if missing := _missing(study, done):
+        raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
+    index = sweeping.Index.read(folder)
+    found = [_load(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    if not any(run.evaluations["accuracy"].notna().any() for run in found):
+        raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
+    return found
 
 
 def compare(
@@ -121,6 +208,40 @@ def export(
     folder = to or directory.path / "tables"
     for path in _load(directory.path).export(folder, form.value):
         _print(str(path))
+
+
+def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
+    return len({cell.fingerprint for cell in study.cells}) - len(done)
+
+
+def _verdicts(found: Sequence[load.Run]) -> str:
+    """How many runs are valid, and so on; empty where all are simulated."""
+    from analysis import summary
+
+    counts = summary.verdicts(found)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
+
+
+def _show(result: Agreement, runtime: str) -> None:
+    headings = ("virtual s", f"{runtime} s", "rank in virtual", f"rank in {runtime}")
+    table = console.plain("", *headings)
+    table.columns[0].justify = "left"
+    for one in result.configurations:
+        times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))
+        table.add_row(one.name, *times, str(one.virtual_rank), str(one.real_rank))
+    out.print(table)
+    if math.isnan(result.tau):
+        _print("Kendall's tau-b is not defined: all configurations tie in one of the two.")
+        return
+    interval = f"95% interval {result.low:.2f} to {result.high:.2f}, bootstrap over {result.resampled}"
+    if math.isnan(result.low):
+        interval = "too few configurations for an interval; it takes several seeds"
+    _print(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
+    for faster, slower in result.swapped:
+        _print(f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}.")
+    if not result.swapped:
+        _print("No two configurations swap.")
 
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
@@ -185,6 +306,8 @@ def _finite(value: Any) -> Any:
     """JSON has no NaN."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

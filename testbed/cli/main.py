@@ -16,7 +16,16 @@ import typer
 from rich.text import Text
 
 from testbed.cli import dashboard, detach, device_commands, experiments, reference
-from testbed.cli.arguments import DEFAULT_RUNS, AsJson, DataRoot, Oversubscribe, Run, Runs, RuntimeName
+from testbed.cli.arguments import (
+    DEFAULT_RUNS,
+    AsJson,
+    DataRoot,
+    Oversubscribe,
+    Run,
+    Runs,
+    RuntimeName,
+    Strict,
+)
 from testbed.console import err, out, print_json, print_text, show
 from testbed.errors import BadInputError, TestbedError
 from testbed.host.signals import interrupting
@@ -26,6 +35,7 @@ from testbed.traits import RUNTIMES
 from testbed.view import View
 
 if TYPE_CHECKING:
+    from analysis.summary import Verdict
     from testbed.fidelity.validity import Judgement
     from testbed.plan import Plan
     from testbed.topology import Topology
@@ -69,6 +79,7 @@ def up_command(
         str | None,
         typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
     ] = None,
+    strict: Strict = False,
     runs: Runs = DEFAULT_RUNS,
     page: dashboard.Page = False,
     port: dashboard.PagePort = None,
@@ -76,6 +87,8 @@ def up_command(
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
+    if strict and detached:
+        raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
     port = 0 if page and port is None else port  # to name one is to request the page
     options = up.Options(runtime, oversubscribe, data, resume is not None, port, metrics_port)
     chosen = RunDirectory(directory) if directory else None
@@ -89,7 +102,8 @@ def up_command(
     dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if not detached:
-        _up(parsed, plan, chosen, options)
+        if _up(parsed, plan, chosen, options) == "not valid" and strict:
+            raise typer.Exit(1)
         return
     if code := detach.start(chosen, topology, options, print_text):
         raise typer.Exit(code)
@@ -264,8 +278,8 @@ def _show(judgement: Judgement | None) -> None:
                 print_text(f"  {sentence}")
 
 
-def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> None:
-    """Run in the foreground; print the outcome at the end, and what to try next."""
+def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> Verdict:
+    """Run in the foreground; print the outcome at the end, and what to try next. Returns the verdict."""
     from testbed.watching import fullscreen, live, overview
 
     if plan.traits.notice:
@@ -282,7 +296,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     finally:
         here, path = Path.cwd(), directory.path
         print_text(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
-    from analysis.load import load  # pandas: a second, when nobody waits for a run to begin
+    from analysis import summary  # pandas: a second, when nobody waits for a run to begin
+    from analysis.load import load
     from testbed.run.optimum import ending
 
     run = load(directory.path)
@@ -293,7 +308,12 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     if (ended := ending(run)) is not None:
         print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
-    print_text(f"Next: testbed dashboard {directory.run} · {logs}change the topology and run it again")
+    verdict = summary.verdict(run)
+    told = "" if verdict == "simulated" else f"Verdict: {verdict} · "
+    print_text(
+        f"{told}Next: testbed dashboard {directory.run} · {logs}change the topology and run it again"
+    )
+    return verdict
 
 
 def _passed_over(runtime: str) -> str:

@@ -8,6 +8,7 @@
       "devices[0].cpu": [0.1, 0.25]
       seed: [1, 2, 3]
     target: 80%                                 # accuracy whose cost the table at the end shows
+    repeat_invalid: 1                           # how often a run that is not valid is repeated at most
 
 `of` reads the same from a mapping, and `sweeping.run` runs either:
 
@@ -34,7 +35,7 @@ from testbed import topology
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.topology import Topology, validation_errors, yamlfile
-from testbed.topology.fields import Model, PositiveShare
+from testbed.topology.fields import Model, PositiveShare, expecting
 from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
 
 _MAX_CELLS = 10_000
@@ -56,6 +57,7 @@ class SweepFile(Model):
     variants: dict[str, dict[str, Any]] = Field(default={})
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
     target: PositiveShare | None = None
+    repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class Sweep:
     target: float | None
     """Accuracy, as a share."""
     cells: tuple[Cell, ...]
+    repeat_invalid: int
+    """How often a run that is not valid is repeated at most; in virtual time there are none."""
 
 
 def load(path: Path, options: up.Options) -> Sweep:
@@ -123,7 +127,8 @@ def _read(document: Document, name: str, folder: Path, options: up.Options) -> S
             document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MAX_CELLS:,}")
         )
         raise document.source.error(problems)
-    return Sweep(name, sweep_file.target, _cells(sweep_file, base, document, problems, options))
+    cells = _cells(sweep_file, base, document, problems, options)
+    return Sweep(name, sweep_file.target, cells, sweep_file.repeat_invalid)
 
 
 def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:

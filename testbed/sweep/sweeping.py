@@ -1,7 +1,8 @@
 """Runs the cells of a sweep that are not done yet, and keeps an index of them in the sweep's folder.
 
 `index.json` there has, by each cell's fingerprint, its run and how that ended. Runs in virtual time are
-parallel, a process each; containers and local processes need the host's cores for themselves.
+parallel, a process each; containers and local processes need the host's cores for themselves. A run that
+is not valid is repeated, after the others; what does not count of these runs is in the folder `earlier`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from agents import files
 from testbed import topology
 from testbed.errors import BadInputError
+from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan.costs import step_work
 from testbed.run import up
@@ -39,7 +41,9 @@ class Index:
 
     folder: Path
     cells: dict[str, dict[str, Any]]
-    """By fingerprint: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`."""
+    """By fingerprint: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`. Of a cell that
+    was repeated: `tries`, how many runs of it have ended. While it is repeated: `instead_of`, the entry
+    that counts until then."""
 
     @classmethod
     def read(cls, folder: Path) -> Index:
@@ -54,16 +58,37 @@ class Index:
     def run_of(self, cell: Cell) -> RunDirectory | None:
         """The directory of the finished run of `cell`; None where there is none."""
         entry = self.cells.get(cell.fingerprint, {})
-        directory = RunDirectory(self.folder / str(entry.get("run")))
+        directory = self._directory(entry)
         done = entry.get("outcome") in COMPLETE and directory.manifest.is_file()
         return directory if done else None
 
+    def tries(self, cell: Cell) -> int:
+        """How many runs of `cell` have ended, of a cell that is done."""
+        return int(self.cells[cell.fingerprint].get("tries", 1))
+
+    def to_repeat(self, cell: Cell, repeats: int) -> bool:
+        """Whether `cell` is done, but its run is not valid, and was not repeated `repeats` times yet."""
+        directory = self.run_of(cell)
+        if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
+            return False
+        return (directory.read_manifest().get("validity") or {}).get("valid") is False
+
+    def recover(self) -> None:
+        """Drop repetitions that were cut short: the runs that they were to replace count again."""
+        for fingerprint in [key for key, entry in self.cells.items() if "instead_of" in entry]:
+            self.drop(fingerprint)
+
     def begin(self, cell: Cell) -> RunDirectory:
-        """A run directory for `cell`; what an earlier attempt has left is removed."""
-        self.drop(cell)
+        """A run directory for `cell`, beside the one that it has if it is done; what another attempt has
+        left is removed."""
+        done = self.run_of(cell) is not None
+        if not done:
+            self.drop(cell.fingerprint)
         run = new_run_id(cell.topology.name)
         changes = {change.path: change.value for change in cell.changes}
         entry = {"cell": cell.name, "changes": changes, "run": run, "outcome": None}
+        if done:
+            entry["instead_of"] = self.cells[cell.fingerprint]
         self.cells[cell.fingerprint] = entry
         self._save()
         directory = RunDirectory.create(self.folder, run)
@@ -71,19 +96,35 @@ class Index:
         return directory
 
     def end(self, cell: Cell, result: dict[str, Any]) -> None:
+        """Note how the run of `cell` ended. Of a repetition and the run before it, the repetition counts
+        unless it failed; the other is moved to the folder `earlier`."""
         kept = {key: result[key] for key in ("outcome", "error") if result.get(key)}
-        self.cells[cell.fingerprint] |= kept
+        entry = self.cells[cell.fingerprint] | kept
+        if (before := entry.pop("instead_of", None)) is not None:
+            tries = before.get("tries", 1) + 1
+            entry, other = (entry, before) if entry["outcome"] in COMPLETE else (before, entry)
+            entry["tries"] = tries
+            earlier = self.folder / "earlier"
+            earlier.mkdir(exist_ok=True)
+            self._directory(other).path.rename(earlier / str(other["run"]))
+            self._directory(entry).write_manifest(repeats=tries - 1)
+        self.cells[cell.fingerprint] = entry
         self._save()
 
-    def drop(self, cell: Cell) -> None:
-        """Forget an unfinished run of `cell`, and remove its directory."""
-        entry = self.cells.pop(cell.fingerprint, None)
+    def drop(self, fingerprint: str) -> None:
+        """Forget the cell's unfinished run, and remove its directory."""
+        entry = self.cells.pop(fingerprint, None)
         if entry is None:
             return
-        directory = self.folder / Path(str(entry["run"])).name
-        if (directory / "manifest.json").is_file():  # else it is none of ours
-            shutil.rmtree(directory, ignore_errors=True)
+        if "instead_of" in entry:
+            self.cells[fingerprint] = entry["instead_of"]
+        directory = self._directory(entry)
+        if directory.manifest.is_file():  # else it is none of ours
+            shutil.rmtree(directory.path, ignore_errors=True)
         self._save()
+
+    def _directory(self, entry: dict[str, Any]) -> RunDirectory:
+        return RunDirectory(self.folder / Path(str(entry.get("run"))).name)
 
     def _save(self) -> None:
         with files.whole(self.folder / "index.json") as path:
@@ -100,11 +141,13 @@ def run(
     """Run the cells of `sweep` that are not done, `jobs` at a time in virtual time (None: one per core);
     return the directories of all that are done then. Call it from the main thread.
 
-    A cell that fails is reported, and the others go on. When interrupted, unfinished runs are ended and
-    removed; what is finished stays.
+    A cell that fails is reported, and the others go on. After them, runs that are not valid are
+    repeated, as often as `sweep` allows. When interrupted, unfinished runs are ended and removed; what
+    is finished stays.
     """
     with _alone(folder):
         index = Index.read(folder)
+        index.recover()
         cells = list({cell.fingerprint: cell for cell in sweep.cells}.values())
         todo = [cell for cell in cells if index.run_of(cell) is None]
         if done := len(cells) - len(todo):
@@ -115,6 +158,12 @@ def run(
         for cell in todo:
             if not cell.plan.traits.simulated:
                 report(f"{cell.name} begins")
+                runner.run_here(cell, lambda message: report(f"      {message}"))
+        while again := [cell for cell in cells if index.to_repeat(cell, sweep.repeat_invalid)]:
+            runner.count += len(again)
+            for cell in again:
+                tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
+                report(f"{cell.name} begins again, as its run is not valid: {tries}")
                 runner.run_here(cell, lambda message: report(f"      {message}"))
         found = map(index.run_of, cells)
         return [directory for directory in found if directory is not None]
@@ -127,8 +176,10 @@ def _summary(result: dict[str, Any]) -> str:
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
     if accuracy is not None and accuracy == accuracy:
         quality = f"accuracy {accuracy:.1%}"
-    problems = "".join(f"\n      not valid: {reason}" for reason in result["problems"])
-    return f"{quality} ({result['seconds']:.1f} s){problems}"
+    validity = Validity.from_dict(result["validity"])
+    doubts = [f"\n      not valid: {reason}" for reason in validity.reasons]
+    doubts += [f"\n      not judged: {what}" for what in validity.unjudged]
+    return f"{quality} ({result['seconds']:.1f} s){''.join(doubts)}"
 
 
 @dataclass(slots=True)
@@ -169,7 +220,7 @@ class _Runner:
             result = execute(self._timed(cell), cell.plan, directory, self.options, report)
         except BaseException:
             with uninterrupted():
-                self.index.drop(cell)
+                self.index.drop(cell.fingerprint)
             raise
         self._end(cell, result)
 
@@ -191,11 +242,12 @@ class _Runner:
                 with uninterrupted():
                     workers.close()  # so that none writes to a directory that is removed
                     for cell in running.values():
-                        self.index.drop(cell)
+                        self.index.drop(cell.fingerprint)
 
     def _end(self, cell: Cell, result: dict[str, Any]) -> None:
         self._ended += 1
-        self.index.end(cell, result)
+        with uninterrupted():
+            self.index.end(cell, result)
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}")
 
     def _timed(self, cell: Cell) -> Topology:

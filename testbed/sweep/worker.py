@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 
 from agents import events
 from testbed.errors import TestbedError
-from testbed.fidelity.validity import Judgement
+from testbed.fidelity.validity import Judgement, Validity
 from testbed.host import die_with_parent, subprocesses
 from testbed.host.signals import interrupting, uninterrupted
 from testbed.plan import Plan
@@ -33,12 +33,12 @@ from testbed.view import View
 
 
 class _Watcher(View):
-    """Keeps the last evaluation, and the reasons why the run is not valid."""
+    """Keeps the last evaluation, and the validity of the run."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self.evaluation: events.Evaluated | None = None
-        self.problems: list[str] = []
+        self.validity = Validity()
 
     def progress(self, message: str) -> None:
         self._report(message)
@@ -48,7 +48,7 @@ class _Watcher(View):
             self.evaluation = record
 
     def judged(self, judgement: Judgement) -> None:
-        self.problems = list(judgement.validity.reasons)
+        self.validity = judgement.validity
 
 
 def execute(
@@ -59,7 +59,7 @@ def execute(
     report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
-    `problems`, why the run is not valid; or the outcome `failed`, and the `error`."""
+    `validity`, as in the manifest; or the outcome `failed`, and the `error`."""
     watcher = _Watcher(report)
     begin = time.monotonic()
     try:
@@ -69,7 +69,7 @@ def execute(
     last = watcher.evaluation
     return {
         "outcome": ended.reason,
-        "problems": watcher.problems,
+        "validity": watcher.validity.as_dict(),
         "seconds": round(time.monotonic() - begin, 2),
         "accuracy": None if last is None else last.accuracy,
         "loss": None if last is None else last.loss,

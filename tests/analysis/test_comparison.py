@@ -83,6 +83,22 @@ def test_what_cannot_be_believed_is_told(tmp_path: Path) -> None:
     assert story.story([run])[1].title == "fedavg (not valid: 1 of 1 runs)"
 
 
+def test_what_was_not_judged_is_told_apart(tmp_path: Path) -> None:
+    verdicts = [False, None, True]
+    runs = []
+    for seed, valid in enumerate(verdicts):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        manifest = MANIFEST | {"validity": {"valid": valid}, "repeats": 2 if seed == 0 else 0}
+        topology = f"name: a\nseed: {seed}\nrule: {{name: fedavg}}\n"
+        runs.append(load(write_run(folder, EVENTS, topology, manifest)))
+    (row,) = comparison.compare(runs, 0.8)
+    assert (row.valid, row.not_judged, row.repeats) == (1, 1, 2)
+    headings, (cells,) = comparison.texts([row])
+    assert (headings[-2:], cells[-2:]) == (["valid", "repeats"], ["1 of 3, 1 not judged", "2"])
+    assert story.story(runs)[1].title == "fedavg (not valid: 1, not judged: 1 of 3 runs)"
+
+
 def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:
     lines = [line.replace('"accuracy":0.', '"accuracy":NaN,"was":0.') for line in EVENTS]
     run = load(write_run(tmp_path, lines, "name: q\nrule: {name: fedavg}\n", MANIFEST))

@@ -107,6 +107,26 @@ def test_validity_is_told(tmp_path: Path) -> None:
     assert "Valid: the host kept up" in _Tags(report.html([load(run)])).text
 
 
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        (
+            {"validity": {"valid": None, "reasons": [], "unjudged": ["the load"]}},
+            r"Not judged:\s*the load",
+        ),
+        ({"cpus": {"devices": "1"}}, "Not judged: the run has no verdict"),
+    ],
+)
+def test_what_was_not_judged_is_not_called_valid(
+    tmp_path: Path, entries: dict[str, object], told: str
+) -> None:
+    run = write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", MANIFEST | entries)
+    text = _Tags(report.html([load(run)])).text
+    assert re.search(told, text)
+    assert "Valid:" not in text
+    assert "Not valid" not in text
+
+
 def test_the_story_has_a_strip_for_each_run_on_one_axis(
     directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from math import nan
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from agents import events
 from analysis import summary
 from analysis.load import load
-from tests.analysis.conftest import with_records
+from tests.analysis.conftest import MANIFEST, with_records
 
 
 def test_headline(directory: Path) -> None:
@@ -24,6 +25,23 @@ def test_headline(directory: Path) -> None:
         best_accuracy=0.85,
         ended="after",
     )
+
+
+@pytest.mark.parametrize(
+    ("entries", "verdict"),
+    [
+        ({}, "simulated"),
+        ({"cpus": {"devices": "1"}}, "not judged"),  # it failed before its clock went
+        ({"cpus": {"devices": "1"}, "validity": {"valid": True}}, "valid"),
+        ({"cpus": {"devices": "1"}, "validity": {"valid": False}}, "not valid"),
+        ({"cpus": {"devices": "1"}, "validity": {"valid": None}}, "not judged"),
+    ],
+)
+def test_verdict(directory: Path, entries: dict[str, object], verdict: summary.Verdict) -> None:
+    (directory / "manifest.json").write_text(json.dumps(MANIFEST | entries))
+    run = load(directory)
+    assert summary.verdict(run) == verdict
+    assert summary.verdicts([run, run]) == {verdict: 2}
 
 
 def test_devices(directory: Path) -> None:

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from agents import events
+from testbed.plan import Plan
+from testbed.run import up
 from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology
+from testbed.view import View
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 QUICKSTART = TOPOLOGIES / "quickstart.yaml"
@@ -145,3 +150,49 @@ def test_a_file_that_may_not_be_read_is_named(testbed: Testbed, tmp_path: Path) 
     said = testbed("logs", "t-1", "--runs", tmp_path)
     assert said.code == 1
     assert said.err.startswith(f"error: {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("validity", "strict", "code", "last"),
+    [
+        (None, True, 0, "Next: "),
+        ({"valid": True}, True, 0, "Verdict: valid · Next: "),
+        ({"valid": None, "unjudged": ["the load"]}, True, 0, "Verdict: not judged · Next: "),
+        ({"valid": False, "reasons": ["the load"]}, False, 0, "Verdict: not valid · Next: "),
+        ({"valid": False, "reasons": ["the load"]}, True, 1, "Verdict: not valid · Next: "),
+    ],
+)
+def test_up_ends_with_the_verdict(
+    testbed: Testbed,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    validity: dict[str, object] | None,
+    strict: bool,
+    code: int,
+    last: str,
+) -> None:
+    """A simulated run stands for an emulated one."""
+
+    def run(
+        topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, view: View
+    ) -> events.RunEnded:
+        ended = real(topology, plan, directory, options, view)
+        directory.write_manifest(**({} if validity is None else {"validity": validity}))
+        return ended
+
+    real = up.run
+    monkeypatch.setattr(up, "run", run)
+    quadratic = {"name": "quadratic", "centers": [[0], [1]], "local": {"steps": 1}}
+    devices = [{"name": "pi", "count": 2, "timing": "1s"}]
+    topology = write_topology(tmp_path, task=quadratic, devices=devices, stop={"after": "2s"})
+    options = ["--runtime", "virtual", "--runs", tmp_path / "runs", *(["--strict"] if strict else [])]
+    said = testbed("up", topology, *options)
+    assert said.code == code, said
+    assert said.out.splitlines()[-1].startswith(last)
+
+
+def test_a_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> None:
+    said = testbed("up", "--detach", "--strict", QUICKSTART, "--runs", tmp_path / "runs")
+    assert said.code == 2
+    assert "--strict needs the end of the run" in said.err
+    assert not (tmp_path / "runs").exists()

@@ -1,16 +1,25 @@
-"""`testbed sweep`, `compare`, `report` and `export` as a user types them, on runs in virtual time."""
+"""`testbed sweep`, `agree`, `compare`, `report` and `export` as a user types them, mostly on runs in
+virtual time."""
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from testbed.sweep import sweeping
+from analysis import comparison
+from testbed.plan import Plan
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
+from testbed.sweep import sweeping, worker
+from testbed.topology import Topology
 from tests.running import Testbed, started, until_printed
 
 BASE = """
@@ -127,6 +136,155 @@ def test_runs_in_local_processes_go_one_by_one(testbed: Testbed) -> None:
     assert "1 of 1  fedavg, seed 1: loss" in out
 
 
+EMULATED = BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, found: Iterable[bool | BaseException | None]) -> None:
+    """Have the sweep simulate its emulated runs, and judge one after the other as in `found`; an
+    exception is raised at the end of its run."""
+    remaining = iter(found)
+
+    def execute(
+        topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, report: Any
+    ) -> dict[str, Any]:
+        step_time = topology.runtime.step_time or 0.1
+        runtime = topology.runtime.model_copy(update={"name": "virtual", "step_time": step_time})
+        simulated = up.planned_here(topology.model_copy(update={"runtime": runtime}), up.Options())
+        result = worker.execute(*simulated, directory, options, report)
+        valid = next(remaining)
+        if isinstance(valid, BaseException):
+            raise valid
+        reasons = ["it was busy"] if valid is False else []
+        unjudged = ["its load"] if valid is None else []
+        validity = {"valid": valid, "reasons": reasons, "unjudged": unjudged}
+        directory.write_manifest(validity=validity)
+        return result | {"validity": validity}
+
+    monkeypatch.setattr(sweeping, "execute", execute)
+    Path("base.yaml").write_text(EMULATED)
+
+
+def last_line(out: str) -> str:
+    return out.splitlines()[-1]
+
+
+def test_a_sweep_ends_with_the_verdicts(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts(monkeypatch, [True, False, None, True])
+    write_sweep("[1, 2, 3, 4]", repeat_invalid="0")
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert code == 0
+    assert last_line(out).startswith("Verdicts: 2 valid, 1 not valid, 1 not judged · Next: ")
+    assert "not valid: it was busy" in out
+    assert "not judged: its load" in out
+    code, again, _ = testbed("sweep", "study.yaml", "--strict")
+    assert code == 1
+    assert last_line(again) == last_line(out)
+    code, rows, _ = testbed("sweep", "study.yaml", "--strict", "--json")
+    assert code == 1
+    assert json.loads(rows)["rows"][0]["not_judged"] == 1
+
+
+@pytest.mark.parametrize("valid", [True, None])
+def test_a_strict_sweep_passes_what_is_not_found_wrong(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, valid: bool | None
+) -> None:
+    verdicts(monkeypatch, [valid])
+    write_sweep("[1]")
+    assert testbed("sweep", "study.yaml", "--strict").code == 0
+
+
+def test_simulated_runs_have_no_verdict(testbed: Testbed) -> None:
+    write_sweep("[1]")
+    code, out, _ = testbed("sweep", "study.yaml", "--strict")
+    assert code == 0
+    assert last_line(out).startswith("Next: ")
+
+
+def test_a_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts(monkeypatch, [False, True, True])
+    write_sweep("[1, 2]")
+    folder = Path("runs/study")
+    code, out, _ = testbed("sweep", "study.yaml", "--strict")
+    assert code == 0
+    assert "seed 1 begins again, as its run is not valid: try 2 of at most 2" in out
+    assert "3 of 3  fedavg, seed 1: loss" in out
+    assert out.index("fedavg, seed 2 begins") < out.index("begins again")  # after all the others
+    heading, row = (line.split() for line in out.splitlines()[-3:-1])
+    assert (heading[-1], row[-1]) == ("repeats", "1")
+    assert last_line(out).startswith("Verdicts: 2 valid · ")
+    entries = json.loads((folder / "index.json").read_text())["cells"].values()
+    assert {entry["run"] for entry in entries} | {"earlier"} == runs_in(folder)
+    (earlier,) = runs_in(folder / "earlier")
+    assert RunDirectory(folder / "earlier" / earlier).read_manifest()["validity"]["valid"] is False
+    _, table, _ = testbed("compare", "study", "--json")
+    (compared,) = json.loads(table)["rows"]
+    assert (compared["runs"], compared["valid"], compared["repeats"]) == (2, 2, 1)
+    assert "begins" not in testbed("sweep", "study.yaml").out
+
+
+def test_repeating_has_an_end(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts(monkeypatch, [False] * 4)
+    write_sweep("[1]", repeat_invalid="2")
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert code == 0
+    assert "try 3 of at most 3" in out
+    assert last_line(out).startswith("Verdicts: 1 not valid · ")
+    assert len(runs_in(Path("runs/study/earlier"))) == 2
+    assert "begins" not in testbed("sweep", "study.yaml").out  # nor later
+    write_sweep("[1]", repeat_invalid="3")
+    assert "try 4 of at most 4" in testbed("sweep", "study.yaml").out
+
+
+def test_what_is_not_judged_is_not_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts(monkeypatch, [False, None])
+    write_sweep("[1]", repeat_invalid="2")
+    _, out, _ = testbed("sweep", "study.yaml")
+    assert last_line(out).startswith("Verdicts: 1 not judged · ")
+
+
+def test_a_repetition_that_fails_does_not_count(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts(monkeypatch, [False])
+    write_sweep("[1]")
+    with monkeypatch.context() as once:
+        once.setattr(sweeping.Index, "to_repeat", lambda *_: False)
+        testbed("sweep", "study.yaml")
+    (first,) = runs_in(Path("runs/study"))
+    failed = {"outcome": "failed", "error": "no broker"}
+    monkeypatch.setattr(sweeping, "execute", lambda *_: failed)
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert code == 0
+    assert "failed: no broker" in out
+    assert last_line(out).startswith("Verdicts: 1 not valid · ")
+    assert runs_in(Path("runs/study")) == {first, "earlier"}
+    assert "begins" not in testbed("sweep", "study.yaml").out
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_repetition_that_is_interrupted_is_made_up_for(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """By Ctrl-C, or by the end of the process, which then cannot clean up."""
+    verdicts(monkeypatch, [False, KeyboardInterrupt(), True])
+    write_sweep("[1]")
+    folder = Path("runs/study")
+    with monkeypatch.context() as once:
+        if killed:
+            once.setattr(sweeping.Index, "drop", lambda *_: None)
+        assert testbed("sweep", "study.yaml").code == 130
+    assert len(runs_in(folder)) == 1 + killed
+    code, out, _ = testbed("sweep", "study.yaml")
+    assert code == 0
+    assert "1 of 1 runs are there already" in out
+    assert "try 2 of at most 2" in out
+    assert last_line(out).startswith("Verdicts: 1 valid · ")
+    (entry,) = json.loads((folder / "index.json").read_text())["cells"].values()
+    assert runs_in(folder) == {entry["run"], "earlier"}
+    assert (entry["tries"], "instead_of" in entry) == (2, False)
+    assert len(runs_in(folder / "earlier")) == 1
+
+
 def test_a_measured_step_is_the_same_in_all_cells(testbed: Testbed) -> None:
     Path("base.yaml").write_text(
         "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\nrule: {name: fedavg}\n"
@@ -173,6 +331,99 @@ def test_compare_report_and_export(testbed: Testbed) -> None:
     code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
     assert code == 0
     assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
+
+
+ACCURATE = """
+name: base
+task: {name: digits-logreg, local: {steps: 5, lr: 0.1}}
+rule: {name: fedavg}
+devices: [{name: fast, cpu: 0.3, timing: 200ms}, {name: slow, cpu: 0.1, timing: 600ms}]
+evaluate: {every: 250ms}
+stop: {after: 3s}
+runtime: {name: docker, step_time: 1ms}
+"""
+VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
+"""Of the second no round ends."""
+
+
+@pytest.mark.alone
+def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(
+        f"topology: base.yaml\nvariants: {VARIANTS}\ntarget: 30%\nrepeat_invalid: 0"
+    )
+    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 0, out + err
+    assert "Mean time to a test accuracy of 30%" in out
+    assert re.search(r"rounds +\d\.\d +\d\.\d +1 +1\n", out)
+    assert re.search(r"endless +– +– +2 +2\n", out)
+    assert "Kendall's tau-b: 1.00 (too few configurations for an interval" in out
+    assert "No two configurations swap." in out
+    assert last_line(out).startswith("Verdicts: 2 ")
+    assert len(runs_in(Path("runs/study"))) == 4
+    code, out, _ = testbed("agree", "study.yaml", "--runtime", "process", "--json")  # nothing runs again
+    assert code == 0
+    told = json.loads(out)
+    assert (told["target"], told["runtime"], told["tau"], told["low"]) == (0.3, "process", 1.0, None)
+    first, last = told["configurations"]
+    assert min(first["virtual_s"], first["real_s"]) > 0
+    assert (last["name"], last["virtual_s"], last["virtual_rank"]) == ("endless", None, 2)
+    assert sum(told["verdicts"].values()) == 2
+    assert len(runs_in(Path("runs/study"))) == 4
+
+
+def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target is the highest accuracy that all reached, and a run that is not valid is told of."""
+    verdicts(monkeypatch, [True, True, True, False])
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(
+        'topology: base.yaml\nvariants: {slow: {"devices[1].timing": 1s}, fast: {}}\n'
+        "grid: {seed: [1, 2]}\nrepeat_invalid: 0"
+    )
+    code, out, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 0, out + err
+    assert re.search(r"Mean time to a test accuracy of \d\d%:\n", out)
+    assert re.search(r"fast .* 1 +1\nslow .* 2 +2\n", out)
+    assert "Kendall's tau-b: 1.00 (95% interval 1.00 to 1.00, bootstrap over seeds)" in out
+    assert last_line(out).startswith("Verdicts: 3 valid, 1 not valid · Next: testbed report runs/study")
+
+
+@pytest.mark.parametrize(
+    ("variants", "runtime", "told"),
+    [
+        (VARIANTS, "virtual", "--runtime virtual: expected docker or process, or auto"),
+        (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
+        ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
+        ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
+        (
+            "{a: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}},"
+            " b: {task: {name: quadratic, centers: [[0], [2]], local: {steps: 1}}}}",
+            "process",
+            "no run has a test accuracy",
+        ),
+    ],
+)
+def test_what_cannot_be_ranked(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, variants: str, runtime: str, told: str
+) -> None:
+    verdicts(monkeypatch, [True] * 4)
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {variants}\ngrid: {{seed: [1]}}")
+    code, out, err = testbed("agree", "study.yaml", "--runtime", runtime)
+    assert code == 2
+    assert told in err
+    assert "Traceback" not in out + err
+    assert "begins" not in out
+
+
+def test_nothing_to_rank_by(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "TARGETS", (1.0,))
+    verdicts(monkeypatch, [True] * 2)
+    Path("base.yaml").write_text(ACCURATE)
+    Path("study.yaml").write_text(f"topology: base.yaml\nvariants: {VARIANTS}")
+    code, _, err = testbed("agree", "study.yaml", "--runtime", "process")
+    assert code == 2
+    assert "no run reached an accuracy of 100%: add a `target` below it" in err
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,10 @@ grid:
   "devices[0].timing": [2s]
   seed: [3, 4]
 target: 80%
+repeat_invalid: 2
 """,
     )
+    assert study.repeat_invalid == 2
     assert study.name == "study"
     assert study.target == 0.8
     assert [cell.name for cell in study.cells] == [
@@ -161,6 +163,7 @@ grid:
         ("topology: base.yaml\nvariants: {a: 3}", "expected keys and values"),
         ("topology: base.yaml\nvariants: {a: {seed: 1}}\ngrid: {seed: [2]}", "keep one of them"),
         ("topology: base.yaml\ntarget: 90", "target: found 90"),
+        ("topology: base.yaml\nrepeat_invalid: -1", "expected a whole number from 0 on"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, told: str) -> None:
