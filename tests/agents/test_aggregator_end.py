@@ -233,6 +233,8 @@ def _books(version: int, *notes: str) -> Actions:
     """What closes the books of a run that ended after 10 s by itself."""
     return [
         *(Log(events.Note(10.0, note)) for note in notes),
+        Log(events.RoundUnfinished(10.0, "a", version, 1.0, 10.0)),
+        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0)),
         Save(version, final=True),
         Log(events.RunEnded(10.0, "after", version, 1)),
         Finish("after"),
@@ -270,7 +272,7 @@ def test_a_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
 
 def test_a_host_that_slept_over_both_times_says_both() -> None:
     notes = [type(action) for action in _ended().due(100.0)]
-    assert notes == [Log, Log, Save, Log, Finish]
+    assert notes == [*[Log] * 4, Save, Log, Finish]
 
 
 def test_the_wait_is_counted_in_time_of_the_host() -> None:
@@ -294,7 +296,7 @@ def test_an_interrupted_run_waits_for_a_moment_only() -> None:
     core.update("a", message("a", 1), 4, 1.0)
     assert core.end("interrupted", 10.0) == [StopClients(), Evaluate(1)]
     assert core.next_timer == 11.5
-    assert [type(action) for action in core.due(11.5)] == [Log, Save, Log, Finish]
+    assert [type(action) for action in core.due(11.5)] == [Log, Log, Log, Save, Log, Finish]
 
 
 def test_the_wait_is_for_the_evaluation_under_way_and_the_last_one_together() -> None:
