@@ -36,8 +36,8 @@ def busy(core: int, count: int = 2) -> Iterator[None]:
             loop.wait()
 
 
-def run(folder: Path, runtime: str) -> Finished:
-    topology = write_topology(folder, devices=DEVICES, stop={"after": "8s"})
+def run(folder: Path, runtime: str, after: str = "8s") -> Finished:
+    topology = write_topology(folder, devices=DEVICES, stop={"after": after})
     done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Busy host: other work uses" in done.stdout
@@ -62,5 +62,5 @@ def test_containers_keep_their_shares_beside_busy_processes(
 
 def test_local_processes_beside_busy_ones_are_never_valid(tmp_path: Path) -> None:
     with busy(LAST_CORE, 4):
-        found = run(tmp_path, "process")
+        found = run(tmp_path, "process", after="4s")
     assert found.manifest["validity"]["valid"] is False

@@ -94,7 +94,7 @@ def test_runs_that_are_over_side_by_side(over: Path) -> None:
         assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
         for rule in ("fedbuff", "fedasync"):
             assert len(drawn(page, "accuracy", rule)) > 2
-        assert {state for _, state in lanes(page)} == {"train"}
+        assert {state for _, state in lanes(page)} == {"train", "unfinished"}
         assert lanes(page, 1)
         assert all(name in page.driver.page_source for name in names)
         keep(page, "side-by-side-dark")

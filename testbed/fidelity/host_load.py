@@ -52,8 +52,8 @@ class FreeCores:
     """How much of some CPUs is free before a run, from its making on; what this process uses itself is
     not counted."""
 
-    SECONDS = 2.0
-    """How long it takes to tell."""
+    QUIET_SECONDS, SECONDS = 0.5, 2.0
+    """How long it takes to tell that a host is quiet, and how busy it is."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -64,18 +64,20 @@ class FreeCores:
 
     def expectation(self) -> str:
         """A sentence on what a run may expect of them. Waits until enough time has gone."""
-        time.sleep(max(0.0, self._begin + self.SECONDS - time.monotonic()))
-        sample = self._sampler.sample(time.monotonic(), 0.0)
-        if sample is None:
-            return "What of this host's cores is free is not known"
-        foreign = sample.foreign or 0.0
+        foreign = steal = 0.0
+        for seconds in (self.QUIET_SECONDS, self.SECONDS):
+            time.sleep(max(0.0, self._begin + seconds - time.monotonic()))
+            if (sample := self._sampler.sample(time.monotonic(), 0.0)) is not None:
+                foreign, steal = sample.foreign or 0.0, sample.steal
+            if max(foreign, steal) < self._QUIET:
+                break
         cores = f"{len(self._cpus)} core{'' if len(self._cpus) == 1 else 's'}"
         facts = f"other work uses {foreign:.0%} of the run's {cores}"
-        if sample.steal >= 0.01:
-            facts += f", the hypervisor takes {sample.steal:.0%}"
-        if max(foreign, sample.steal) < self._QUIET:
+        if steal >= 0.01:
+            facts += f", the hypervisor takes {steal:.0%}"
+        if max(foreign, steal) < self._QUIET:
             return f"Quiet host: {facts}"
-        if max(foreign, sample.steal) < self._BUSY:
+        if max(foreign, steal) < self._BUSY:
             return f"Not quite quiet: {facts}. The run may turn out not valid"
         return f"Busy host: {facts}. The run will probably not be valid; better wait until that is done"
 

@@ -308,9 +308,12 @@ def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_pa
 def test_what_to_expect_of_a_host(
     busy: float, stolen: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([[Times()] * 2, [Times(user=busy, steal=stolen, idle=1 - busy - stolen)] * 2])
+    looks = (
+        [Times(user=busy * n, steal=stolen * n, idle=(1 - busy - stolen) * n)] * 2 for n in range(3)
+    )
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(looks))
-    monkeypatch.setattr(FreeCores, "SECONDS", 0.01)
+    monkeypatch.setattr(FreeCores, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(FreeCores, "SECONDS", 0.02)
     monkeypatch.setattr("time.process_time", lambda: 7.0)
     assert FreeCores({0, 1}).expectation() == expected
 
