@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from agents import events
 from testbed.fidelity.figures import (
@@ -143,9 +143,9 @@ def _device(
     away = _covered((begin, end + _SETTLE_SECONDS) for begin, end in requested.away)
     phases = _phases(requested, usage, trained, away)
     end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
-    busy, demand = (
-        _worst(phases, "busy", ENOUGH_SECONDS),
-        _worst(phases, "demand", ENOUGH_DEMAND_SECONDS),
+    busy = _worst([phase.busy for phase in phases], ENOUGH_SECONDS, lambda one: one.figure.distance)
+    demand = _worst(  # more than requested is no error
+        [phase.demand for phase in phases], ENOUGH_DEMAND_SECONDS, lambda one: -(one.figure.error or 0.0)
     )
     counted = any(_wanted_seconds(a, b) is not None for a, b in pairwise(usage))
     return DeviceFidelity(
@@ -225,14 +225,10 @@ def _phases(
     return phases
 
 
-def _worst(phases: Sequence[_Phase], name: Literal["busy", "demand"], enough: float) -> _Cpu:
-    """That of the worst phase that is based on enough seconds, or else of the longest phase."""
-    found: list[_Cpu] = [getattr(phase, name) for phase in phases]
-    if sufficient := [one for one in found if one.seconds >= enough]:
-        if name == "demand":  # more than requested is no error
-            return min(sufficient, key=lambda one: one.cpu / one.seconds / one.requested)
-        return max(sufficient, key=lambda one: one.figure.distance)
-    return max(found, key=lambda one: one.seconds)
+def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
+    """Of the phases based on enough seconds the one with the largest `error`, or else the longest."""
+    sufficient = [one for one in phases if one.seconds >= enough]
+    return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
 
 def _wanted_seconds(before: _Usage, after: _Usage) -> float | None:

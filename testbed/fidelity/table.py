@@ -52,11 +52,12 @@ def _gathered(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
         return max((figure.distance for name, figure in one.judged() if name == CPU), default=-1.0)
 
     used = [one.used for one in members if one.used is not None]
+    worst_cpu = max(members, key=cpu_error)
     return replace(
-        max(members, key=cpu_error),  # with the seconds that it is based on
+        worst_cpu,  # with the seconds that it is based on
         device=f"{members[0].group} ×{len(members)}",
         figures={
-            name: (max(members, key=cpu_error) if name == CPU else worst(name)).figures[name]
+            name: (worst_cpu if name == CPU else worst(name)).figures[name]
             for name in members[0].figures
         },
         used=fmean(used) if used else None,

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import AwareDatetime
 
-from agents import files
 from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.plan.work import KINDS, Work, count
@@ -122,10 +121,7 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
     new = measure(seconds)
     others = tuple(calibration for calibration in kept if calibration.host != host)
     text = _Cache(calibrations=(*others, new)).model_dump_json(indent=2) + "\n"
-    with suppress(OSError):  # it is measured again next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.whole(path) as partial:
-            partial.write_text(text, encoding="utf-8")
+    cache.keep(path, text)
     return new
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agents import files, wire
+from agents import wire
 from agents.config import Local
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -47,10 +46,7 @@ def step_work(local: Local) -> Local:
 def keep_step_time(task: Task, local: Local, seconds: float) -> None:
     """Keep what a step was measured to take on one whole core of this host, for later plans."""
     if (path := _step_time(task, local)) is not None:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.whole(path) as partial:
-                partial.write_text(f"{seconds!r}\n", encoding="utf-8")
+        cache.keep(path, f"{seconds!r}\n")
 
 
 def kept_step_time(task: Task, local: Local) -> float | None:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from agents import files
 from agents.tasks.interface import Task
 from testbed.host import cache
 from testbed.topology import Topology
@@ -40,10 +39,7 @@ def check(topology: Topology) -> int:
         raise topology.source.error([problem]) from error
     count = sum(parameter.numel() for parameter in module.parameters())
     if good is not None:
-        with suppress(OSError):  # it is looked at again next time
-            good.parent.mkdir(parents=True, exist_ok=True)
-            with files.whole(good) as partial:
-                partial.write_text(f"{count}\n", encoding="utf-8")
+        cache.keep(good, f"{count}\n")
     return count
 
 

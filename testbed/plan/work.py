@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agents import files
 from agents.tasks.interface import Task
 from testbed.host import cache
 from testbed.plan.datasets import DATASETS
@@ -49,10 +48,7 @@ def of_step(task: Task, batch_size: int) -> Work | None:
     except Exception:  # noqa: BLE001  # a user's code: what is wrong, the run itself will say
         return None
     if path is not None and found is not None:
-        with suppress(OSError):  # it is counted again next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with files.whole(path) as partial:
-                partial.write_text(found.model_dump_json(), encoding="utf-8")
+        cache.keep(path, found.model_dump_json())
     return found
 
 
