@@ -13,11 +13,20 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from agents.rules.interface import ClientSide
 
 T = TypeVar("T")
+Durability = Literal["update", "checkpoint", "none"]
+"""What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
+after its last checkpoint. `none`: the run."""
+
+# What a topology may give for a field; testbed.topology.fields reads and bounds it.
+Count = Annotated[int, "count"]
+Positive = Annotated[float, "positive"]
+NotNegative = Annotated[float, "not negative"]
+Rate = Annotated[int, "bit/s"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +34,12 @@ class Broker:
     """Where the broker is and who we are there. The password stays out of every repr and log."""
 
     host: str
+    """Or the path of its Unix socket; the port means nothing then."""
     port: int
     username: str
     password: str = dataclasses.field(repr=False)
+    certificate: str | None = None
+    """The broker's, as PEM: TLS with who can prove that it is this one's; None: no TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +54,24 @@ class Named:
 class Local:
     """Local training of one round: SGD on the client's shard."""
 
-    steps: int | None = None
-    """Mini-batch steps; exactly one of `steps` and `epochs` is given."""
-    epochs: int | None = None
-    batch_size: int = 32
-    lr: float = 0.1
-    momentum: float = 0.0
-    proximal: float = 0.0
+    steps: Count | None = None
+    """Mini-batch steps per round; this or `epochs` is to be given."""
+    epochs: Count | None = None
+    """Passes over the shard per round."""
+    batch_size: Count = 32
+    lr: Positive = 0.1
+    """Step size."""
+    momentum: Annotated[float, "below 1"] = 0.0
+    proximal: NotNegative = 0.0
     """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
-    clip: float | None = None
-    """Upper bound of the update's ℓ2 norm."""
+    clip: Positive | None = None
+    """Upper bound of an update's ℓ2 norm."""
     fednova: bool = False
     """Send Δ_i/a_i, a_i the effective number of local steps (Wang et al. 2020)."""
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("found both steps and epochs, expected one of them")
 
     def count(self, samples: int) -> int:
         """Mini-batch steps of one training on a shard of `samples` samples."""
@@ -93,17 +111,28 @@ class ClientConfig:
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
+    outbox: str | None = None
+    """Path of a folder that outlives the process, for updates that are not acknowledged."""
     timeout_s: float = 30.0
     """Within which the broker must answer: it is the last to become reachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The run ends at whichever comes first; at least one is given."""
+    """The run ends at whichever comes first."""
 
-    after: float | None = None
-    updates: int | None = None
-    target_accuracy: float | None = None
+    after: Annotated[float, "s above 0"] | None = None
+    """Since the run clock started."""
+    updates: Count | None = None
+    """Updates applied."""
+    target_accuracy: Annotated[float, "share above 0"] | None = None
+    """As evaluated."""
+
+    def __post_init__(self) -> None:
+        if self.after is None and self.updates is None and self.target_accuracy is None:
+            raise ValueError(
+                "found no condition, expected after, updates or target_accuracy such as after: 60s"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +149,11 @@ class AggregatorConfig:
     test_set: str
     run_directory: str
     threads: int
-    resume: bool = False
-    """Carry on from the run directory's newest checkpoint."""
+    part: str = ""
+    """Another one each time that all processes of the run are started."""
+    durability: Durability = "update"
+    patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """By client, as far as it is known: for how long it may be silent, whatever its rounds took."""
     patient: bool = False
     """Wait where no client is left: some will come back."""
     dilation: float = 1.0
@@ -140,12 +172,17 @@ class AggregatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A link that all devices of the same `name` share, such as a Wi-Fi cell; None means unlimited."""
+    """A link that several devices share, such as a Wi-Fi cell; None means unlimited."""
 
-    name: str
-    up: int | None = None
-    """bit/s."""
-    down: int | None = None
+    name: Annotated[str, "name"]
+    up: Rate | None = None
+    """From all its devices together."""
+    down: Rate | None = None
+    """To all its devices together."""
+
+    def __post_init__(self) -> None:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +219,7 @@ class DeviceConfig:
     run: str
     device: str
     broker: Broker
-    """On the control network."""
+    """Not over the access link, which is the client's alone."""
     data_address: str
     """The client's broker host, behind the access link."""
     link: Link | None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agents import files
 from agents.device_actions import Action, from_json
 
 FORMAT = 1
@@ -160,6 +161,18 @@ class Acted:
 
 
 @dataclass(frozen=True, slots=True)
+class Disrupted:
+    """From `since` to `at` the testbed, and not the experiment, kept the run from going on. One that
+    lasts is written again when it is over, with the same `since`."""
+
+    event: ClassVar[str] = "disrupted"
+    at: float
+    since: float
+    reason: str
+    """As in `nothing arrived`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something a reader of the run should know (a quorum start, a client that left)."""
 
@@ -199,6 +212,7 @@ Record = (
     | VersionMade
     | Evaluated
     | Acted
+    | Disrupted
     | Note
     | RunEnded
 )
@@ -235,10 +249,52 @@ def _to_json(value: Any) -> str:
     return str(value) if type(value) is int else _JSON.encode(value)
 
 
-def _from_json(value: Any) -> Any:
+def _float(value: Any) -> float:
     if value is None:
         return math.nan
-    return tuple(value) if isinstance(value, list) else value
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        raise ValueError("expected a number")
+    return float(value)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError("expected a whole number of 64 bits")
+    return value
+
+
+def _str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError("expected a list of texts")
+    return tuple(map(_str, value))
+
+
+def _map(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("expected a map")
+    return value
+
+
+LARGEST = 1e300
+"""Of the numbers that are not whole; one that is infinite was written as null."""
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "float": _float,
+    "int": _int,
+    "str": _str,
+    "tuple[str, ...]": _texts,
+    "Mapping[str, Any]": _map,
+}
+_FIELDS = {
+    record: {field.name: _READERS[str(field.type)] for field in dataclasses.fields(record)}
+    for record in RECORDS.values()
+}
+"""What reads each field of a record. Raises ValueError for a value of another type."""
 
 
 def from_line(line: str) -> Record | None:
@@ -246,14 +302,19 @@ def from_line(line: str) -> Record | None:
 
     Raises ValueError for a line that is no record (torn, or not ours).
     """
-    fields = json.loads(line)
+    fields = files.from_json(line)
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         raise ValueError(f"not an event record: {line[:80]!r}")
     record = RECORDS.get(fields.pop("event"))
     if record is None:
         return None
-    known = {field.name for field in dataclasses.fields(record)}
-    values = {name: _from_json(value) for name, value in fields.items() if name in known}
+    values = {}
+    for name, read in _FIELDS[record].items():
+        if name in fields:
+            try:
+                values[name] = read(fields[name])
+            except ValueError as error:
+                raise ValueError(f"{name} of a record {record.event!r}: {error}") from error
     try:
         return record(**values)
     except TypeError as error:
@@ -270,12 +331,12 @@ def read(path: Path) -> Iterator[Record]:
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Record]]:
     """As `read`, with the number of each record's line."""
-    with path.open(encoding="utf-8") as file:
+    with files.open_regular(path) as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                record = from_line(line)
+                record = from_line(line.decode())
                 if isinstance(record, RunStarted) and record.format > FORMAT:
                     raise ValueError(f"format {record.format}, but this version reads up to {FORMAT}")
             except ValueError as error:

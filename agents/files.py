@@ -1,12 +1,17 @@
-"""Files that a reader sees whole or not at all, whenever the writer dies."""
+"""Files that a reader sees whole or not at all, whenever the writer dies; and reading files that anybody
+may have written or damaged."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -27,3 +32,34 @@ def save(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fdatasync(file.fileno())
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError, also for what is no regular file: one would wait for ever
+    for the other end of a pipe, and a device such as /dev/zero has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "this is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read(path: Path, most: int) -> bytes:
+    """What is in a regular file. Raises OSError, also where that is more than `most` bytes."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"this is larger than {most / 2**20:g} MiB", str(path))
+    return data
+
+
+def from_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for any other text, and for one with half of a
+    surrogate pair, which no file can hold and nobody can print."""
+    try:
+        value = json.loads(text)
+        if (r"\u" in text) if isinstance(text, str) else (rb"\u" in text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError(f"values are nested too deeply: {error}") from None
+    return value

@@ -3,10 +3,12 @@ and updates (docs/wire.md).
 
 `decode` takes whatever a peer may have sent, and gives a message or a MessageError: it checks the topic,
 the size, the JSON, that all fields are there and no others, types, ranges, lengths, and that the device
-of a message is that of its topic. `encode` holds what we send against the same rules.
+of a message is that of its topic. Texts come out without what would act on a screen. `encode` holds what
+we send against the same rules.
 
 Orders to the aggregator (on `control/`) are a JSON object with the order's name as `do`; orders to
-devices and telemetry are one without; a failure is its reason, a status and a request are one word.
+devices, telemetry and reports are one without; a failure is its reason, a status and a request are one
+word.
 Times are in seconds.
 """
 
@@ -15,14 +17,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from agents import topics
 from agents.device_actions import SetLink, Switching, from_json, to_json
+from agents.texts import shown, visible
 from agents.topics import Topics, is_name
 
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -45,28 +48,23 @@ _Reader = Callable[[Any], Any]
 """Returns what it is given, or the same as the field's own type. Raises MessageError."""
 
 
-def _shown(value: object) -> str:
-    """For an error's text. Lists and maps, which may be deep, by their type alone, as integers with more
-    digits than Python writes."""
-    if isinstance(value, str | int | float | None):
-        with suppress(ValueError):
-            return f"{value!r:.80}"
-    return type(value).__name__
-
-
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise MessageError(f"expected a text, found {_shown(value)}")
+        raise MessageError(f"expected a text, found {shown(value)}")
     if len(value) > MAX_TEXT_CHARACTERS:
         raise MessageError(f"a text of {len(value)} characters, at most {MAX_TEXT_CHARACTERS} are read")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise MessageError("a text with half of a surrogate pair, which no file can hold")
-    return value
+    return visible(value, MAX_TEXT_CHARACTERS, keep="\n")
+
+
+def _line(value: Any) -> str:
+    return visible(_text(value), MAX_TEXT_CHARACTERS)
 
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not is_name(value):
-        raise MessageError(f"expected a name, found {_shown(value)}")
+        raise MessageError(f"expected a name, found {shown(value)}")
     return value
 
 
@@ -74,7 +72,7 @@ def _number(least: float, most: float) -> Callable[[Any], float]:
     def read(value: Any) -> float:
         # Compared before it is converted: an integer of 400 digits is no float.
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise MessageError(f"expected a number from {least:g} to {most:g}, found {_shown(value)}")
+            raise MessageError(f"expected a number from {least:g} to {most:g}, found {shown(value)}")
         return float(value)
 
     return read
@@ -83,7 +81,7 @@ def _number(least: float, most: float) -> Callable[[Any], float]:
 def _integer(least: int, most: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
-            raise MessageError(f"expected an integer from {least} to {most}, found {_shown(value)}")
+            raise MessageError(f"expected an integer from {least} to {most}, found {shown(value)}")
         return value
 
     return read
@@ -94,7 +92,7 @@ def _one_of(literal: Any) -> Callable[[Any], str]:
 
     def read(value: Any) -> str:
         if not isinstance(value, str) or value not in words:
-            raise MessageError(f"expected one of {', '.join(words)}, found {_shown(value)}")
+            raise MessageError(f"expected one of {', '.join(words)}, found {shown(value)}")
         return value
 
     return read
@@ -113,20 +111,20 @@ _CHANGES: dict[str, _Reader] = {
 
 def _changes(value: Any) -> dict[str, float | None]:
     if not isinstance(value, dict) or not value or not value.keys() <= _CHANGES.keys():
-        raise MessageError(f"expected a map with some of {', '.join(_CHANGES)}, found {_shown(value)}")
+        raise MessageError(f"expected a map with some of {', '.join(_CHANGES)}, found {shown(value)}")
     return {name: _CHANGES[name](change) for name, change in value.items()}
 
 
 def _action(value: Any) -> RemoteAction:
     action = from_json(value) if isinstance(value, dict) else None
     if not isinstance(action, RemoteAction) or value.keys() != to_json(action).keys():
-        raise MessageError(f"no action on a device: {_shown(value)}")
+        raise MessageError(f"no action on a device: {shown(value)}")
     return SetLink(_changes(action.changes)) if isinstance(action, SetLink) else action
 
 
 def _details(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise MessageError(f"expected a map, found {_shown(value)}")
+        raise MessageError(f"expected a map, found {shown(value)}")
     details: dict[str, Any] = _detail(value, _MAX_DEPTH)
     return details
 
@@ -139,22 +137,24 @@ def _detail(value: Any, depth: int) -> Any:
             return _text(value)
         case int() | float():
             if not -_MAX_NUMBER <= value <= _MAX_NUMBER:
-                raise MessageError(f"{_shown(value)} is no number that an action has")
+                raise MessageError(f"{shown(value)} is no number that an action has")
             return value
         case dict() if depth:
             if len(value) > _MAX_ENTRIES:
                 raise MessageError(f"a map with {len(value)} entries, at most {_MAX_ENTRIES} are read")
             return {_text(key): _detail(inner, depth - 1) for key, inner in value.items()}
-    raise MessageError(f"no action has {_shown(value)} among its details, or not that deep")
+    raise MessageError(f"no action has {shown(value)} among its details, or not that deep")
 
 
 RemoteAction = SetLink | Switching
 """What is not the controller's own to do: CPU limits are."""
 State = Literal["joining", "ready", "over", "offline"]
-ClientCommand = Literal["stop", "pull", "interrupt"]
+ClientCommand = Literal["stop", "pull", "interrupt", "report"]
 Source = Literal["scenario", "hand"]
 
 Text = Annotated[str, _text]
+Line = Annotated[str, _line]
+"""A device's: of more than one line, it could pass for output of ours."""
 Name = Annotated[str, _name]
 Seconds = Annotated[float, _at_least_0]
 DeviceTime = Annotated[float, _number(-_MAX_SECONDS, _MAX_SECONDS)]
@@ -259,7 +259,7 @@ class Failure:
     """`part`, a device or the router, could not do an order."""
 
     part: Name
-    reason: Text
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +273,28 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class Request:
     """The aggregator requests of `client` to send what it has and go on (`pull`), to cut its training
-    short (`interrupt`), or to end (`stop`)."""
+    short (`interrupt`), to end (`stop`), or to send once more what is not acknowledged and then say what
+    it works on (`report`)."""
 
     client: Name
     what: Annotated[ClientCommand, _one_of(ClientCommand)]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The aggregator has the update of `client` that answers `dispatch`, and will not lose it. On the
+    topic of requests, a decimal number."""
+
+    client: Name
+    dispatch: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The next update of `client` will answer `dispatch`; 0: it waits for a model."""
+
+    client: Name
+    dispatch: Count
 
 
 AggregatorOrder = Start | Stop | Log | Note
@@ -284,7 +302,7 @@ Order = AggregatorOrder | DeviceOrder
 AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
-Message = Order | Telemetry | Failure | Status | Request
+Message = Order | Telemetry | Failure | Status | Request | Acknowledgement | Report
 D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
@@ -304,6 +322,10 @@ def encode(message: Message) -> bytes:
     match message:
         case Failure(_, word) | Status(_, word) | Request(_, word):
             payload = word.encode()
+        case Acknowledgement(_, dispatch):
+            payload = str(dispatch).encode()
+        case Report(_, dispatch):
+            payload = json.dumps({"dispatch": dispatch}).encode()
         case Sample() | Probe() | DeviceOrder():
             payload = json.dumps(fields).encode()
         case _:
@@ -336,8 +358,12 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
             return _build(Failure, {"part": name, "reason": text})
         case "status":
             return _build(Status, {"part": name, "state": text})
+        case "request" if text.isdecimal() and len(text) < 20:
+            return _build(Acknowledgement, {"client": name, "dispatch": int(text)})
         case "request":
             return _build(Request, {"client": name, "what": text})
+        case "report":
+            return _build(Report, {**_json(text), "client": name})
     raise MessageError(f"{kind}/ carries no control messages")
 
 
@@ -346,7 +372,7 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
         return _of_device(None if name == topics.ROUTER else name, DeviceOrder, fields)
     order = fields.pop("do", None)
     if not isinstance(order, str) or order not in _AGGREGATOR_ORDERS:
-        raise MessageError(f"{name} knows no order {_shown(order)}")
+        raise MessageError(f"{name} knows no order {shown(order)}")
     return _build(_AGGREGATOR_ORDERS[order], fields)
 
 
@@ -364,7 +390,7 @@ def _json(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise MessageError(f"no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise MessageError(f"expected a JSON object, found {_shown(found)}")
+        raise MessageError(f"expected a JSON object, found {shown(found)}")
     return found
 
 
@@ -391,14 +417,14 @@ def _plain(message: Any) -> dict[str, Any]:
 def _build(cls: type[T], fields: Any) -> T:
     """Raises MessageError."""
     if not isinstance(fields, dict):
-        raise MessageError(f"expected a JSON object, found {_shown(fields)}")
+        raise MessageError(f"expected a JSON object, found {shown(fields)}")
     readers, required = _FIELDS[cls]
     if missing := required - fields.keys():
         raise MessageError(f"without {', '.join(sorted(missing))}")
     values = {}
     for name, value in fields.items():
         if name not in readers:
-            raise MessageError(f"unknown field {_shown(name)}")
+            raise MessageError(f"unknown field {shown(name)}")
         try:
             values[name] = readers[name](value)
         except MessageError as error:
@@ -431,16 +457,25 @@ _FIELDS = {cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigur
 
 @dataclass(slots=True)
 class Refusals:
-    """Counter of refused messages that logs only the first few, so that a peer cannot fill the log."""
+    """Counts refused messages by topic, and so by sender; of each it logs the first few, and then every
+    tenfold number, so that a peer cannot fill the log."""
 
     log: Callable[[str], object]
     max_logged: int = 20
-    count: int = field(default=0, init=False)
+    counts: Counter[str] = field(default_factory=Counter, init=False)
 
-    def add(self, topic: str, error: MessageError) -> None:
-        """Count a message on `topic` that was refused because of `error`."""
-        self.count += 1
-        if self.count <= self.max_logged:
+    @property
+    def count(self) -> int:
+        return self.counts.total()
+
+    def add(self, topic: str, error: MessageError) -> int:
+        """Count a message on `topic` that was refused because of `error`; return how many there were."""
+        self.counts[topic] += 1
+        count = self.counts[topic]
+        if count <= self.max_logged:
             self.log(f"refused a message on {topic:.200}: {error}")
-        elif self.count == self.max_logged + 1:
-            self.log(f"refused more than {self.max_logged} messages; the others are not logged")
+        elif count == self.max_logged + 1:
+            self.log(f"refused more than {self.max_logged} messages on {topic:.200}")
+        elif f"{count}".rstrip("0") == "1":
+            self.log(f"refused {count} messages on {topic:.200}")
+        return count

@@ -52,6 +52,10 @@ class Topics:
         """client -> aggregator and controller, retained, with the last will `offline`."""
         return self._topic("status", client)
 
+    def report(self, client: str) -> str:
+        """client -> aggregator: which dispatch it works on (`agents.messages.Report`)."""
+        return self._topic("report", client)
+
     def control(self, device: str) -> str:
         """controller -> one device or the aggregator: the emulator's hand, not part of FL."""
         return self._topic("control", device)

@@ -4,14 +4,15 @@ This is the only module that imports paho. Its quirks, met here:
 
 - `connect` blocks and raises OSError where nobody listens, while a refused login is a callback: both
   become ConnectionFailedError.
-- paho reconnects by itself but does not subscribe again under a clean session: `on_connect` does. It
-  also publishes our status again, as the broker has published the last will meanwhile.
+- paho reconnects by itself but does not subscribe again: `on_connect` does, unless the broker has kept
+  our session. It also publishes our status again, as the broker has published the last will meanwhile.
 - A callback that raises would end paho's thread silently: ours do nothing that can raise.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,9 +55,16 @@ class Connection:
         *,
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
+        keeps_session: bool = False,
+        reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
         """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
-        where we end without that or are silent for one and a half times `keepalive` seconds."""
+        where we end without that or are silent for one and a half times `keepalive` seconds.
+
+        `keeps_session`: the broker keeps for us what is published while we are away. `reconnected` is
+        called like `sink`, with the host's monotonic time of the loss, once a connection that was lost
+        is there again.
+        """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
@@ -65,17 +73,27 @@ class Connection:
         self._will = will
         self._status: tuple[str, bytes] | None = None
         self._keepalive = round(keepalive)
+        self._reconnected = reconnected
+        self._subscribed = False
+        """Whether the broker, as far as we know, has our subscriptions."""
+        self._lost: Nanoseconds | None = None
+        """When the connection was lost; None while it is there, and before it was."""
         self._paho = paho.Client(
             CallbackAPIVersion.VERSION2,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
+            clean_session=not keeps_session,
             protocol=paho.MQTTv311,
+            transport="unix" if broker.host.startswith("/") else "tcp",
         )
+        if broker.certificate is not None:
+            self._paho.tls_set_context(ssl.create_default_context(cadata=broker.certificate))
         self._paho.username_pw_set(broker.username, broker.password)
         self._paho.max_inflight_messages_set(_MAX_IN_FLIGHT)
-        self._paho.reconnect_delay_set(min_delay=1, max_delay=8)
+        self._paho.reconnect_delay_set(min_delay=1, max_delay=2)
         if will is not None:
             self._paho.will_set(will[0], will[1], qos=1, retain=True)
         self._paho.on_connect = self._on_connect
+        self._paho.on_disconnect = self._on_disconnect
         self._paho.on_subscribe = self._on_subscribe
         self._paho.on_message = self._on_message
         self._paho.on_socket_open = _without_delay
@@ -94,6 +112,10 @@ class Connection:
             self.close()
             reason = self._refusal or "no answer"
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
+
+    def moved(self, port: int) -> None:
+        """The broker, to which the connection is lost, is to be found at `port` from now on."""
+        self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def publish(self, topic: str, payload: bytes | str, *, retain: bool = False) -> None:
         """Hand over a message of QoS 1; it is sent in order, also after a reconnect."""
@@ -116,24 +138,36 @@ class Connection:
         self._paho.loop_stop()
 
     def _on_connect(
-        self, client: paho.Client, _data: Any, _flags: Any, reason: Any, _properties: Any
+        self, client: paho.Client, _data: Any, flags: Any, reason: Any, _properties: Any
     ) -> None:
         if reason.is_failure:
             self._refusal = str(reason)
             self._answered.set()
             return
-        if self._subscriptions:
+        # A new process subscribes in any case: that brings it the retained messages.
+        self._subscribed &= flags.session_present
+        if self._subscriptions and not self._subscribed:
             client.subscribe(self._subscriptions)
         else:
             self._answered.set()
         if self._status is not None:  # after the subscriptions: a status may bring an answer
             self.publish(*self._status, retain=True)
+        lost, self._lost = self._lost, None
+        if lost is not None and self._reconnected is not None:
+            self._reconnected(lost)
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: Any, _flags: Any, _reason: Any, _properties: Any
+    ) -> None:
+        if self._lost is None:
+            self._lost = time.monotonic_ns()
 
     def _on_subscribe(
         self, _client: paho.Client, _data: Any, _mid: int, reasons: Any, _properties: Any
     ) -> None:
         if any(reason.is_failure for reason in reasons):
             self._refusal = "a subscription is not allowed"
+        self._subscribed = True
         self._answered.set()
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
@@ -142,5 +176,5 @@ class Connection:
 
 def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:
     """Small messages (status, acknowledgements) do not wait for Nagle's algorithm."""
-    if isinstance(sock, socket.socket):
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

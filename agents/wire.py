@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from agents.nanoseconds import Nanoseconds
+from agents.texts import shown
 from agents.vectors import Vector
 
 PROTOCOL = 2
@@ -146,12 +147,12 @@ def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
         metadata = header["__metadata__"]
         tensor = header["w"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise WireError(f"unreadable header: {error!r}") from error
+        raise WireError(f"unreadable header: {error!r:.80}") from error
     size = len(payload) - start
     expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     if size % 4 or tensor != expected or len(header) != 2:
-        found = payload[_LENGTH.size : start][-200:]
-        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r}")
+        found = payload[_LENGTH.size : start][-80:]
+        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r:.100}")
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise WireError("metadata is no map of strings")
     vector: Vector = np.frombuffer(payload, dtype="<f4", offset=start)
@@ -161,12 +162,12 @@ def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
 def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:
     protocol = metadata.get("protocol")
     if protocol != str(PROTOCOL):
-        raise WireError(f"protocol {protocol!r}, expected {PROTOCOL}")
+        raise WireError(f"protocol {shown(protocol)}, expected {PROTOCOL}")
     fields: dict[str, Any] = {}
     name = ""
     try:
         for name, read in _READERS[cls].items():
             fields[name] = read(metadata[name])
     except (KeyError, ValueError) as error:
-        raise WireError(f"field {name}: {error!r}") from error
+        raise WireError(f"field {name}: {error!r:.80}") from error
     return fields

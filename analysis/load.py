@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,18 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
-from agents import events
+from agents import events, files
+from agents.clock import in_device_time
+from analysis import manifest as manifests
 from analysis import records
+from analysis.yamlloader import Loader
 
 _MAX_TABLES = 50
 """Tables of one kind of record; more are concatenated."""
+_MAX_BYTES = 64 * 2**20
+"""Of `topology.yaml` and `fidelity.json`."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -145,8 +151,7 @@ class Follower:
             "telemetry": [records.empty(records.SAMPLES)],
             "probe": [records.empty(records.PROBES)],
         }
-        topology = self._path / "topology.yaml"
-        self._topology = _parsed(topology, yaml.safe_load) if topology.exists() else {}
+        self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
         """One of each part of the run: a resumed one has several."""
         self._ended: events.RunEnded | None = None
@@ -168,8 +173,7 @@ class Follower:
         """All so far, what is new included. Raises what `load` raises."""
         deque(self._take(), maxlen=0)
         manifest = self._manifest()
-        with _names_file(self._path / "manifest.json"):
-            devices = _devices(manifest)
+        devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
         updates = _planned(frames["update"], "client", devices)
         return Run(
@@ -204,7 +208,7 @@ class Follower:
                     case events.Acted():
                         self._acted.append(record)
                     case events.RunStarted():
-                        _check(self._events.path, record.format)
+                        manifests.check_format(self._events.path, record.format)
                         self._starts.append(record)
                         self._ended = None
                     case events.RunEnded():
@@ -226,9 +230,7 @@ class Follower:
             self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
-        manifest = _parsed(self._path / "manifest.json", json.loads)
-        _check(self._path, manifest.get("format", events.FORMAT))
-        return manifest
+        return manifests.read(self._path / "manifest.json")
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
         """Samples with `at` by the run clock. A resumed run has one for each of its parts."""
@@ -243,9 +245,42 @@ class Follower:
             part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
             timed["at"] = at[part] + (unix - began[part]) / dilation
         if "rtt" in timed:  # the link was measured by the host's clock
-            timed[["up", "down"]] *= dilation
-            timed[["rtt", "jitter"]] /= dilation
+            measured = {name: timed[name] for name in records.PROBED}
+            timed = timed.assign(**in_device_time(measured, dilation))
         return timed
+
+
+class _Entry(BaseModel):
+    """Of a topology, checked as far as it is looked at here."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str = "?"
+
+
+class _Group(_Entry):
+    link: dict[str, Any] | None = None
+
+
+class _Topology(_Entry):
+    rule: _Entry = _Entry()
+    task: _Entry = _Entry()
+    devices: list[_Group] = []
+
+
+class _Figure(BaseModel):
+    model_config = ConfigDict(strict=True)
+    asked: FiniteFloat | None
+    got: FiniteFloat | None
+    error: FiniteFloat | None
+
+
+class _Measured(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")  # the figures, by name
+    group: str
+
+
+class _Fidelity(BaseModel):
+    devices: dict[str, _Measured]
 
 
 def load(path: str | Path) -> Run:
@@ -265,11 +300,6 @@ def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
     if not runs:
         raise FileNotFoundError(f"{where} holds no run directory")
     return sorted(runs, key=lambda run: run.manifest.get("created") or 0.0)
-
-
-def _check(path: Path, version: int) -> None:
-    if version > events.FORMAT:
-        raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
 
 
 def _frame(tables: list[pa.Table]) -> pd.DataFrame:
@@ -309,29 +339,35 @@ def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["at", "device", "source", "lateness", "action", "details"])
 
 
+def _topology(path: Path) -> dict[str, Any]:
+    """What the run was to do; empty where there is no file yet."""
+    try:
+        with _names_file(path):
+            found = Loader(files.read(path, _MAX_BYTES)).get_single_data()
+            _Topology.model_validate(found)
+    except FileNotFoundError:
+        return {}
+    return dict(found)
+
+
 def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
-    if path.exists():
-        try:
-            with _names_file(path):
-                planned = json.loads(path.read_text(encoding="utf-8"))["devices"]
-                rows = [
-                    (device, entries["group"], name, figure["asked"], figure["got"], figure["error"])
-                    for device, entries in planned.items()
-                    for name, figure in entries.items()
-                    if isinstance(figure, dict)
-                ]
-        except ValueError:
-            if manifest.get("outcome"):  # else it may be about to be written
-                raise
+    try:
+        with _names_file(path):
+            found = _Fidelity.model_validate(files.from_json(files.read(path, _MAX_BYTES)))
+            for device, one in found.devices.items():
+                for name, given in (one.model_extra or {}).items():
+                    if isinstance(given, dict):
+                        figure = _Figure.model_validate(given)
+                        rows.append((device, one.group, name, figure.asked, figure.got, figure.error))
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        if manifest.get("outcome"):  # else it may be about to be written
+            raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}
     return table.assign(**numbers, group=table["group"].astype("category"))
-
-
-def _parsed(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-    with _names_file(path):
-        return dict(parse(path.read_text(encoding="utf-8")))
 
 
 @contextmanager
@@ -339,6 +375,11 @@ def _names_file(path: Path) -> Iterator[None]:
     """Turns any error in what the file `path` says into a ValueError that names the file."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())
-        raise ValueError(f"{path}: {reason}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path}: {where or 'all of it'}: {first['msg']}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: values are nested too deeply") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error

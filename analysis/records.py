@@ -2,21 +2,24 @@
 
 A block goes through Arrow's JSON reader, all kinds of record at once, and is then taken apart. Where
 Arrow cannot (a line that is none, a newer format), the block is read once more, line by line, which is
-slow but knows the line that is wrong.
+slow but knows the line that is wrong. So is a block that does not look like lines of objects: Arrow's
+reader ends the process where a line is `null`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
+from pydantic import BaseModel, ConfigDict, Field
 
-from agents import events
+from agents import events, files
 
 BLOCK = 1 << 25
 """Bytes that are read at a time: what bounds the memory beside the tables themselves."""
@@ -51,8 +54,41 @@ _SAMPLE = pa.schema(
     + [(name, pa.float64()) for name in _NUMBERS]
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
+_ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
+"""What lines of objects do not have, but in a text: a closing brace, and then neither the next object
+nor the rest of one that is around it."""
 SAMPLES = pa.schema([field for field in _SAMPLE if field.name != "probe"])
 PROBES = pa.schema([("device", pa.string())] + [(name, pa.float64()) for name in ("at", *PROBED)])
+
+
+_Figure = Annotated[float, Field(ge=-events.LARGEST, le=events.LARGEST)] | None
+
+
+class _Probe(BaseModel):
+    """What `_SAMPLE` has of one."""
+
+    model_config = ConfigDict(strict=True)
+    up: _Figure = None
+    down: _Figure = None
+    rtt: _Figure = None
+    jitter: _Figure = None
+    loss: _Figure = None
+
+
+class _Sample(BaseModel):
+    """What `_SAMPLE` has."""
+
+    model_config = ConfigDict(strict=True)
+    device: str
+    at: Annotated[float, Field(ge=-events.LARGEST, le=events.LARGEST)]
+    cpu: _Figure = None
+    periods: _Figure = None
+    throttled_periods: _Figure = None
+    throttled: _Figure = None
+    memory: _Figure = None
+    received: _Figure = None
+    sent: _Figure = None
+    probe: _Probe | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +120,7 @@ class Tail:
     def _next(self) -> bytes:
         size = BLOCK
         try:
-            with self.path.open("rb") as file:
+            with files.open_regular(self.path) as file:
                 while True:
                     file.seek(self._offset)
                     read = file.read(size)
@@ -105,7 +141,10 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
     """Telemetry and probes of `block`. What is no sample (a crash in mid-write) is left out."""
-    table = _samples(block)
+    try:
+        table = _read(block, _SAMPLE)
+    except pa.ArrowInvalid:
+        table = pa.Table.from_pylist(list(filter(None, map(_sample, block.splitlines()))), _SAMPLE)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
     probed = table["probe"].is_valid()
     samples, probes = table.filter(pc.invert(probed)), table.filter(probed)
@@ -114,15 +153,13 @@ def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
     return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table)
 
 
-def _samples(block: bytes) -> pa.Table:
-    """Of a block that cannot be read, those of each half, down to the line that is to blame."""
+def _sample(line: bytes) -> dict[str, Any] | None:
+    """A row of `_SAMPLE`, or None for what is no sample."""
     try:
-        return _read(block, _SAMPLE)
-    except pa.ArrowInvalid:
-        middle = block.rfind(b"\n", 0, len(block) // 2) + 1 or block.find(b"\n") + 1
-        if middle in (0, len(block)):
-            return _SAMPLE.empty_table()
-        return pa.concat_tables([_samples(block[:middle]), _samples(block[middle:])])
+        sample = _Sample.model_validate(files.from_json(line))
+    except ValueError:
+        return None
+    return dict(sample.model_dump())
 
 
 def empty(schema: pa.Schema) -> pa.Table:
@@ -135,7 +172,7 @@ def _fast(block: bytes) -> Block:
         raise pa.ArrowInvalid("a line that is no record")
     tables = {}
     for kind, schema in SCHEMAS.items():
-        rows = table.filter(pc.equal(table["event"], kind)).select(schema.names)
+        rows = table.select(schema.names).filter(pc.equal(table["event"], kind))
         if any(rows[field.name].null_count for field in schema if field.type != pa.float64()):
             raise pa.ArrowInvalid("an incomplete record")
         if rows.num_rows:
@@ -179,13 +216,22 @@ def _by_line(tail: Tail, block: bytes) -> Block:
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:
+    """Raises ArrowInvalid."""
     if not block:
         return schema.empty_table()
-    return arrow_json.read_json(
+    if block[:1] != b"{" or _ODD.search(block):
+        raise pa.ArrowInvalid("a line that is no object")
+    table = arrow_json.read_json(
         pa.BufferReader(block),
         arrow_json.ReadOptions(block_size=max(1 << 22, block.find(b"\n") + 1)),
         arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
+    for column in table.flatten().columns:
+        if column.type == pa.float64() and column.null_count < len(column):
+            least, most = pc.min_max(column).as_py().values()
+            if least < -events.LARGEST or most > events.LARGEST:
+                raise pa.ArrowInvalid("a number that is too large")
+    return table
 
 
 def _encoded(table: pa.Table) -> pa.Table:

@@ -103,10 +103,9 @@ def _run_section(name: str, run: Run) -> dict[str, Any]:
 def _headline(run: Run) -> str:
     line = summary.headline(run)
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
-    facts = f"{line.updates:,} updates in {line.versions:,} versions"
     ended = "not ended" if line.ended is None else f"ended: {events.ended_by(line.ended)}"
     fleet = f"{line.rule} on {task}, {len(run.devices)} devices ({runtime})"
-    return f"{fleet}: {line.quality}; {facts}, {line.duration:.1f} s of device time, {ended}"
+    return f"{fleet}: {line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
 
 
 def _devices(run: Run) -> _Table:

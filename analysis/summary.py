@@ -6,20 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import pandas as pd
 
-from analysis import metrics
+from analysis import manifest, metrics
 from analysis.load import Run
+from analysis.manifest import Verdict as Verdict
 
 SHARES = ("busy", "transfer", "idle", "paused", "offline")
 """What the time of a device goes into, in `devices`."""
-
-Verdict = Literal["valid", "not valid", "not judged", "simulated"]
-"""Of a run: `not judged` where something that was requested could not be checked, `simulated` in virtual
-time, where no host is involved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +28,8 @@ class Headline:
     """Global models made, the initial one not counted."""
     updates: int
     """Updates applied."""
+    dropped: int = 0
+    """Updates that came and were not applied; what came twice is counted once."""
     duration: float
     """Seconds of device time."""
     accuracy: float
@@ -39,6 +38,12 @@ class Headline:
     best_accuracy: float
     ended: str | None
     """Why the run ended; None where it has not."""
+
+    @property
+    def applied(self) -> str:
+        """`9 updates in 3 versions`, and how many were dropped, if any."""
+        dropped = f", {self.dropped:,} dropped" if self.dropped else ""
+        return f"{self.updates:,} updates in {self.versions:,} versions{dropped}"
 
     @property
     def quality(self) -> str:
@@ -56,6 +61,7 @@ def headline(run: Run) -> Headline:
         rule=str(run.topology.get("rule", {}).get("name", "?")),
         versions=run.versions["version"].nunique(),  # a round without updates makes none
         updates=len(run.updates),
+        dropped=int((~run.rejected["reason"].astype(str).str.startswith("duplicate")).sum()),
         duration=run.duration,
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
@@ -66,13 +72,7 @@ def headline(run: Run) -> Headline:
 
 def verdict(run: Run) -> Verdict:
     """Whether the run can be believed, as its manifest has it."""
-    if (validity := run.manifest.get("validity")) is None:
-        return "simulated" if run.manifest.get("cpus") is None else "not judged"
-    match validity.get("valid"):
-        case None:
-            return "not judged"
-        case valid:
-            return "valid" if valid else "not valid"
+    return manifest.verdict(run.manifest)
 
 
 def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:

@@ -5,13 +5,20 @@
 Updates per second for each size of model and rule, and as ratios (below 1 is faster) to a bare copy of
 the payload and to a naive server, which decodes with the safetensors library, computes w + s·Δ out of
 place and encodes with the library. `recorded` keeps all inputs in a file (`record: updates`), as fast as
-the page cache takes them: the disk comes later. Absolute numbers are this machine's; the ratios are to
-be compared.
+the page cache takes them: the disk comes later.
+
+    python -m benchmarks.aggregator durability [FOLDER]
+
+What `durability: update` costs: updates per second with every input logged ahead and synced on FOLDER's
+disk, checkpoints included, as a ratio to those with `durability: none`, which syncs the records of new
+versions; in batches of eight updates, and one by one; rounds of both alternate. The default folder is
+this one. Absolute numbers are this machine's; the ratios are to be compared.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,8 +31,9 @@ from agents import events, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.core import Setup
+from agents.aggregator.durable import DurableCore
 from agents.aggregator.recording import Recording
-from agents.config import Named, Stop
+from agents.config import Durability, Named, Stop
 from agents.nanoseconds import SECOND
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
@@ -41,8 +49,13 @@ RULES: dict[str, Rule] = {
     "fedbuff": FedBuff(buffer_size=4),
     "fedbuff, discounted": FedBuff(buffer_size=4, staleness="inverse_sqrt"),
 }
+_NOW = 3 * SECOND
+"""Of the run clock, which stands still: work and messages take no time of it."""
 _SECONDS = 1.0
 """Time spent on each row."""
+_DURABILITY_SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}
+_ROUNDS = 12
+"""Of eight updates, of each durability."""
 
 
 class Aggregator:
@@ -60,8 +73,8 @@ class Aggregator:
         )
         self._kind = rule.client_side.kind
         self._vector = np.random.default_rng(0).normal(0, 1e-6, size).astype(np.float32)
-        self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
-        self._core = core.AggregatorCore(settings, rule.begin(self._server), self._server)
+        self._rule = rule
+        self._begin(settings)
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
@@ -71,6 +84,10 @@ class Aggregator:
             self._handle(inputs.StatusChanged(0, client, "ready"))
         self._handle(inputs.Started(0, 0.0, 0))
         self._handle(inputs.InstantOver(0))
+
+    def _begin(self, settings: core.Settings) -> None:
+        self._server = Server(self._vector.copy(), {}, np.random.default_rng(0))
+        self._core = core.AggregatorCore(settings, self._rule.begin(self._server), self._server)
 
     def payloads(self) -> list[tuple[str, bytes]]:
         """An update of every client, answering what it was sent last."""
@@ -91,10 +108,10 @@ class Aggregator:
             effective_steps=1.0,
             steps=20,
             loss=0.5,
-            downloaded=SECOND,
-            train_start=SECOND,
-            train_end=2 * SECOND,
-            sent=2 * SECOND,
+            downloaded=_NOW,
+            train_start=_NOW,
+            train_end=_NOW,
+            sent=_NOW,
             vector=self._vector,
         )
         return wire.encode(update)
@@ -103,9 +120,8 @@ class Aggregator:
         """What is measured."""
         for client, payload in payloads:
             message = wire.decode_update(payload)
-            now = 3 * SECOND
-            self._handle(inputs.UpdateArrived(now, client, len(payload), now, message))
-            self._handle(inputs.InstantOver(now))
+            self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message))
+            self._handle(inputs.InstantOver(_NOW))
             if self._recording is not None:
                 self._recording.flush()
 
@@ -188,7 +204,54 @@ def _round(aggregator: Aggregator, file: Path | None = None) -> float:
     return timed(lambda: aggregator.handle(payloads))
 
 
+class Durable(Aggregator):
+    """The same around a durable core, on the disk of `folder`."""
+
+    def __init__(self, size: int, folder: Path, durability: Durability, batch: int) -> None:
+        self._folder, self._durability, self._batch = folder, durability, batch
+        super().__init__(RULES["fedbuff"], size)
+
+    def _begin(self, settings: core.Settings) -> None:
+        setup = Setup(settings, Named("fedbuff", {"buffer_size": 4}), 0)
+        (self._folder / "models").mkdir(parents=True)
+        durability, w = self._durability, self._vector.copy()
+        self._durable = DurableCore(self._folder, setup, w, part="1", durability=durability)
+        self._server = self._durable.server
+
+    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
+        self._execute(self._durable.handle(event, payload))
+
+    def handle(self, payloads: list[tuple[str, bytes]]) -> None:
+        for count, (client, payload) in enumerate(payloads, start=1):
+            message = wire.decode_update(payload)
+            now = 3 * SECOND
+            self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
+            if count % self._batch == 0:
+                self._handle(inputs.InstantOver(now))
+                self._durable.sync(told=True)
+
+
+def durability(folder: Path) -> None:
+    print(f"{'parameters':>10}  {'':<24}{'updates/s':>10}{'ms/update':>11}{'÷ none':>8}")
+    kinds: tuple[Durability, ...] = ("none", "update")
+    for label, size in _DURABILITY_SIZES.items():
+        for batch in (len(CLIENTS), 1):
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                made = {kind: Durable(size, Path(place) / kind, kind, batch) for kind in kinds}
+                times = dict.fromkeys(kinds, 0.0)
+                for _ in range(_ROUNDS):
+                    for kind, aggregator in made.items():
+                        times[kind] += _round(aggregator)
+            for kind, seconds in times.items():
+                each, name = seconds / _ROUNDS / len(CLIENTS), f"{kind}, batches of {batch}"
+                ratio = times["none"] / seconds
+                print(f"{label:>10}  {name:<24}{1 / each:>10.0f}{1e3 * each:>11.3f}{ratio:>8.2f}")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["durability"]:
+        durability(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
+        return
     print(f"{'parameters':>10}  {'':<20}{'updates/s':>10}{'ms/update':>11}{'÷ copy':>8}{'÷ naive':>9}")
     for label, size in SIZES.items():
         copy, reference, rules = measure(size)

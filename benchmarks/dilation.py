@@ -11,6 +11,7 @@ Let the machine be quiet, for a quarter of an hour. Other datasets than digits c
 from __future__ import annotations
 
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.load import Run
-from benchmarks import prediction
+from analysis import metrics
+from analysis.load import Run, load
+from benchmarks.prediction import devices
 from testbed.run import up
+from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.view import View
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "dilation.yaml"
 _DILATION = 4
@@ -40,10 +44,21 @@ def main() -> None:
             folder = Path(tempfile.mkdtemp(dir=name))
             copy = folder / path.name
             copy.write_text(yaml.safe_dump({**wanted, "dilation": dilation}), encoding="utf-8")
-            runs[dilation].append(prediction.run(copy, runtime, folder / "runs"))
+            runs[dilation].append(_run(copy, runtime, folder / "runs"))
         print(f"{path.name} in {runtime}, runs: {len(runs[1])} and {len(runs[_DILATION])}")
         for line in comparison(runs[1], runs[_DILATION]):
             print(line)
+
+
+def _run(path: Path, runtime: str, runs: Path) -> Run:
+    """`testbed up` without its tables."""
+    print(f"{path.name} in {runtime}", file=sys.stderr)
+    root = os.environ.get("TESTBED_DATA")
+    options = up.Options(runtime=runtime, data_root=None if root is None else Path(root))
+    wanted, plan = up.planned(path, options)
+    directory = RunDirectory.create(runs, new_run_id(wanted.name))
+    up.run(wanted, plan, directory, options, View())
+    return load(directory.path)
 
 
 def comparison(plain: list[Run], stretched: list[Run]) -> Iterator[str]:
@@ -56,7 +71,7 @@ def comparison(plain: list[Run], stretched: list[Run]) -> Iterator[str]:
             yield _line(device, *([float(t.loc[device, quantity]) for t in of] for of in tables))
     yield "seconds to an accuracy"
     for accuracy in (0.5, 0.6, 0.7, 0.8, 0.85):
-        times = ([prediction.time_to(accuracy, run) for run in runs] for runs in (plain, stretched))
+        times = ([metrics.crossed(run, "accuracy", accuracy) for run in of] for of in (plain, stretched))
         yield _line(f"{accuracy:.0%}", *times)
 
 
@@ -64,7 +79,18 @@ _QUANTITIES = {"updates": "updates", "staleness": "mean staleness", "cost": "CPU
 
 
 def _table(run: Run) -> pd.DataFrame:
-    return prediction.table(run).assign(cost=1e3 * prediction.cpu_per_step(run))
+    return devices(run).assign(cost=1e3 * _cpu_per_step(run))
+
+
+def _cpu_per_step(run: Run) -> pd.Series[float]:
+    """Seconds of CPU time that each device took, for whatever, per step that went into the model."""
+    telemetry, updates = run.telemetry, run.updates
+    recent = telemetry[telemetry["at"] > telemetry["at"].max() - run.duration]
+    samples = recent.groupby("device")[["at", "cpu"]]
+    taken = samples.last() - samples.first()
+    steps_per_second = updates.groupby("client")["steps"].sum() / run.duration
+    cost: pd.Series[float] = taken["cpu"] / taken["at"] / steps_per_second
+    return cost
 
 
 def _line(name: str, plain: Sequence[float], stretched: Sequence[float]) -> str:

@@ -1,10 +1,13 @@
-"""Virtual time's prediction of a run against its measurement in Docker: the same topology in both.
+"""Virtual time's predictions against measurements: the same runs, simulated and in containers.
 
-    python -m benchmarks.prediction [TOPOLOGY]
+    python -m benchmarks.prediction [SWEEP]
 
 Where no Docker engine answers, local processes stand in. Virtual time measures a step's CPU time on this
-machine, unless the topology gives it: let the machine be quiet.
-Ratios are measurement ÷ prediction. Datasets other than the digits come from TESTBED_DATA.
+machine, unless a topology gives it: let the machine be quiet, for half an hour. Runs stay in `runs/`;
+what is done is not repeated. Datasets other than the digits come from TESTBED_DATA.
+
+Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
+95 % intervals (Student's t, of the logarithms).
 
 What the time model knows: a training is steps × step time ÷ CPU share, a transfer payload ÷ rate, one
 after the other. What it leaves out of a device's time, so that there are fewer updates than predicted:
@@ -23,84 +26,98 @@ after a pause through at once, half of the update of a small model.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from scipy import stats
 
-from analysis import load, summary
-from analysis.load import Run
-from testbed import topology
+from analysis import metrics, summary
+from analysis.load import Run, load
+from testbed import sweep
 from testbed.run import up
-from testbed.rundir.directory import RunDirectory, new_run_id
-from testbed.view import View
+from testbed.sweep import sweeping
 
-_TOPOLOGY = Path(__file__).parent.parent / "topologies" / "prediction.yaml"
-_ACCURACIES = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-_HEADER = f"{'predicted':>12}{'measured':>10}{'ratio':>7}"
-
-
-class Progress(View):
-    """Says how it goes on, on stderr."""
-
-    def progress(self, message: str) -> None:
-        print(f"  {message}", file=sys.stderr)
+_SWEEP = Path(__file__).parent.parent / "topologies" / "prediction" / "six.yaml"
+_RUNS = Path("runs")
+_DEVICE_QUANTITIES = {
+    "updates": "updates per device",
+    "staleness": "staleness of updates",
+    "training": "training time",
+    "download": "model's way down",
+    "upload": "update's way up",
+}
+_ACCURACIES = (0.8, 0.9)
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else _TOPOLOGY
-    runtime = up.chosen_runtime(up.Options())
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        predicted, measured = (run(path, how, folder / how) for how in ("virtual", runtime))
-        for line in comparison(predicted, measured):
-            print(line)
-
-
-def run(path: Path, runtime: str, runs: Path) -> Run:
-    """`testbed up` without its tables."""
-    print(f"{path.name} in {runtime}", file=sys.stderr)
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else _SWEEP
     root = os.environ.get("TESTBED_DATA")
-    options = up.Options(runtime=runtime, data_root=None if root is None else Path(root))
-    wanted, plan = up.planned(path, options)
-    directory = RunDirectory.create(runs, new_run_id(wanted.name))
-    up.run(wanted, plan, directory, options, Progress())
-    return load.load(directory.path)
+    data = None if root is None else Path(root)
+    runtime = up.chosen_runtime(up.Options())
+    predicted, measured = (_runs(path, up.Options(how, data_root=data)) for how in ("virtual", runtime))
+    print(f"Measured ({runtime}) ÷ predicted; runs: {_told(measured)}\n")
+    for line in table(predicted, measured):
+        print(line)
 
 
-def comparison(predicted: Run, measured: Run) -> Iterator[str]:
-    """The table: devices, then the model's progress."""
-    step_time = topology.load(predicted.path / "topology.yaml").runtime.step_time or math.nan
-    left, right = table(predicted), table(measured)
-    left["cpu_per_step"] = 1e3 * step_time
-    right["cpu_per_step"] = 1e3 * cpu_per_step(measured)
-    runtime = measured.manifest["runtime"]
-    yield f"Virtual time against {runtime}, {measured.duration:.0f} s, with a step of {step_time:.3g} s"
-    for quantity, title in _QUANTITIES.items():
-        yield f"\n{title:<24}{_HEADER}"
-        for device in left.index:
-            yield _line(device, left.loc[device, quantity], right.loc[device, quantity])
-    yield f"\n{'seconds to an accuracy':<24}{_HEADER}"
+def _runs(path: Path, options: up.Options) -> list[Run]:
+    """The run of each cell of the sweep, in order."""
+    study = sweep.load(path, options)
+    folder = _RUNS / study.name
+    sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
+    index = sweeping.Index.read(folder)
+    found = [index.run_of(cell) for cell in study.cells]
+    return [load(one.path) for one in found if one is not None]
+
+
+def _told(runs: Sequence[Run]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts(runs).items())
+
+
+def table(predicted: Sequence[Run], measured: Sequence[Run]) -> Iterator[str]:
+    """Markdown: a row per quantity, a column per variant of the sweep."""
+    pairs = pd.DataFrame(
+        [
+            {"variant": str(one.manifest["variant"]), **_log_ratios(one, other)}
+            for one, other in zip(predicted, measured, strict=True)
+        ]
+    )
+    columns = {str(variant): own for variant, own in pairs.groupby("variant", sort=False)}
+    yield f"| measured ÷ predicted | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for quantity in pairs.columns.drop("variant"):
+        cells = (_interval(of[quantity].to_numpy(np.float64)) for of in columns.values())
+        yield f"| {quantity} | {' | '.join(cells)} |"
+
+
+def _log_ratios(predicted: Run, measured: Run) -> dict[str, float]:
+    """Logarithms of measured ÷ predicted; a device's are means over the devices."""
+    left, right = devices(predicted), devices(measured)
+    ratios = np.log((right / left).replace([0.0, np.inf], np.nan))
+    found = {title: float(ratios[name].mean()) for name, title in _DEVICE_QUANTITIES.items()}
     for accuracy in _ACCURACIES:
-        times = [time_to(accuracy, of) for of in (predicted, measured)]
-        yield _line(f"{accuracy:.0%}", *times)
+        times = [metrics.crossed(run, "accuracy", accuracy) for run in (measured, predicted)]
+        found[f"time to {accuracy:.0%}"] = float(np.log(times[0] / times[1]))
+    return found
 
 
-_QUANTITIES = {
-    "updates": "updates",
-    "staleness": "mean staleness",
-    "training": "training, s",
-    "cpu_per_step": "CPU time per step, ms",
-    "download": "download, s",
-    "upload": "upload, s",
-}
+def _interval(logs: npt.NDArray[np.float64]) -> str:
+    """`1.02 (0.99 to 1.05)`; without an interval where there is one seed, `–` where any has none."""
+    if not np.isfinite(logs).all():
+        return "–"
+    mean = logs.mean()
+    if len(logs) == 1:
+        return f"{np.exp(mean):.2f}"
+    half = stats.t.ppf(0.975, len(logs) - 1) * stats.sem(logs)
+    return f"{np.exp(mean):.2f} ({np.exp(mean - half):.2f} to {np.exp(mean + half):.2f})"
 
 
-def table(run: Run) -> pd.DataFrame:
+def devices(run: Run) -> pd.DataFrame:
     """One row per device: its applied updates, their mean staleness, and median times in seconds."""
     updates = run.updates
     times = pd.DataFrame(
@@ -113,32 +130,6 @@ def table(run: Run) -> pd.DataFrame:
     )
     medians = times.groupby("client").median()
     return summary.devices(run)[["updates", "staleness"]].join(medians)
-
-
-def cpu_per_step(run: Run) -> pd.Series[float]:
-    """Seconds of CPU time that each device took, for whatever, per step that went into the model."""
-    telemetry, updates = run.telemetry, run.updates
-    recent = telemetry[telemetry["at"] > telemetry["at"].max() - run.duration]
-    samples = recent.groupby("device")[["at", "cpu"]]
-    taken = samples.last() - samples.first()
-    steps_per_second = updates.groupby("client")["steps"].sum() / run.duration
-    cost: pd.Series[float] = taken["cpu"] / taken["at"] / steps_per_second
-    return cost
-
-
-def time_to(accuracy: float, run: Run) -> float:
-    """Device time of the first evaluation that was as good, in seconds; NaN if none was."""
-    good = run.evaluations[run.evaluations["accuracy"] >= accuracy]
-    return float(good["at"].min())
-
-
-def _line(name: str, predicted: float, measured: float) -> str:
-    ratio = measured / predicted if predicted else math.nan
-    return f"  {name:<22}{_number(predicted, 12)}{_number(measured, 10)}{_number(ratio, 7, '.2f')}"
-
-
-def _number(value: float, width: int, how: str = ".4g") -> str:
-    return f"{'–' if math.isnan(value) else format(value, how):>{width}}"
 
 
 if __name__ == "__main__":

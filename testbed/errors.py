@@ -11,6 +11,11 @@ Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these 
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class TestbedError(Exception):
     """Something to tell the user, in full sentences; the CLI prints it and exits with `exit_code`."""
@@ -29,3 +34,28 @@ class HostError(TestbedError):
 
 class RunFailedError(TestbedError):
     pass
+
+
+def of_os(error: OSError, place: Path | None = None) -> HostError:
+    """What to tell of an error that the operating system raised. That a disk is full does not say which
+    file it is about: then it is about `place`."""
+    where, reason = error.filename, error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = where or place
+        reason += ". Make room on that disk (df -h), or name a folder on another one (--runs, --to)"
+    return HostError(f"{where}: {reason}" if where else reason)
+
+
+@contextmanager
+def reading(run: Path) -> Iterator[None]:
+    """Inside, files of the run directory `run` are read and nothing else is done: that one cannot be
+    read, or is damaged, is a BadInputError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, OSError):
+            reason = str(of_os(error))
+        raise BadInputError(
+            f"{run} cannot be read as a run: {reason}. Mend that file, or leave this run out."
+        ) from error

@@ -26,7 +26,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs are in this folder, all else in its folders."""
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("together"):
             item.add_marker(pytest.mark.alone)
 
 

@@ -54,9 +54,7 @@ FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
 VIRTUAL_OBJECTIVES = "tests/testbed/test_virtual_objectives.py"
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
-RECORDS = (
-    "tests/testbed/test_replay.py tests/test_resume.py -k 'not processes and not resumed_run_goes_on'"
-)
+RECORDS = "tests/testbed/test_replay.py tests/agents/test_durable.py -k 'not processes'"
 BOOKS = "tests/agents/test_aggregator_s*.py tests/agents/test_recording.py"
 WHOLE_RUNS = "tests/test_behaviours.py -m 'not docker'"
 

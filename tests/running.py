@@ -160,6 +160,6 @@ def left_in_docker(engine: docker.DockerClient) -> list[str]:
     return [c["Names"][0] for c in containers] + [n["Name"] for n in networks] + groups
 
 
-def left_as_processes() -> list[str]:
-    """Every process of this user that belongs to a run."""
-    return [str(info) for info in process.find()]
+def left_as_processes(run: str | None = None) -> list[str]:
+    """Every process of this user that belongs to `run`, or to any."""
+    return [str(info) for info in process.find() if run in (None, info.run)]

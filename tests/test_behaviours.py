@@ -111,6 +111,7 @@ def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
         assert waited > 2 * 0.04  # it lay there while the other client was drawn again and again
 
 
+@pytest.mark.together
 @pytest.mark.parametrize(
     "rule",
     [
@@ -200,6 +201,7 @@ def in_docker(do: Literal["kill", "start"], container: str) -> None:
         getattr(engine.api, do)(container)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize(
     ("rule", "local", "losses"),
     [

@@ -37,7 +37,8 @@ def busy(core: int, count: int = 2) -> Iterator[None]:
 
 
 def run(folder: Path, runtime: str, after: str = "8s") -> Finished:
-    topology = write_topology(folder, devices=DEVICES, stop={"after": after})
+    task = {"name": "digits-logreg", "local": {"steps": 500, "lr": 0.01}}  # they hardly ever wait
+    topology = write_topology(folder, task=task, devices=DEVICES, stop={"after": after})
     done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Busy host: other work uses" in done.stdout

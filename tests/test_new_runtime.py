@@ -44,6 +44,9 @@ def logs(run: str, tail: int) -> dict[str, str]:
     return {}
 
 
+pytestmark = pytest.mark.together
+
+
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(traits.RUNTIMES["process"], module=__name__, notice="devices are new")
@@ -59,7 +62,7 @@ def test_a_run(testbed: Testbed, tmp_path: Path) -> None:
     run = Finished.only_one_in(runs)
     assert run.manifest["runtime"] == "new"
     assert len(run.updates) >= 3
-    assert left_as_processes() == []
+    assert left_as_processes(run.path.name) == []
 
 
 def test_plan_and_what_lives(testbed: Testbed, tmp_path: Path) -> None:

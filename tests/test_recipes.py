@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.together
+
 ROOT = Path(__file__).parents[1]
 TOPOLOGY = """
 name: recipe

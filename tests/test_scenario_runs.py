@@ -208,6 +208,7 @@ def test_devices_of_one_access_share_its_rate(linked: Finished) -> None:
     assert min(counts) > 0.7 * max(counts)
 
 
+@pytest.mark.together
 def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) -> None:
     topology = write_topology(
         tmp_path,
@@ -253,12 +254,13 @@ def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) ->
         ("b", "crash", "hand"),
         ("b", "restart", "hand"),
     ]
-    assert left_as_processes() == []
+    assert left_as_processes(run.name) == []
     over = testbed("kill", run, "a", "--runs", runs)
     assert (over.code, over.out) == (2, "")
     assert "is not running" in over.err
 
 
+@pytest.mark.together
 def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None:
     """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
     done = cli("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
@@ -272,6 +274,7 @@ def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None
     assert float(w[0]) == pytest.approx(3.0, abs=0.05)
 
 
+@pytest.mark.together
 def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
     """Started again, it is not listened to any more."""
     topology = write_topology(
@@ -279,9 +282,9 @@ def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
         task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.3}},
         rule={"name": "area", "criterion": "every", "every": 2},
         devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
-        scenario=[{"at": "4s", "leave": "right"}],
+        scenario=[{"at": "2s", "leave": "right"}],
         evaluate={"every": "2s"},
-        stop={"after": "9s"},
+        stop={"after": "6s"},
     )
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import signal
+import socket
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +21,7 @@ import pytest
 
 from agents import events
 from testbed.host import kernel
+from tests import attacks
 from tests.running import (
     Finished,
     cli,
@@ -126,12 +131,20 @@ def test_nothing_is_left(two_speeds: Finished, engine: docker.DockerClient) -> N
 def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
-    topology = write_topology(tmp_path, devices=[{"name": "one", "cpu": 0.5}])
+    """And from inside a device neither its client nor its init gets any further."""
+    topology = write_topology(
+        tmp_path,
+        devices=[{"name": "one", "cpu": 0.7, "link": {"up": "50mbit"}}, {"name": "two", "cpu": 0.2}],
+        rule={"name": "fedasync"},
+        broker={"tls": True},
+        stop={"after": "5min"},
+    )
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
-        containers = engine.containers.list(filters={"label": "testbed.run"})
+        run_label = f"testbed.run={next((tmp_path / 'runs').iterdir()).name}"
+        containers = engine.containers.list(filters={"label": run_label})
         by_part = {c.labels["testbed.part"]: c for c in containers}
-        assert by_part.keys() == {"broker", "aggregator", "one"}
+        assert by_part.keys() == {"broker", "aggregator", "router", "one", "two"}
         for container in containers:
             host = container.attrs["HostConfig"]
             assert host["ReadonlyRootfs"]
@@ -146,10 +159,72 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
         processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
+        attacked = attack_from(device, by_part)
         interrupt_leaves_nothing(up, engine)
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.manifest["outcome"] == "interrupted"
+    assert [row for row in attacked if row["refused by"] is None] == []
+    assert len(attacked) > 100
+    assert_no_effect_on("two", run)
+
+
+def attack_from(device: Any, by_part: dict[str, Any]) -> list[dict[str, str | None]]:
+    """What came of all attacks from `device`, by its client and by its init, as a table on stdout."""
+
+    def address(part: str, network: str) -> str:
+        networks = by_part[part].attrs["NetworkSettings"]["Networks"]
+        return next(str(one["IPAddress"]) for name, one in networks.items() if name.endswith(network))
+
+    gateways = [
+        one["Gateway"] for one in by_part["broker"].attrs["NetworkSettings"]["Networks"].values()
+    ]
+    own = address("one", "-data")
+    run = device.labels["testbed.run"]
+    with socket.create_server(("0.0.0.0", 0)) as service:  # noqa: S104  # what the host may have
+        port = service.getsockname()[1]
+        host = [own.rpartition(".")[0] + ".1", "172.17.0.1", *gateways]
+        behind = [("broker", "-server"), ("broker", "-control"), ("aggregator", "-server")]
+        facts = {
+            "run": run,
+            "device": "one",
+            "other": "two",
+            "server": address("router", "-data"),
+            "others_address": address("two", "-data"),
+            "reachable": {
+                "the host": [(each, port) for each in host if each],
+                "another device": [(address("two", "-data"), 8883)],
+                "behind the router": [(address(*each), 1883) for each in behind],
+            },
+        }
+
+        def attack(who: str, config: str, user: str) -> list[str]:
+            told = json.dumps(facts | {"config": f"/testbed/{config}.json"})
+            command = ["python3", "-c", Path(attacks.__file__).read_text(), who, told]
+            code, output = device.exec_run(command, user=user)
+            assert code == 0, output.decode()
+            return str(output.decode()).splitlines()
+
+        gid = device.attrs["Config"]["User"].partition(":")[2]
+        # In turn: what init does to the interface the client has to bear, too.
+        lines = [*attack("client", "client", "10001:10001"), *attack("init", "device", f"0:{gid}")]
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        sys.stdout.write(f"{row['who']:8}{row['attack']:62}{row['refused by']}\n")
+    return rows
+
+
+def assert_no_effect_on(device: str, run: Finished) -> None:
+    """`device` has learned all the time, and nobody but who attacked has lost a session."""
+    applied = [update.applied for update in run.updates if update.client == device]
+    assert max(b - a for a, b in itertools.pairwise(applied)) < 2
+    assert applied[-1] > run.records[-1].at - 2
+    log = (run.path / "logs" / "broker.log").read_text()
+    assert attacks.reconnected(log) == {"one", "init/one"}
+    assert set(run.manifest["refused"]) == {"one", "init/one", "?"}
+    assert min(run.manifest["refused"].values()) >= 5
+    rejected = [one for one in run.records if isinstance(one, events.UpdateRejected)]
+    assert device not in {one.client for one in rejected}
 
 
 def test_ctrl_c_during_start_up_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from agents import events
 from agents.transport import KEEPALIVE
+from tests import attacks
+from tests.attacks import Facts
 from tests.running import (
     Finished,
     cli,
@@ -25,6 +27,7 @@ from tests.running import (
 )
 
 
+@pytest.mark.together
 def test_runs_to_the_end(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules."""
     topology = write_small_topology(
@@ -39,7 +42,7 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
     for u in run.updates:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)
-    assert left_as_processes() == []
+    assert left_as_processes(run.path.name) == []
 
 
 def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
@@ -77,18 +80,26 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
+@pytest.mark.together
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
+    """And one of its clients gets no further at the broker than it should."""
     runs = tmp_path / "runs"
-    up = cli("up", "-d", write_small_topology(tmp_path), "--runtime", "process", "--runs", runs)
+    topology = write_small_topology(tmp_path, broker={"tls": True})
+    up = cli("up", "-d", topology, "--runtime", "process", "--runs", runs)
     assert up.returncode == 0, up.stdout + up.stderr
     (path,) = runs.iterdir()
     assert path.name in cli("ps").stdout
     assert "ready" in cli("logs", path.name, "controller").stdout.lower()
+    facts = Facts(path.name, "fast", "slow", str(path / "work" / "fast.json"))
+    made = list(attacks.made(attacks.ON_THE_BROKER, facts))
+    assert [name for name, refusal in made if refusal is None] == []
     assert cli("down", path.name).returncode == 0
-    assert left_as_processes() == []
+    assert left_as_processes(path.name) == []
     manifest = Finished.only_one_in(runs).manifest
     assert manifest["outcome"] == "interrupted"
     assert manifest["validity"].keys() == {"valid", "reasons", "unjudged"}
+    assert attacks.reconnected((path / "logs" / "broker.log").read_text()) == {"fast"}
+    assert manifest["refused"].keys() == {"fast", "?"}
 
 
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
@@ -101,8 +112,22 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
     while left_as_processes() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left_as_processes() == []
+    (path,) = (tmp_path / "runs").iterdir()
+    kept = {
+        "events.jsonl",
+        "logs",
+        "manifest.json",
+        "models",
+        "state",
+        "telemetry.jsonl",
+        "topology.yaml",
+    }
+    assert (path / "work" / "fast.json").exists()  # with a password
+    assert cli("down", path).stdout == f"{path.name}: down\n"
+    assert {one.name for one in path.iterdir()} == kept
 
 
+@pytest.mark.together
 def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"loss": "1%"}}])
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")

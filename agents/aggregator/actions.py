@@ -31,6 +31,14 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForReport:
+    """Have `client` say which dispatch its next update will answer. It is sent after the dispatches
+    before it, and answered after the updates before it, so the answer tells what was lost."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Evaluate the global model, as it is now, and call `evaluated`."""
 
@@ -67,5 +75,5 @@ class Finish:
     reason: str
 
 
-Action = Dispatch | Broadcast | Request | Evaluate | Save | Log | StopClients | Finish
+Action = Dispatch | Broadcast | Request | AskForReport | Evaluate | Save | Log | StopClients | Finish
 Actions = Sequence[Action]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never, cast
@@ -28,6 +28,7 @@ from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
     Actions,
+    AskForReport,
     Broadcast,
     Dispatch,
     Evaluate,
@@ -37,12 +38,15 @@ from agents.aggregator.actions import (
     StopClients,
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
+from agents.aggregator.progress import Progress
+from agents.allowance import Allowance
 from agents.config import Named, Stop
-from agents.nanoseconds import Nanoseconds, from_seconds, next_multiple, to_seconds
+from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
-from agents.vectors import Vector, is_finite
+from agents.texts import visible
+from agents.vectors import Vector, norm
 from agents.wire import FAREWELL, UpdateMessage
 
 _EVALUATE = "evaluate"
@@ -51,11 +55,30 @@ _AFTER = "after"
 _TELL = "tell that it waits"
 _GIVE_UP = "wait no longer"
 _RULE = "rule:"
+_GONE = "gone:"
+_GONE_AFTER = 45 * SECOND
+"""A client that has been asked for a report and has not answered is gone: by then the broker, too, gives
+up on one that is silent."""
 _GRACE_S = 1.5
 """Seconds of the host that a last evaluation has before the run says that it waits for it, and that it
 has at all where the run is interrupted: a process that is told to end is soon killed."""
+_IDLE = 2 * SECOND
+"""For how long all clients may wait for a model at once."""
+_NOTHING_ARRIVED = "nothing arrived"
 _INT64 = 2**63 - 1
 """The largest number that the tables made of the records can hold."""
+_MAX_EFFECTIVE_STEPS = 1e12
+"""The rule multiplies with them: with vectors of up to 1.8e19 the model stays finite."""
+_MAX_LOSS = 3.5e38
+"""Of what is finite: NaN says that there is none, infinity that it overflowed."""
+_STRAYS = 100, 10.0
+"""At once, and a second: what of one client's that answers no dispatch is recorded."""
+_MAX_REASON = 200
+"""Characters of why something was refused: it may quote what a device said."""
+_CUT_SHORT = ("interrupted", "no clients left")
+"""Ends after which a run can go on."""
+_REMEMBERED = 64
+"""Latest updates of each client that are known as dealt with: more than it has under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +122,12 @@ class Setup:
     settings: Settings
     rule: Named
     seed: int
-    version: int = 0
-    """Of the first model; of a resumed run, the last version that was made."""
 
     def core(self, w: Vector) -> tuple[AggregatorCore, Server]:
         """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
         rule: Rule = RULES[self.rule.name](**self.rule.params)
-        rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, self.version)))
-        server = Server(w, {}, rng, self.version, population=self.settings.importance)
+        rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
+        server = Server(w, {}, rng, population=self.settings.importance)
         return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
@@ -125,7 +146,11 @@ class AggregatorCore:
         self._epoch: Nanoseconds = 0
         self._ready: set[str] = set()
         self._running = False
+        self._suspended = False
+        """All processes were started anew, and the run clock stands still until it goes on."""
         self._timers: dict[str, _Timer] = {}
+        self._timers_at_end: dict[str, _Timer] = {}
+        """What was set when the run ended, for one that goes on."""
         self._deferred: dict[str, Send] = {}
         self._broadcast_due = False
         self._requested: dict[str, Request] = {}
@@ -133,8 +158,13 @@ class AggregatorCore:
         self._requests_due: dict[str, Request] = {}
         """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
+        self._asked: dict[str, int] = {}
+        """By client that is asked for a report: the newest dispatch that it had not answered then."""
+        self.progress = Progress()
+        self._stalled_since: Nanoseconds | None = None
         self._acknowledged: dict[str, int] = {}
-        self._sequence: dict[str, int] = {}
+        self._dealt_with: dict[str, deque[int]] = {}
+        """By client: the dispatches that its latest updates answered, whatever became of these."""
         self._arrivals: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
         """By client and dispatch: the record of an update that the rule has received, which lacks only
         what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
@@ -146,6 +176,7 @@ class AggregatorCore:
         """The last one whose evaluation was requested."""
         self._ending: tuple[Nanoseconds, str] | None = None
         self._finished = False
+        self._strays = Allowance(*_STRAYS)
 
     @property
     def ready(self) -> Sequence[str]:
@@ -167,9 +198,30 @@ class AggregatorCore:
         """When the run ended, but for its last evaluation; None: it has not."""
         return None if self._ending is None else self._ending[0]
 
+    @property
+    def epoch(self) -> Nanoseconds | None:
+        """What the clients' own clocks showed at time 0; None while the run clock stands still."""
+        return self._epoch if self._running and not self._suspended else None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the run has ended in a way after which it can go on; updates are to wait for that."""
+        return self._ending is not None and self._ending[1] in _CUT_SHORT
+
+    def has(self, client: str, dispatch: int) -> bool:
+        """Whether the answer of `client` to `dispatch` was handed in before: applied, in the rule's
+        buffer, or reported as rejected."""
+        return dispatch in self._dealt_with.get(client, ())
+
+    @property
+    def finished(self) -> bool:
+        """Whether `Finish` has been among the actions."""
+        return self._finished
+
     def handle(self, event: inputs.Input) -> Actions:
-        """What is to be done because of `event`. Nothing, once `Finish` has been among the actions."""
-        if self._finished:
+        """What is to be done because of `event`. Nothing, once `Finish` has been among the actions, but
+        for a run that was cut short and goes on."""
+        if self._finished and not isinstance(event, inputs.Suspended):
             return []
         actions = self._handle(event)
         if self._ending is None or self._evaluating or self._finished:
@@ -188,23 +240,31 @@ class AggregatorCore:
                 return self._status(client, state, at)
             case inputs.EvaluationDone():
                 return self._evaluated(event)
+            case inputs.Reported(at, client, dispatch):
+                return self._reported(client, dispatch, at)
+            case inputs.Reconnected(at, since):
+                return self._disrupted("the aggregator had no connection to the broker", since, at)
+            case inputs.Stalled(at, since):
+                return self._stalled(since, at)
             case inputs.Unreadable(at, sender, reason):
-                return self._reject(sender, reason, at)
+                return self._stray(sender, reason, at)
             case inputs.EndRequested(at, reason):
                 return self._interrupt(reason, at)
             case inputs.Started():
-                return self._start(event)
+                return self._go_on(event) if self._suspended else self._start(event)
+            case inputs.Suspended():
+                return self._suspend()
             case _:
                 assert_never(event)
 
     def _start(self, started: inputs.Started) -> Actions:
-        """The run clock starts, or goes on, with the clients that are ready now."""
+        """The run clock starts, with the clients that are ready now."""
         at = started.at
         self._epoch = started.epoch
         self._server.began = at
-        self._applied = started.updates
         self._running = True
-        self._set_present()
+        self.progress.went_on(at)
+        self._set_present(self._ready)
         clients = tuple(self._server.clients)
         missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
         self._set_periodic(_EVALUATE, self._settings.evaluate_every, at)
@@ -219,19 +279,53 @@ class AggregatorCore:
             *self._carry_out(self._rule.start(), at),
         ]
 
+    def _suspend(self) -> Actions:
+        """The run clock stands still. An end that only cut the run short is undone."""
+        if self.cut_short:
+            self._ending, self._finished = None, False
+            self._timers = self._timers_at_end
+        self._suspended = self._running and self._ending is None
+        self._ready.clear()
+        for client in [*self._asked]:
+            self._answers(client)
+        self.progress, self._stalled_since = Progress(), None
+        return []
+
+    def _go_on(self, started: inputs.Started) -> Actions:
+        """The run clock goes on. To the rule, who was present leaves, and who is ready joins: one client
+        after the other, as rules make do with what they have where everybody leaves."""
+        at = started.at
+        self._epoch = started.epoch
+        self.progress.went_on(at)
+        present = set(self._server.clients)
+        changes: list[Action] = []
+        for client in self._settings.importance:
+            if client in present:
+                changes += self._leave(client, at)
+            if client in self._ready:
+                changes += self._join(client, at)
+        self._suspended = False
+        clients = tuple(self._server.clients)
+        missing = tuple(c for c in self._settings.importance if c not in self._server.clients)
+        return [
+            Log(events.RunStarted(to_seconds(at), started.wall_clock, clients, missing)),
+            Save(self._server.version),
+            *self._evaluate(at),
+            *changes,
+        ]
+
     def _status(self, client: str, state: str, at: Nanoseconds) -> Actions:
         """A client is present from `ready` until `joining` (it starts anew) or `offline`."""
         if client not in self._settings.importance or self._ending:
             return []
         present = client in self._ready
         if state == "joining":
-            self._sequence[client] = 0
             self._dispatches.restart(client)
         if state in ("joining", "offline"):
             self._ready.discard(client)
         elif state == "ready":
             self._ready.add(client)
-        if not self._running:
+        if not self._running or self._suspended:
             return []
         actions: list[Action] = [Log(events.ClientStatus(to_seconds(at), client, state))]
         if present and client not in self._ready:
@@ -240,23 +334,102 @@ class AggregatorCore:
                 actions += self._end("no clients left", at)
         elif client in self._ready and not present:
             actions += self._join(client, at)
+        elif state == "ready" and present:  # it has connected anew: something may be lost
+            actions += self._ask(client, at)
         return actions
 
+    def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
+        """Since when nothing has arrived, where at time `at` something should have; else None."""
+        if self.epoch is None or self._ending:
+            return None
+        open_since = {c: d.at for c in self._server.clients if (d := self._dispatches.first_open(c))}
+        since = max([self.progress.last, *open_since.values()])
+        if open_since:
+            patience = self.progress.patience(self._server.clients, open_since)
+        elif self.rule_waits or len(self._server.clients) < len(self._settings.importance):
+            return None
+        else:  # nobody trains, and nobody else can come
+            patience = _IDLE
+        return since if at - since > patience else None
+
+    def _stalled(self, since: Nanoseconds, at: Nanoseconds) -> Actions:
+        if self._stalled_since is None:
+            self._stalled_since = since
+        self.progress.went_on(at)  # it counts anew, and asks again if this does not help
+        asked = self._disrupted(_NOTHING_ARRIVED, self._stalled_since, at)
+        clients = list(self._server.clients)
+        if any(self._dispatches.newest_open(client) for client in clients):
+            return asked
+        return [*asked, *(action for client in clients for action in self._start_over(client, at))]
+
+    def _disrupted(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> Actions:
+        """Record it, and ask who is there what has come of the models that it was sent."""
+        if self.epoch is None or self._ending:
+            return []
+        record = events.Disrupted(to_seconds(at), to_seconds(since), reason)
+        return [Log(record), *(ask for client in self._server.clients for ask in self._ask(client, at))]
+
+    def _ask(self, client: str, at: Nanoseconds) -> list[Action]:
+        self._asked[client] = self._dispatches.newest_open(client)
+        self._timers[_GONE + client] = _Timer(at + _GONE_AFTER)
+        return [AskForReport(client)]
+
+    def _answers(self, client: str) -> int:
+        """`client` need not answer any more; what it had been sent last when it was asked."""
+        self._timers.pop(_GONE + client, None)
+        return self._asked.pop(client, 0)
+
+    def _reported(self, client: str, dispatch: int, at: Nanoseconds) -> Actions:
+        """`client` will answer `dispatch`. Where the one that it was asked about is newer and still
+        open, that or its update was lost: it gets a model in its place, of which the rule, which waits
+        for the answer, need not know."""
+        if client not in self._asked:
+            return []
+        asked = self._answers(client)
+        if client not in self._server.clients:  # it was taken for gone
+            return self._status(client, "ready", at)
+        if self._ending:
+            return []
+        self._ask_again(client)  # for its update: that request may be lost
+        lost = self._dispatches.find(client, asked)
+        if lost is None or dispatch >= asked:
+            return []
+        self._dispatches.answered(client, asked)
+        again = self._dispatch(Send(client, lr=lost.lr), at)
+        return [self._unfinished(client, lost, at, at), again]
+
     def _update(self, event: inputs.UpdateArrived) -> Actions:
-        if not self._running or self._ending:
+        if not self._running or self.cut_short:
             return []
         at, sender, message = event.at, event.sender, event.message
         if message.kind == FAREWELL:
-            return self._farewell(sender, message, at)
-        is_newer = message.sequence > self._sequence.get(sender, 0)
+            return [] if self._ending else self._farewell(sender, message, at)
+        is_new = message.sequence > 0 and not self.has(sender, message.dispatch)
         dispatch = self._answered(sender, message)
+        ours = (message.run, message.client) == (self._settings.run, sender)
+        if is_new and ours and self._dispatches.were_sent(message.dispatch):
+            self._dealt_with.setdefault(sender, deque(maxlen=_REMEMBERED)).append(message.dispatch)
+        if self._ending is not None:
+            ended = to_seconds(self._ending[0])
+            return [Log(events.UpdateRejected(ended, sender, "arrived after the run had ended"))]
         if isinstance(dispatch, str):
-            if is_newer:
+            if is_new:
                 self._ask_again(sender)
-            return self._reject(sender, dispatch, at)
-        self._sequence[sender] = message.sequence
+            return self._stray(sender, dispatch, at)
         self._dispatches.answered(sender, message.dispatch)
-        if (problem := self._unusable(message, dispatch)) is not None:
+        self.progress.arrived(sender, event.arrived - dispatch.at, at)
+        return [*self._stall_ends(at), *self._take(event, dispatch)]
+
+    def _stall_ends(self, at: Nanoseconds) -> list[Action]:
+        since, self._stalled_since = self._stalled_since, None
+        if since is None:
+            return []
+        return [Log(events.Disrupted(to_seconds(at), to_seconds(since), _NOTHING_ARRIVED))]
+
+    def _take(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
+        """Give the rule an update, which answers `dispatch`, if it can be used."""
+        at, sender, message = event.at, event.sender, event.message
+        if (problem := self._unusable(event, dispatch)) is not None:
             unfinished = self._unfinished(sender, dispatch, at, event.arrived)
             rejected = [*self._reject(sender, problem, at), unfinished]
             if not self._dispatches.has_open(sender):
@@ -312,7 +485,13 @@ class AggregatorCore:
         """What `sender` sent cannot be used; the run goes on."""
         if not self._running or self._ending:
             return []
-        return [Log(events.UpdateRejected(to_seconds(at), sender, reason))]
+        return [Log(events.UpdateRejected(to_seconds(at), sender, visible(reason, _MAX_REASON)))]
+
+    def _stray(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
+        """What `sender` sent answers no dispatch. There can be any number of them, unlike of updates,
+        for each of which there was a model."""
+        rejected = self._reject(sender, reason, at)
+        return rejected if rejected and self._strays.has(sender, to_seconds(at)) else []
 
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
         if not self._evaluating:
@@ -335,6 +514,8 @@ class AggregatorCore:
 
     def _end_of_instant(self, at: Nanoseconds) -> Actions:
         """Send what waited for the end of this instant: models first, then the requests about them."""
+        if self._suspended:
+            return []
         actions: list[Action] = []
         if self._broadcast_due:
             self._broadcast_due = False
@@ -358,7 +539,7 @@ class AggregatorCore:
         if not self._running or self._ending:
             return []
         self._ending = (at, reason)
-        self._timers.clear()
+        self._timers_at_end, self._timers = self._timers, {}
         self._deferred.clear()
         self._requests_due.clear()
         self._broadcast_due = False
@@ -380,14 +561,16 @@ class AggregatorCore:
         begun, now = to_seconds(dispatch.at), to_seconds(at)
         return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until)))
 
-    def _set_present(self) -> None:
+    def _set_present(self, present: Container[str]) -> None:
         """Bring the rule's view of who is present up to date: in place, in device order."""
         importance = self._settings.importance.items()
+        now = {client: p for client, p in importance if client in present}
         self._server.clients.clear()
-        self._server.clients.update({client: p for client, p in importance if client in self._ready})
+        self._server.clients.update(now)
 
     def _leave(self, client: str, at: Nanoseconds) -> list[Action]:
         del self._server.clients[client]
+        self._answers(client)
         unfinished = self._still_open(client, at)
         self._dispatches.forget(client)
         for waiting in (self._requested, self._requests_due, self._deferred):
@@ -408,7 +591,7 @@ class AggregatorCore:
         return self._carry_out(self._rule.retire(sender, memory), at)
 
     def _join(self, client: str, at: Nanoseconds) -> list[Action]:
-        self._set_present()
+        self._set_present({*self._server.clients, client})
         return self._carry_out(self._rule.join(client), at)
 
     def _start_over(self, client: str, at: Nanoseconds) -> list[Action]:
@@ -428,14 +611,14 @@ class AggregatorCore:
             return "from a client that is not present"
         if (message.run, message.client) != (self._settings.run, sender):
             return f"says it is from {message.client} in run {message.run}"
-        if message.sequence <= self._sequence.get(sender, 0):
+        if message.sequence < 1 or self.has(sender, message.dispatch):
             return f"duplicate: sequence {message.sequence}"
         dispatch = self._dispatches.find(sender, message.dispatch)
         return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 
-    def _unusable(self, message: UpdateMessage, dispatch: Dispatched) -> str | None:
-        """Why a rule cannot be given `message`, which answers `dispatch`, or None."""
-        settings = self._settings
+    def _unusable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> str | None:
+        """Why a rule cannot be given an update, which answers `dispatch`, or None."""
+        settings, message = self._settings, event.message
         # A client without memory has no residual to send.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
@@ -446,13 +629,17 @@ class AggregatorCore:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
-        return _impossible(message)
+        # While the clock stands still a client that outlived it is ahead of it.
+        end = math.inf if self._suspended else self._epoch + event.arrived
+        return _impossible(message, self._epoch + dispatch.at, end)
 
     def _unfit(self, vector: Vector) -> str | None:
         """Why `vector` cannot go into this run's model, or None."""
         if vector.shape != self._server.w.shape:
             return f"another model: {vector.size} parameters, expected {self._server.w.size}"
-        return None if is_finite(vector) else "not finite: local training diverged"
+        if not norm(vector) < math.inf:
+            return "not finite, or its norm is above 1.8e19: local training diverged"
+        return None
 
     def _carry_out(
         self,
@@ -474,7 +661,7 @@ class AggregatorCore:
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
                     continue  # the last version is made: no models, no timers
-                case Send(client, deferred=True):
+                case Send(client, deferred) if deferred or self._suspended:
                     self._deferred[client] = action
                 case Send():
                     done.append(self._dispatch(action, at))
@@ -491,7 +678,7 @@ class AggregatorCore:
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
-        number = self._dispatches.send(send.client, version, at)
+        number = self._dispatches.send(send.client, version, at, send.lr)
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
@@ -529,6 +716,11 @@ class AggregatorCore:
             return self._evaluate(at)
         if name == _CHECKPOINT:
             return [Save(self._server.version)]
+        if name.startswith(_GONE):
+            client = name.removeprefix(_GONE)
+            gone = self._status(client, "offline", at)
+            self._asked[client] = 0  # where it is only slow to answer, it is back as soon as it does
+            return gone
         if self._ending is not None:
             return self._waited(name, *self._ending)
         return self._end(_AFTER, at)
@@ -575,12 +767,27 @@ class AggregatorCore:
         self._finished = True
         self._timers.clear()
         return [
+            *self._in_buffer(at),
+            *self._stall_ends(at),
             *(_unapplied(arrival, at) for arrival in self._arrivals.values()),
             *(log for client in self._server.clients for log in self._still_open(client, at)),
+            *(
+                Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
+                for client, count in self._strays.left_out.items()
+            ),
             Save(self._server.version, final=True),
             Log(events.RunEnded(to_seconds(at), reason, self._server.version, self._applied)),
             Finish(reason),
         ]
+
+    def _in_buffer(self, at: Nanoseconds) -> list[Log]:
+        """What becomes of the updates that the rule has received and not applied."""
+        now, count = to_seconds(at), len(self._arrivals)
+        if self.cut_short:
+            what = f"not applied yet, but in the rule's buffer: {count}"
+            return [Log(events.Note(now, f"updates {what}"))] if count else []
+        reason = "in the rule's buffer when the run ended"
+        return [Log(events.UpdateRejected(now, client, reason)) for client, _ in self._arrivals]
 
 
 def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
@@ -597,19 +804,22 @@ def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
     )
 
 
-def _impossible(message: UpdateMessage) -> str | None:
-    """What no client can have counted; a rule may divide by it, or weight the model with it."""
+def _impossible(message: UpdateMessage, begin: Nanoseconds, end: float) -> str | None:
+    """What no client can have counted, of work between `begin` and `end` on its clock; a rule may divide
+    by it, or weight the model with it, and a verdict on the run looks at the times."""
     if max(message.sequence, message.samples, message.steps) > _INT64:
         return f"a count of more than {_INT64}"
-    times = (message.downloaded, message.train_start, message.train_end, message.sent)
-    if not -_INT64 <= min(times) <= max(times) <= _INT64:
-        return f"a time of more than {_INT64} ns"
+    trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
+    if not (trained and begin <= message.sent <= end):  # a pull that waited may be older than train_end
+        return "times that are not in order, or not between dispatch and arrival"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"
     if message.steps < 0:  # interrupted before its first step, a client has done none
         return f"{message.steps} steps, expected at least 0"
-    if not 0 < message.effective_steps < math.inf:
-        return f"{message.effective_steps:g} effective steps, expected a number above 0"
+    if not 0 < message.effective_steps <= _MAX_EFFECTIVE_STEPS:
+        return f"{message.effective_steps:g} effective steps, expected above 0, at most 1e12"
+    if _MAX_LOSS < abs(message.loss) < math.inf:
+        return f"a loss of {message.loss:g}, which no float32 is"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from agents.nanoseconds import Nanoseconds
@@ -13,6 +14,8 @@ class Dispatched:
 
     version: int
     at: Nanoseconds
+    lr: float | None = None
+    """Step size that went with it."""
 
 
 class Dispatches:
@@ -23,19 +26,26 @@ class Dispatches:
         self._count = 0
         self._open: dict[str, dict[int, Dispatched]] = {}
         self._broadcasts: dict[int, Dispatched] = {}
+        self._broadcast_numbers: list[int] = []
+        """Ascending."""
         self._answered: dict[str, int] = {}
 
-    def send(self, client: str, version: int, at: Nanoseconds) -> int:
+    def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
         """Count a dispatch to `client`; its number."""
         self._count += 1
-        self._open.setdefault(client, {})[self._count] = Dispatched(version, at)
+        self._open.setdefault(client, {})[self._count] = Dispatched(version, at, lr)
         return self._count
 
     def broadcast(self, version: int, at: Nanoseconds) -> int:
         """Count a dispatch to all; its number."""
         self._count += 1
         self._broadcasts[self._count] = Dispatched(version, at)
+        self._broadcast_numbers.append(self._count)
         return self._count
+
+    def were_sent(self, number: int) -> bool:
+        """Whether there were so many dispatches."""
+        return 0 < number <= self._count
 
     def find(self, client: str, number: int) -> Dispatched | None:
         """Dispatch `number`, if `client` may answer it."""
@@ -53,10 +63,15 @@ class Dispatches:
         """The oldest dispatch that `client` may still answer, broadcasts included."""
         answered = self._answered.get(client, 0)
         numbers = [*self._open.get(client, {})][:1]
-        if self._broadcasts:
-            later = range(answered + 1, self._count + 1)
-            numbers += [next((n for n in later if n in self._broadcasts), self._count + 1)]
+        later = bisect_right(self._broadcast_numbers, answered)
+        numbers += self._broadcast_numbers[later : later + 1]
         return self.find(client, min(numbers, default=0))
+
+    def newest_open(self, client: str) -> int:
+        """Number of the newest dispatch that `client` may still answer, broadcasts included; 0 for
+        none."""
+        own, broadcast = next(reversed(self._open.get(client, {})), 0), self._broadcast_numbers[-1:]
+        return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
 
     def has_open(self, client: str) -> bool:
         """Whether a dispatch of its own waits for the answer of `client`."""

@@ -21,8 +21,16 @@ class Started:
     """Unix time in seconds."""
     epoch: Nanoseconds
     """What the clients' own clocks showed at time 0."""
-    updates: int = 0
-    """Updates applied by an earlier part of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """All processes of the run have ended, in order or by a crash, and are started anew: the run clock
+    stands still at `at` until `Started`."""
+
+    at: Nanoseconds
+    part: str
+    """Names the processes that were started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,31 @@ class UpdateArrived:
     arrived: Nanoseconds
     """When all of it was there."""
     message: UpdateMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The connection to the broker, lost at `since`, is there again: messages may be lost."""
+
+    at: Nanoseconds
+    since: Nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """`client` says which dispatch its next update will answer, 0 for none (`actions.AskForReport`)."""
+
+    at: Nanoseconds
+    client: str
+    dispatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Nothing has arrived since `since`, though something should have: `AggregatorCore.silent_since`."""
+
+    at: Nanoseconds
+    since: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +123,12 @@ class EndRequested:
 
 Input = (
     Started
+    | Suspended
     | StatusChanged
     | UpdateArrived
+    | Reconnected
+    | Reported
+    | Stalled
     | Unreadable
     | EvaluationDone
     | TimersDue

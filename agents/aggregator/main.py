@@ -2,8 +2,9 @@
 
     python -m agents.aggregator.main CONFIG
 
-Updates are handled in batches: all that has arrived is applied, the journal is synced once, and only
-then do the replies leave. So whatever a client hears of is on disk, at one sync for many updates.
+Updates are handled in batches: all that has arrived is applied, the log of inputs is synced once, and
+only then do the replies and acknowledgements leave. So whatever a client hears of is on disk, at one
+sync for many updates (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
@@ -23,9 +25,12 @@ import torch
 
 from agents import config, events, messages, shards, topics, wire
 from agents.aggregator import actions as act
-from agents.aggregator import core, inputs, storage
+from agents.aggregator import core, inputs
+from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
-from agents.aggregator.recording import Recording
+from agents.aggregator.recording import RecordingError
+from agents.aggregator.snapshot import SnapshotError
+from agents.allowance import Allowance
 from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.flat import first_model
@@ -37,12 +42,23 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
+_STATUSES = 100, 10.0
+"""At once, and a second of the host: what one client may say; each is recorded, and some answered."""
+_WATCH_EVERY_S = 1.0
+"""Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
     messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "over", "offline")
 )
 
 
-_Input = Received | Future[Evaluation] | messages.Stop
+@dataclass(frozen=True, slots=True)
+class _Reconnected:
+    """The connection to the broker is there again; lost at `since`, on the host's monotonic clock."""
+
+    since: Nanoseconds
+
+
+_Input = Received | Future[Evaluation] | messages.Stop | _Reconnected
 
 
 def main() -> None:
@@ -51,7 +67,7 @@ def main() -> None:
         os.sched_setaffinity(0, cfg.cpus)
     try:
         aggregator = Aggregator(cfg)
-    except ConnectionFailedError as error:
+    except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.exit(f"aggregator: {error}")
     gc.collect()
     gc.freeze()  # else updates would wait 60 ms now and then, for a look through all of torch's objects
@@ -73,12 +89,7 @@ class Aggregator:
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
         w, self._schema = first_model(task, cfg.seed)
-        self._directory = Path(cfg.run_directory)
-        self._past, self._lost = storage.Past(), 0
-        if cfg.resume:
-            checkpoint = storage.newest_checkpoint(self._directory)
-            self._past = storage.past(self._directory, checkpoint)
-            w, self._lost = checkpoint.w.copy(), self._past.version - checkpoint.version
+        directory = Path(cfg.run_directory)
         settings = core.Settings(
             run=cfg.run,
             schema=self._schema,
@@ -94,28 +105,52 @@ class Aggregator:
                 dilation=cfg.dilation,
             ),
         )
-        setup = core.Setup(settings, cfg.rule, cfg.seed, self._past.version)
-        self._core, self._server = setup.core(w)
-        self._recording = Recording(self._directory / "inputs.bin", setup) if cfg.record else None
+        self._durable = DurableCore(
+            directory,
+            core.Setup(settings, cfg.rule, cfg.seed),
+            w,
+            part=cfg.part,
+            durability=cfg.durability,
+            record=cfg.record,
+        )
+        self._core, self._server = self._durable.core, self._durable.server
+        self._core.progress.expected = {name: SECOND * s for name, s in cfg.patience.items()}
+        self._watched = time.monotonic()
+        self._epoch = self._core.epoch
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
-        self._journal = storage.Journal(self._directory / "events.jsonl")
-        later = self._directory / "models" if cfg.evaluate_after else None
+        later = directory / "models" if cfg.evaluate_after else None
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
             task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
         )
+        for version, model in self._durable.evaluating():
+            self._evaluator.submit(version, model)
+        if self._core.ended is not None:
+            self._evaluator.release()
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
-        subscriptions = [names.update("+"), names.status("+"), names.control(topics.AGGREGATOR)]
-        will = status, _OFFLINE
-        self._connection = Connection(cfg.broker, subscriptions, self._inbox.put, will=will)
+        subscriptions = [
+            names.update("+"),
+            names.status("+"),
+            names.report("+"),
+            names.control(topics.AGGREGATOR),
+        ]
+        self._connection = Connection(
+            cfg.broker,
+            subscriptions,
+            self._inbox.put,
+            will=(status, _OFFLINE),
+            keeps_session=True,
+            reconnected=lambda since: self._inbox.put(_Reconnected(since)),
+        )
         self._connection.open()
         self._connection.publish_status(status, _READY)
         self._outbox: list[tuple[str, bytes]] = []
-        self._epoch: Nanoseconds | None = None
-        self._finished: str | None = None
+        self._acknowledgements: list[messages.Acknowledgement] = []
+        self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
+        self._allowance = Allowance(*_STATUSES)
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
@@ -123,13 +158,13 @@ class Aggregator:
         try:
             self._serve()
         finally:
-            if self._recording is not None:
-                self._recording.close()
-            self._journal.close()
+            self._durable.close()
         self._connection.close()
 
     def _serve(self) -> None:
         """Hand in what happens, and send what the core wants sent."""
+        if self._epoch is not None and self._core.ended is None:
+            self._was_away()
         while self._finished is None:
             for event in self._wait():
                 self._receive(event)
@@ -138,22 +173,36 @@ class Aggregator:
             if timer is not None and timer <= now:
                 self._handle(inputs.TimersDue(now))
             self._handle(inputs.InstantOver(now))
-            if self._recording is not None:
-                self._recording.flush()
-            self._journal.sync()
+            self._outbox += map(self._acknowledge, self._acknowledgements)
+            self._watch()
+            self._durable.sync(told=bool(self._outbox))
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
+            self._acknowledgements.clear()
 
-    def _handle(self, event: inputs.Input) -> None:
-        """Hand `event` to the core, and carry out all that it wants."""
-        if self._recording is not None:
-            self._recording.write(event)
-        self._execute(self._core.handle(event))
+    def _was_away(self) -> None:
+        """It was started again within the run. What it sent last may be lost: for that each client is
+        asked as soon as its retained status says that it is ready."""
+        now = self._now()
+        away = events.Disrupted(to_seconds(now), to_seconds(self._durable.at), "the aggregator was away")
+        self._durable.write(away)
+        self._core.progress.went_on(now)
+
+    def _watch(self) -> None:
+        """Look now and then whether the run goes on."""
+        if time.monotonic() >= self._watched + _WATCH_EVERY_S:
+            self._watched, now = time.monotonic(), self._now()
+            if (since := self._core.silent_since(now)) is not None:
+                self._handle(inputs.Stalled(now, since))
+
+    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
+        """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
+        self._execute(self._durable.handle(event, payload))
 
     def _now(self) -> Nanoseconds:
-        """Device time; 0 before the run clock starts."""
-        return 0 if self._epoch is None else self._clock.now() - self._epoch
+        """Device time; while the run clock stands still, that of the last input."""
+        return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
         """Device time, up to the end of the run: of no later time are its records."""
@@ -161,9 +210,12 @@ class Aggregator:
         return now if ended is None else min(now, ended)
 
     def _wait(self) -> list[_Input]:
-        """All inputs that are there: waits for the first, or until the next timer is due."""
+        """All inputs that are there: waits for the first, or until the next timer is due or the next
+        look at the run."""
         timer = self._core.next_timer
-        timeout = None if timer is None else self._clock.takes(max(0, timer - self._now()))
+        timeout = _WATCH_EVERY_S
+        if timer is not None:
+            timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))
         try:
             arrived = [self._inbox.get(timeout=timeout)]
         except queue.Empty:
@@ -179,6 +231,10 @@ class Aggregator:
             case Future():
                 done = event.result()
                 self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
+            case _Reconnected(since):
+                if self._epoch is not None:
+                    lost = self._clock.at(since) - self._epoch
+                    self._handle(inputs.Reconnected(self._now(), lost))
             case messages.Stop():  # SIGTERM
                 self._carry_out(event)
 
@@ -191,13 +247,28 @@ class Aggregator:
             except wire.WireError as error:
                 self._handle(inputs.Unreadable(at, sender, str(error)))
                 return
-            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
-            self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message))
+            if self._core.cut_short:
+                return  # it stays with the client, for when the run goes on
+            if not self._core.has(sender, message.dispatch):
+                arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
+                self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
+            if self._core.has(sender, message.dispatch):
+                self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
             return
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
-                    self._handle(inputs.StatusChanged(at, client, state))
+                    if not self._allowance.has(client, time.monotonic()):
+                        raise messages.MessageError("too many")
+                    wanted = self._durable.handle(inputs.StatusChanged(at, client, state))
+                    self._execute(wanted)
+                    asked = act.AskForReport(client) in wanted
+                    if state == "ready" and client in self._clients and not asked:
+                        self._request(client, "report")  # has it send what is not acknowledged
+                case messages.Report(client, dispatch):
+                    if not self._allowance.has(client, time.monotonic()):
+                        raise messages.MessageError("too many")
+                    self._handle(inputs.Reported(at, client, dispatch))
                 case order if isinstance(order, messages.AggregatorOrder):
                     self._carry_out(order)
                 case _:
@@ -217,7 +288,7 @@ class Aggregator:
             case messages.Log(at, device, source, lateness, details):
                 ended = self._core.ended
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
-                    self._journal.write(events.Acted(at, device, source, lateness, details))
+                    self._durable.write(events.Acted(at, device, source, lateness, details))
             case messages.Note(message):
                 if self._finished is None:
                     self._note(message)
@@ -226,15 +297,13 @@ class Aggregator:
 
     def _start(self) -> None:
         """Let the run clock go."""
-        at = self._past.at
+        at = self._durable.at
         self._epoch = self._clock.now() - at
-        self._handle(inputs.Started(at, time.time(), self._epoch, self._past.updates))
-        if self._lost:
-            self._note(f"resumed from a checkpoint: the model lacks the last {self._lost} versions")
+        self._handle(inputs.Started(at, time.time(), self._epoch))
 
     def _note(self, message: str) -> None:
         """Something that a reader of the run should know."""
-        self._journal.write(events.Note(to_seconds(self._run_clock()), message))
+        self._durable.write(events.Note(to_seconds(self._run_clock()), message))
 
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
@@ -246,13 +315,10 @@ class Aggregator:
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
                 case Request(client, what):
                     self._request(client, what)
-                case act.Log(record):
-                    self._journal.write(record)
+                case act.AskForReport(client):
+                    self._request(client, "report")
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w)
-                case act.Save(version) as save:
-                    folder, w = self._directory / "models", self._server.w
-                    storage.save_model(folder, save.name, w, version, self._schema)
                 case act.StopClients():
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
@@ -260,6 +326,11 @@ class Aggregator:
                         self._request(name, "stop")
                 case act.Finish(reason):
                     self._finished = reason
+                case act.Log() | act.Save():
+                    pass  # the durable core has done it
+
+    def _acknowledge(self, message: messages.Acknowledgement) -> tuple[str, bytes]:
+        return self._topics.request(message.client), messages.encode(message)
 
     def _request(self, client: str, what: messages.ClientCommand) -> None:
         request = messages.encode(messages.Request(client, what))

@@ -2,12 +2,13 @@
 
 The core has no clock, no socket and no random source but its seed, so what went in says exactly what
 came out. An entry is two lengths (of its text and of its payload: little endian, 4 and 8 bytes), a JSON
-text, and the payload. The text is a `Setup`, with which a core is made (one per part of a run that
-was resumed), or `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`. An update's message is
-the payload, as it was on the wire. A crash can leave the last entry torn.
+text, and the payload. The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`, or
+a `Written` record. An update's message is the payload, as it was on the wire. The first entry is what
+the others came after: the `Setup` that the core was made of or, where older entries were cut away, a
+`Cut`. A crash can leave the last entry torn.
 
-It is handed to the operating system before the journal is, and not synced: nothing is carried on from
-it.
+It is handed to the operating system before the journal is, so the journal never has more than follows
+from it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agents import config, wire
+from agents import config, files, wire
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, UpdateArrived
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record that was written to the journal here, and does not come from the core."""
+
+    line: str
+
 
 _LENGTHS = struct.Struct("<IQ")
 _MAX_TEXT = 64 * 1024 * 1024
@@ -31,7 +40,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
 _FIELDS: dict[str, dict[str, type]] = {
     name: {f.name: _TYPES[str(f.type)] for f in dataclasses.fields(kind) if f.name != "message"}
-    for name, kind in INPUTS.items()
+    for name, kind in (INPUTS | {"Written": Written}).items()
 }
 """Of each input, the fields that its text has, and their types."""
 
@@ -40,23 +49,49 @@ class RecordingError(Exception):
     """The file is not a recording, or has been changed; the text says where."""
 
 
-class Recording:
-    """Appends entries to the file at `path`."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The first so many entries, beside the one that says so, were cut away."""
 
-    def __init__(self, path: Path, setup: Setup) -> None:
+    entries: int
+
+
+class Recording:
+    """Appends entries to the file at `path`, `begin` first."""
+
+    def __init__(self, path: Path, begin: Setup | Cut | None) -> None:
         _cut_torn_entry(path)
         self._file = path.open("ab")
-        self._write(_JSON.encode(dataclasses.asdict(setup)))
+        self.size = self._file.tell()
+        """Bytes of the file."""
+        if begin is not None:
+            self._write(_JSON.encode(dataclasses.asdict(begin)))
 
-    def write(self, event: Input) -> None:
-        """Append `event`."""
+    def write(self, event: Input | Written, payload: bytes | None = None) -> None:
+        """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
-        self._write(text, *(wire.parts(event.message) if isinstance(event, UpdateArrived) else ()))
+        if isinstance(event, UpdateArrived):
+            self._write(text, *(wire.parts(event.message) if payload is None else (payload,)))
+        else:
+            self._write(text)
 
     def flush(self) -> None:
         """Hand all to the operating system."""
         self._file.flush()
+
+    def sync(self) -> None:
+        """Put all on the disk."""
+        self.flush()
+        os.fdatasync(self._file.fileno())
+
+    def cut(self, entries: int) -> None:
+        """Take away all, of which there were so many in the run: they are not needed any more."""
+        self.flush()
+        self._file.truncate(0)
+        self.size = 0
+        self._write(_JSON.encode(dataclasses.asdict(Cut(entries))))
+        self.flush()
 
     def close(self) -> None:
         self._file.close()
@@ -64,6 +99,7 @@ class Recording:
     def _write(self, text: str, *payload: bytes | memoryview) -> None:
         encoded = text.encode()
         size = sum(len(part) for part in payload)
+        self.size += _LENGTHS.size + len(encoded) + size
         self._file.write(_LENGTHS.pack(len(encoded), size) + encoded)
         for part in payload:  # a model's worth of bytes is not copied to be put together
             self._file.write(part)
@@ -76,17 +112,23 @@ class Torn:
     at: int
 
 
-def read(path: Path) -> Iterator[Setup | Input | Torn]:
-    """The entries in order. Raises RecordingError, naming the byte, for what cannot be one of ours."""
-    with path.open("rb") as file:
-        for at, text, size in _entries(file):
+def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | Torn]:
+    """The entries in order, after the first without the first `skip` of the run. Raises RecordingError,
+    naming the byte, for what cannot be one of ours."""
+    with files.open_regular(path) as file:
+        for number, (at, text, size) in enumerate(_entries(file)):
             if text is None:
                 yield Torn(at)
                 return
+            if 0 < number <= skip:
+                continue
             try:
-                yield _entry(text, file.read(size))
+                entry = _entry(text, file.read(size))
             except (ValueError, TypeError, RecursionError, wire.WireError) as error:
                 raise RecordingError(f"{path}, the entry at byte {at}: {error}") from error
+            if isinstance(entry, Cut):
+                skip -= entry.entries
+            yield entry
 
 
 def _entries(file: BinaryIO) -> Iterator[tuple[int, bytes | None, int]]:
@@ -107,22 +149,23 @@ def _entries(file: BinaryIO) -> Iterator[tuple[int, bytes | None, int]]:
         at = following
 
 
-def _entry(text: bytes, payload: bytes) -> Setup | Input:
-    entry = json.loads(text)
+def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input | Written:
+    entry = files.from_json(text)
     if isinstance(entry, dict):
-        return config.from_dict(Setup, entry)
+        is_cut = entry.keys() == {"entries"}
+        return config.from_dict(Cut, entry) if is_cut else config.from_dict(Setup, entry)
     match entry:
-        case [str(name), dict(fields)] if name in INPUTS:
+        case [str(name), dict(fields)] if name in _FIELDS:
             return _input(name, fields, payload)
     raise ValueError(f"no input of an aggregator: {text[:80]!r}")
 
 
-def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
+def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written:
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
         raise ValueError(f"{name} does not have {fields!r:.80}")
     if name == UpdateArrived.__name__:
         return UpdateArrived(**fields, message=wire.decode_update(payload))
-    return INPUTS[name](**fields)
+    return Written(**fields) if name == Written.__name__ else INPUTS[name](**fields)
 
 
 def _cut_torn_entry(path: Path) -> None:

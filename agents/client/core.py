@@ -146,6 +146,14 @@ class ClientCore:
         self._received = (message, at)
         return self._begin()
 
+    @property
+    def works_on(self) -> int:
+        """The newest dispatch that an update will answer; 0 for none: it waits for a model."""
+        held = [at_hand[0] for at_hand in (self._received, self._working_on) if at_hand is not None]
+        if self._send_buffer is not None:
+            held.append(self._send_buffer.model)
+        return max((model.dispatch for model in held), default=0)
+
     def trained(self, result: Trained) -> Actions:
         """The training that `Train` requested is done, or was cut short."""
         if self._working_on is None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
+from agents.client.outbox import Outbox
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
@@ -61,7 +62,9 @@ class Client:
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
+        self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox))
         self._connection.open(cfg.timeout_s)
+        self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
@@ -119,6 +122,13 @@ class Client:
                     return self._core.pull(at)
                 case messages.Request(what="interrupt"):
                     return self._core.interrupt(at)
+                case messages.Acknowledgement(_, dispatch):
+                    if self._outbox is not None:
+                        self._outbox.acknowledged(dispatch)
+                case messages.Request(client, "report"):
+                    self._resend()
+                    report = messages.encode(messages.Report(client, self._core.works_on))
+                    self._connection.publish(self._topics.report(client), report)
                 case _:
                     raise messages.MessageError("it is no request that waits for its turn")
         except messages.MessageError as error:
@@ -137,9 +147,19 @@ class Client:
                 case core.Remember(known) if self._memory is not None:
                     memory.save(known, self._memory)
                 case core.SendUpdate(_, message):
-                    self._connection.publish(
-                        self._topics.update(self._config.client), wire.encode(message())
-                    )
+                    self._send(message())
+
+    def _send(self, update: wire.UpdateMessage) -> None:
+        payload = wire.encode(update)
+        if self._outbox is not None and update.kind != wire.FAREWELL:
+            self._outbox.put(update.dispatch, payload)
+        self._connection.publish(self._topics.update(self._config.client), payload)
+
+    def _resend(self) -> None:
+        """Send once more what is not acknowledged."""
+        if self._outbox is not None:
+            for payload in self._outbox.payloads():
+                self._connection.publish(self._topics.update(self._config.client), payload)
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False

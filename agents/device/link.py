@@ -105,12 +105,11 @@ def interface_towards(address: str) -> str:
     return match[1]
 
 
-def interface_besides(other: str) -> str:
-    """The container's interface that is neither `other` nor the kernel's own. Raises LinkError."""
-    links = json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))
-    names = [each["ifname"] for each in links if each["ifname"] != other]
+def interface() -> str:
+    """The container's one interface that is not the kernel's own. Raises LinkError."""
+    names = [each["ifname"] for each in json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))]
     if len(names) != 1:
-        raise LinkError(f"expected one interface beside {other}, found {', '.join(names) or 'none'}")
+        raise LinkError(f"expected one interface, found {', '.join(names) or 'none'}")
     return str(names[0])
 
 

@@ -3,9 +3,9 @@
     python -m agents.device.main CONFIG
 
 It holds NET_ADMIN in its own network namespace only; kernel state dies with the container. The client
-runs as an ordinary user without capabilities. Orders and telemetry go over the control network, so that
-watching does not disturb what is watched. Fails closed: no client starts on a link that is not as
-requested.
+runs as an ordinary user without capabilities. Orders and telemetry go over a Unix socket of the broker,
+which the client may not use, so that watching does not disturb what is watched. Fails closed: no client
+starts on a link that is not as requested.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -56,8 +55,7 @@ class Init:
         self._config = cfg
         self._link: Link | None = None
         """The link last applied; None: the interface has not been changed."""
-        control = link.interface_towards(socket.gethostbyname(cfg.broker.host))
-        self._interface = link.interface_besides(control)
+        self._interface = link.interface()
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run; where the previous one is still ending, the next one starts

@@ -65,14 +65,23 @@ def cells(access: Mapping[str, Access], queues: Mapping[str, tuple[int, int]]) -
 
 
 def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
-    """Ports of `inside`, the devices' interface, lead to their addresses on `outside`."""
-    leads = [
-        f"-t nat -A PREROUTING -i {inside} -p {protocol} --dport {port} "
-        f"-j DNAT --to-destination {address}:{port}".split()
+    """Ports of `inside`, the devices' interface, lead to their addresses on `outside`; from there
+    nothing leads anywhere else, whatever a device takes for its gateway."""
+    ways = [
+        (f"-i {inside} -p {protocol}", f"--dport {port}", address, port)
         for address, port in targets.items()
         for protocol in ("tcp", "udp")
     ]
-    return [*leads, f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split()]
+    return [
+        ["-P", "FORWARD", "DROP"],
+        f"-A FORWARD -i {outside} -o {inside} -j ACCEPT".split(),
+        *(f"-A FORWARD {where} -d {at} {to} -j ACCEPT".split() for where, to, at, _ in ways),
+        *(
+            f"-t nat -A PREROUTING {where} {to} -j DNAT --to-destination {at}:{port}".split()
+            for where, to, at, port in ways
+        ),
+        f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split(),
+    ]
 
 
 def queue_rules(address: str, up: int, down: int) -> list[list[str]]:

@@ -175,7 +175,7 @@ class Server:
     rng: np.random.Generator
     version: int = 0
     began: Nanoseconds = 0
-    """Device time at which the run began; of a resumed run, this part of it."""
+    """Device time at which the run began."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
 

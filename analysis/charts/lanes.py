@@ -39,6 +39,9 @@ _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in ST
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
+    """Raises ValueError without runs."""
+    if not runs:
+        raise ValueError("no runs: the chart of devices takes one or more")
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []

@@ -11,20 +11,52 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 BROKER = "broker"
 """Name of the broker as a part of a run, beside AGGREGATOR and CONTROLLER."""
-MAX_PACKET = 128 * 2**20
-"""Bytes of the largest MQTT packet: a model of 33 million float32 parameters."""
+_IN_FLIGHT = 4
+"""Largest packets that one connection may have to acknowledge: the broker holds them twice."""
+MOSQUITTO_CONF = "mosquitto.conf"
+SOCKET = "broker.socket"
+"""Name of the broker's Unix socket."""
+_CERTIFICATE, _KEY = "certificate.pem", "key.pem"
+_RUN_MOSQUITTO = """\
+rm -f "$3" && mkfifo "$3" || exit
+env -i grep --line-buffered -vE '^[^ ]*: (Sending |Received P)' < "$3" &
+exec "$1" -c "$2" > "$3"
+"""
+_REFUSED = re.compile(r": Denied PUBLISH from (\S+) | Refused: '(\S+)' may not ")
+_CONNECTED = re.compile(r": New client connected from \S+ as (\S+) ")
+_SUBSCRIBES = re.compile(r": Received SUBSCRIBE from (\S+)$")
+_TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 _ITERATIONS = 101
 """Mosquitto's own default. Stretching protects guessable passwords; ours are 192 random bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may cost the broker, in bytes. Who exceeds them harms itself."""
+
+    packet: int = 128 * 2**20
+    """Whoever sends a larger MQTT packet is disconnected."""
+    queue: int = 2**30
+    """What waits for one that reads or acknowledges slowly; a message beyond it is lost to that one."""
+
+    @classmethod
+    def of(cls, parameters: int, devices: int) -> Limits:
+        """Of a run with so many parameters: a model with a header, and two of these from each device."""
+        packet = 4 * parameters + 2 * 64 * 2**10
+        return cls(packet, 16 * 2**20 + 2 * devices * packet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +75,34 @@ class Account:
         """Whether it may receive `topic`, or subscribe to the filter `topic`."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
-    def at(self, host: str, port: int) -> Broker:
+    def at(self, host: str, port: int, certificate: str | None = None) -> Broker:
         """Connection settings for a login with this account."""
-        return Broker(host, port, self.username, self.password)
+        return Broker(host, port, self.username, self.password, certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The broker's certificate, which is signed by itself, and its private key: both PEM."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where a broker listens."""
+
+    host: str
+    port: int
+    """Without TLS: of what devices cannot hear."""
+    tls_port: int | None = None
+    """Of the clients; None: theirs is `port` too."""
+    socket: str | None = None
+    """Path of a Unix socket, which its user and group may use."""
+
+    @property
+    def clients_port(self) -> int:
+        return self.tls_port or self.port
 
 
 def init_user(device: str) -> str:
@@ -69,7 +126,7 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
                 *map(topics.model, names),
                 *map(topics.request, names),
             ],
-            [topics.update("+"), topics.status("+"), topics.control(AGGREGATOR)],
+            [topics.update("+"), topics.status("+"), topics.report("+"), topics.control(AGGREGATOR)],
         ),
         CONTROLLER: (
             [topics.control("+")],
@@ -79,7 +136,7 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
     }
     for name in names:
         rights[name] = (
-            [topics.update(name), topics.status(name)],
+            [topics.update(name), topics.status(name), topics.report(name)],
             [topics.model(name), topics.broadcast, topics.request(name)],
         )
         rights[init_user(name)] = (
@@ -133,13 +190,21 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mosquitto_conf(host: str, port: int, directory: str) -> str:
+def mosquitto_conf(at: Listeners, directory: str, limits: Limits) -> str:
     """Mosquitto's configuration, for version 2.0 on.
 
-    `directory` is the path of its files as the broker sees it; `host` the address it binds to.
+    `directory` is the path of its files as the broker sees it.
     """
+    # Else a login could ask for another's id, and with that end or take over its session.
+    named = "use_username_as_clientid true\n"
+    listeners = f"listener {at.port} {at.host}\n{named}"
+    if at.tls_port is not None:
+        files = f"certfile {directory}/{_CERTIFICATE}\nkeyfile {directory}/{_KEY}\n"
+        listeners += f"listener {at.tls_port} {at.host}\n{named}{files}tls_version tlsv1.3\n"
+    if at.socket is not None:
+        listeners += f"listener 0 {at.socket}\n{named}"
     return f"""\
-listener {port} {host}
+{listeners}\
 allow_anonymous false
 password_file {directory}/passwd
 acl_file {directory}/acl
@@ -153,51 +218,115 @@ set_tcp_nodelay true
 max_inflight_messages 20
 # A message beyond the queue is lost in silence: room for all that a large fleet has under way.
 max_queued_messages 10000
+max_queued_bytes {limits.queue}
+max_inflight_bytes {_IN_FLIGHT * limits.packet}
 # Unlike message_size_limit, which drops in silence, this disconnects the sender.
-max_packet_size {MAX_PACKET}
+max_packet_size {limits.packet}
 log_dest stdout
 log_type error
 log_type warning
 log_type notice
+# Refusals are told here only, among a line for each packet: `mosquitto_command` leaves these out.
+log_type debug
 log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
+
+
+def mosquitto_command(program: str, conf: str, pipe: str) -> tuple[str, ...]:
+    """Command that runs Mosquitto with its log on stdout, without the lines on packets that are passed
+    on. `pipe` is the path of a pipe to be made. The filter ends by itself, and bears no marks of a run.
+    """
+    return ("sh", "-c", _RUN_MOSQUITTO, "sh", program, conf, pipe)
+
+
+def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
+    """How much a broker refused, by login, as its `log` tells: logins, foreign topics and last wills.
+    Failed logins count under `?`.
+
+    Mosquitto tells of each publication that it refuses. To a foreign topic anyone may subscribe, but
+    gets nothing, so subscriptions and wills are checked against `accounts` here.
+    """
+    refused: Counter[str] = Counter()
+    who, may = "", Account.may_read
+    for line in log.splitlines():
+        if found := _REFUSED.search(line):
+            refused[found[1] or found[2]] += 1
+        elif "disconnected, not authorised" in line:
+            refused["?"] += 1
+        elif found := _CONNECTED.search(line):
+            who, may = found[1], Account.may_publish
+        elif found := _SUBSCRIBES.search(line):
+            who, may = found[1], Account.may_read
+        elif found := _TOPIC.search(line):
+            refused[who] += who in accounts and not may(accounts[who], found[1])
+    return +refused
 
 
 def write_mosquitto(
     directory: Path,
     accounts: Mapping[str, Account],
-    host: str,
-    port: int,
+    at: Listeners,
+    identity: Identity | None = None,
     *,
     seen_at: str | None = None,
+    limits: Limits | None = None,
 ) -> Path:
-    """Write conf, passwd and acl into `directory`; return the path of the conf.
+    """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
     `seen_at` is the directory's path as the broker sees it, where it is mounted in a container.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    conf = directory / "mosquitto.conf"
-    write_secret(conf, mosquitto_conf(host, port, seen_at or str(directory)))
+    conf = directory / MOSQUITTO_CONF
+    write_secret(conf, mosquitto_conf(at, seen_at or str(directory), limits or Limits()))
     write_secret(directory / "passwd", password_file(accounts))
     write_secret(directory / "acl", acl_file(accounts))
+    _write_identity(directory, identity)
     return conf
 
 
-def write_embedded(path: Path, accounts: Mapping[str, Account], host: str, port: int) -> Path:
-    """Write the configuration of `testbed.broker.embedded`; return `path`."""
+def _write_identity(directory: Path, identity: Identity | None) -> None:
+    if identity is not None:
+        write_secret(directory / _CERTIFICATE, identity.certificate)
+        write_secret(directory / _KEY, identity.key)
+
+
+def write_embedded(
+    directory: Path,
+    accounts: Mapping[str, Account],
+    at: Listeners,
+    identity: Identity | None = None,
+    *,
+    limits: Limits | None = None,
+) -> Path:
+    """Write the files of `testbed.broker.embedded` into `directory`; return its configuration."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hashed = [
         asdict(replace(account, password=hash_password(account.password)))
         for account in accounts.values()
     ]
-    write_secret(path, json.dumps({"host": host, "port": port, "accounts": hashed}))
-    return path
+    listeners: dict[str, dict[str, Any]] = {"default": {"type": "tcp", "bind": f"{at.host}:{at.port}"}}
+    if at.tls_port is not None:
+        listeners["tls"] = {
+            "type": "tcp",
+            "bind": f"{at.host}:{at.tls_port}",
+            "ssl": True,
+            "certfile": str(directory / _CERTIFICATE),
+            "keyfile": str(directory / _KEY),
+        }
+    _write_identity(directory, identity)
+    config = directory / "broker.json"
+    content = {"listeners": listeners, "packet": (limits or Limits()).packet, "accounts": hashed}
+    write_secret(config, json.dumps(content))
+    return config
 
 
-def read_embedded(path: Path) -> tuple[str, int, dict[str, Account]]:
-    """Read the file of `write_embedded`: host, port, and accounts with hashes in place of passwords."""
+def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
+    """Read the file of `write_embedded`: listeners as amqtt has them, bytes of the largest packet, and
+    accounts with hashes in place of passwords."""
     config = json.loads(path.read_text(encoding="utf-8"))
     accounts = [Account(**entry) for entry in config["accounts"]]
-    return config["host"], config["port"], {account.username: account for account in accounts}
+    named = {account.username: account for account in accounts}
+    return config["listeners"], config["packet"], named
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -1,22 +1,50 @@
 """The broker of a run where Mosquitto is not installed: amqtt in a process of its own.
 
 Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is ended. Same accounts and
-rights as Mosquitto, at a fraction of its throughput.
+rights as Mosquitto, at a fraction of its throughput. What waits for a connection has no limit in it; the
+size of a packet has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import Action
+from amqtt.errors import NoDataError
+from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
+from amqtt.utils import gen_client_id
 
 from testbed.broker import Account, is_password, read_embedded
+
+_LOG = logging.getLogger(__name__)
+_OF_A_CONNECTION = (
+    *("will_flag", "will_message", "will_topic", "will_qos", "will_retain"),
+    *("username", "password", "keep_alive", "clean_session"),
+)
+"""What a connection brings to a session that was kept."""
+
+
+class _Reader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
+    """Ends, as at the end of the connection, where a packet is larger than `most` bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, most: int) -> None:
+        super().__init__(reader)
+        self._most, self._ended = most, False
+
+    async def read(self, n: int = -1) -> bytes:
+        self._ended = self._ended or n > self._most
+        if self._ended:
+            raise NoDataError("No data: a packet that is too large")
+        data: bytes = await super().read(n)
+        return data
 
 
 class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
@@ -28,23 +56,64 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     no longer call them, its own `_authenticate`, which finds no plugin, refuses everyone.
     """
 
-    def __init__(self, host: str, port: int, accounts: Mapping[str, Account]) -> None:
-        """`accounts` hold password hashes in place of the passwords."""
-        self._accounts = accounts
-        listener = {"type": "tcp", "bind": f"{host}:{port}"}
-        super().__init__({"listeners": {"default": listener}, "plugins": {}})
+    def __init__(
+        self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]
+    ) -> None:
+        """`listeners` as amqtt has them; `packet`: bytes of the largest; `accounts` hold password hashes
+        in place of the passwords."""
+        self._packet, self._accounts = packet, accounts
+        super().__init__({"listeners": dict(listeners), "plugins": {}})
+
+    async def _initialize_client_session(
+        self, reader: Any, writer: Any, _address: str, _port: int
+    ) -> tuple[BrokerProtocolHandler, Any]:
+        """A session named like the login: amqtt would take the id that is asked for, and end or hand on
+        the session of that id before it looks at the password."""
+        handler, session = await BrokerProtocolHandler.init_from_connect(
+            reader, writer, self.plugins_manager
+        )
+        known = self._is_known(session)
+        session.client_id = session.username if known else gen_client_id()
+        session.parent = 0
+        if session.clean_session or not known:
+            session.clean_session = True
+            await self._delete_session(session.client_id)
+        elif session.client_id in self._sessions:
+            kept, _ = self._sessions[session.client_id]
+            for name in _OF_A_CONNECTION:
+                setattr(kept, name, getattr(session, name))
+            kept.parent = 1
+            return handler, kept
+        return handler, session
+
+    def _is_known(self, session: Any) -> bool:
+        account = self._accounts.get(session.username or "")
+        return account is not None and is_password(session.password or "", account.password)
+
+    async def stream_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
+    ) -> None:
+        bounded = _Reader(reader, self._packet)
+        with contextlib.suppress(ConnectionError):  # who is refused may be quicker to hang up
+            await self.external_connected(bounded, StreamWriterAdapter(writer), listener_name)
 
     async def _authenticate(self, session: Any, _: Any) -> bool:
-        account = self._accounts.get(session.username or "")
-        if account is None or not is_password(session.password or "", account.password):
-            return False
-        return not session.will_flag or account.may_publish(session.will_topic)
+        if not self._is_known(session):
+            session.username = "?"
+            return _refused(session, "log in")
+        if session.will_flag and not self._accounts[session.username].may_publish(session.will_topic):
+            return _refused(session, "leave a will on", session.will_topic)
+        return True
 
     async def _topic_filtering(self, session: Any, topic: str, action: Action) -> bool:
         account = self._accounts.get(session.username or "")
         if account is None:
             return False
-        return account.may_publish(topic) if action is Action.PUBLISH else account.may_read(topic)
+        if action is Action.PUBLISH:
+            return account.may_publish(topic) or _refused(session, "publish", topic)
+        if action is Action.SUBSCRIBE:
+            return account.may_read(topic) or _refused(session, "read", topic)
+        return account.may_read(topic)
 
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Any
@@ -55,10 +124,16 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
             await super()._publish_retained_messages_for_subscription(subscription, session)
 
 
-async def serve(host: str, port: int, accounts: Mapping[str, Account]) -> None:
+def _refused(session: Any, what: str, topic: str = "") -> bool:
+    """False, and a line in the log."""
+    _LOG.warning("Refused: %.80r may not %s %.200r", session.username, what, topic)
+    return False
+
+
+async def serve(listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]) -> None:
     """Serve until cancelled."""
-    await RunBroker(host, port, accounts).start()
-    print(f"listening on {host}:{port}", flush=True)  # noqa: T201  # stdout is the log
+    await RunBroker(listeners, packet, accounts).start()
+    print("listening", flush=True)  # noqa: T201  # stdout is the log
     await asyncio.Event().wait()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import itertools
@@ -18,6 +17,7 @@ from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from testbed.errors import BadInputError
+from testbed.topology.fields import docstrings
 from testbed.topology.units import format_duration
 from testbed.topology.validation_errors import did_you_mean
 
@@ -94,7 +94,7 @@ def _facts_of_rule(cls: type[Rule]) -> dict[str, str | None]:
 
 def _parameters(cls: type) -> Iterator[Parameter]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    descriptions = _descriptions(cls)
+    descriptions = docstrings(cls)
     for field in dataclasses.fields(cls):
         required = field.default is dataclasses.MISSING
         default: Any = None if required else field.default
@@ -102,21 +102,6 @@ def _parameters(cls: type) -> Iterator[Parameter]:
         if _is_duration(hint) and isinstance(default, float):
             default = format_duration(default)
         yield Parameter(field.name, _words(hint), required, default, descriptions.get(field.name, ""))
-
-
-def _descriptions(cls: type) -> dict[str, str]:
-    """The docstring below each field, in one line; python itself keeps none of these."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    body = definition.body if isinstance(definition, ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
 
 
 def _is_duration(hint: Any) -> bool:

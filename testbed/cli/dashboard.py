@@ -22,9 +22,8 @@ from testbed.run import live_runs
 from testbed.run.up import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
+from testbed.watching.hosts import HOST
 
-HOST = "127.0.0.1"
-"""Of this machine, for this machine."""
 _NICE = 10
 """A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""
 _STOP_TIMEOUT_SECONDS = 10.0

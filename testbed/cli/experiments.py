@@ -23,7 +23,7 @@ from testbed.cli.arguments import (
     Strict,
 )
 from testbed.console import out, print_text
-from testbed.errors import BadInputError, RunFailedError
+from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import RUNTIMES, emulated, is_simulated
@@ -274,10 +274,8 @@ def _is_folder_of_runs(path: Path) -> bool:
 def _load(path: Path) -> load.Run:
     from analysis import load
 
-    try:
+    with reading(path):
         return load.load(path)
-    except (ValueError, FileNotFoundError) as error:
-        raise BadInputError(f"{path} cannot be read as a run: {error}") from error
 
 
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from testbed.cli.arguments import (
     Strict,
 )
 from testbed.console import err, out, print_json, print_text, show
-from testbed.errors import BadInputError, TestbedError
+from testbed.errors import BadInputError, TestbedError, of_os
 from testbed.host.signals import interrupting
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory, listing, new_run_id
@@ -59,7 +59,7 @@ def main() -> None:
     except TestbedError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        _fail(str(of_os(error)), 1)
     except KeyboardInterrupt:  # before or after typer's own handling of it
         sys.exit(130)
 
@@ -115,11 +115,17 @@ def up_command(
 def down(
     run: Annotated[str | None, typer.Argument(help="Run id (`testbed ps` lists them).")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
+    runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """End runs and remove all that is theirs, and nothing else; works from any directory."""
+    """End runs and remove all that is theirs, and nothing else; works from any directory.
+
+    What a killed controller has left in a run's work/ is found by the run's directory, or in --runs.
+    """
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    live = [found for found in live_runs.find() if everything or found.run == run]
+    live = [found for found in live_runs.find() if everything or found.run == Path(run or "").name]
+    known = {found.run for found in live}
+    live += [left for left in live_runs.leftovers(run, runs) if left.run not in known]
     if not live:
         print_text("Nothing is running." if everything else f"{run}: nothing is running.")
         return

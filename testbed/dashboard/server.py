@@ -18,13 +18,16 @@ from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.settings import settings
 from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop
+from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
 
 from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory, listing, row
+from testbed.watching.hosts import OwnHosts
 
 _FLUSH_SECONDS = 0.3
 """Seconds for what has been sent to arrive."""
@@ -72,9 +75,9 @@ class Site:
         """Fill a new visitor's document, as its address asks."""
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
-        names = list(dict.fromkeys(name.decode() for name in query.get("run", ())))
+        names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))
         paths = [path for path in map(self.path, names) if path is not None]
-        theme = query.get("theme", [b""])[0].decode()
+        theme = query.get("theme", [b""])[0].decode(errors="replace")
         if not paths or len(paths) < len(names):
             document.template = page.TEMPLATES.get_template("unknown.html")
             return
@@ -83,28 +86,38 @@ class Site:
 
 
 class _List(tornado.web.RequestHandler):
-    def initialize(self, site: Site, hosts: Sequence[str]) -> None:
-        self._site, self._hosts = site, hosts
+    def initialize(self, site: Site) -> None:
+        self._site = site
 
     def get(self) -> None:
-        if self.request.host not in self._hosts:  # another name that leads here, of somebody else's page
-            raise tornado.web.HTTPError(403)
         template = page.TEMPLATES.get_template("list.html")
         self.write(template.render(rows=self._site.rows(), folder=self._site.runs))
+
+
+class _Ours(Matcher):
+    """Requests for our own names, from no page but ours."""
+
+    def __init__(self, hosts: OwnHosts) -> None:
+        self._hosts = hosts
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        headers = request.headers
+        return {} if self._hosts.includes(headers.get("Host"), headers.get("Origin")) else None
 
 
 def serve(listening: socket.socket, site: Site) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
     settings.resources = "server"  # nothing from other hosts, whatever the environment says
-    hosts = [f"{name}:{listening.getsockname()[1]}" for name in ("127.0.0.1", "localhost")]
+    hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(
         {"/run": Application(FunctionHandler(site.open))},
-        extra_websocket_origins=hosts,
-        extra_patterns=[("/", _List, {"site": site, "hosts": hosts})],
+        extra_websocket_origins=hosts.names,
+        extra_patterns=[("/", _List, {"site": site})],
         use_index=False,
         keep_alive_milliseconds=10_000,
     )
-    http = HTTPServer(bokeh)
+    refuse = tornado.web.Application([(".*", tornado.web.ErrorHandler, {"status_code": 403})])
+    http = HTTPServer(RuleRouter([Rule(_Ours(hosts), bokeh), Rule(AnyMatches(), refuse)]))
     listening.settimeout(0.0)
     http.add_sockets([listening])
     server = BaseServer(IOLoop.current(), bokeh, http)

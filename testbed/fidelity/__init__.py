@@ -36,7 +36,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
-from agents import events
 from testbed.fidelity.figures import (
     CPU,
     DELAYS,
@@ -51,6 +50,7 @@ from testbed.fidelity.figures import (
     RequestedCpu,
     RequestedLink,
 )
+from testbed.fidelity.validity import Training
 
 _THROTTLED_SHARE = 0.9
 """Of the periods in which a device ran: the first and the last period of some work are not used up."""
@@ -80,7 +80,7 @@ def measure(
     requested: Iterable[Requested],
     samples: Iterable[Mapping[str, Any]],
     clock: Clock,
-    trainings: Mapping[str, Sequence[Interval]],
+    trainings: Mapping[str, Sequence[Training]],
 ) -> Fidelity:
     """Compare the request with `samples`: telemetry (`agents.device.usage`) and probes, in any order.
 
@@ -104,17 +104,9 @@ def measure(
     devices = []
     for one in requested:
         used = sorted(usage.get(one.device, ()))
-        trained = _covered(trainings.get(one.device, ()))
+        trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
         devices.append(_device(one, used, probes.get(one.device, ()), trained, clock))
     return Fidelity(tuple(devices))
-
-
-def trainings(records: Iterable[events.Record]) -> dict[str, list[Interval]]:
-    """The intervals in which each client trained, as far as known from applied updates."""
-    found: dict[str, list[Interval]] = {}
-    for update in (record for record in records if isinstance(record, events.UpdateApplied)):
-        found.setdefault(update.client, []).append((update.train_start, update.train_end))
-    return found
 
 
 class _Usage(NamedTuple):

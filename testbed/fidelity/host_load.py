@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ _NICE_FIELD = 16
 """Of `/proc/<pid>/stat`, counted from 0 after the name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
     """The load of this host since the sample before. Loads are from 0 to 1."""
 
@@ -27,6 +28,9 @@ class HostSample:
     CPU, without those of low priority (evaluations). None: unknown."""
     foreign: float | None
     """Load of the devices' CPUs that is not from devices. None: unknown."""
+    elsewhere: float | None
+    """Load of all CPUs of this host that is neither from the run nor from the controller. None:
+    unknown."""
     device_busy: float
     """Load of the CPUs of the devices, whoever it is from."""
     steal: float
@@ -37,15 +41,18 @@ class HostSample:
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
     """For the manifest: means over the run, and the latest timer."""
-    seconds = sum(sample.seconds for sample in samples)
-
-    def mean(name: str) -> float | None:
-        known = [(getattr(one, name), one.seconds) for one in samples if getattr(one, name) is not None]
-        return round(sum(value * s for value, s in known) / seconds, 4) if known and seconds else None
-
-    names = ("server_load", "foreign", "device_busy", "steal")
+    names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
-    return {**{name: mean(name) for name in names}, "tick_lateness": latest}
+    means = {name: mean(samples, name) for name in names}
+    rounded = {name: None if value is None else round(value, 4) for name, value in means.items()}
+    return {**rounded, "tick_lateness": latest}
+
+
+def mean(samples: Iterable[HostSample], name: str) -> float | None:
+    """The mean over time of the load `name`, where it is known; None where it never is."""
+    known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
+    seconds = sum(duration for _, duration in known)
+    return sum(value * duration for value, duration in known) / seconds if seconds else None
 
 
 class FreeCores:
@@ -100,38 +107,56 @@ class Sampler:
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
-        self._used: float | None = None
         self._read = read
         self._proc = proc
         self._dilation = dilation
-        self._at: float | None = None
-        self._before: list[_Times] = []
-        self._threads: dict[str, float] = {}
+        self._before: _Look | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
         """The load since the last call, at `at` seconds of the run; None the first time."""
-        counters = self._read()
-        now = [_times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets]
-        threads, used = dict(self._demands()), self._own()
-        last, before, earlier, used_before = self._at, self._before, self._threads, self._used
-        self._at, self._before, self._threads, self._used = at, now, threads, used
-        if last is None or at <= last:
+        before, now = self._before, self._look(at)
+        self._before = now
+        if before is None or at <= before.at:
             return None
-        cpus, devices = (
+        run, devices, host = (
             _Times(*(b - a for a, b in zip(*pair, strict=True)))
-            for pair in zip(before, now, strict=True)
+            for pair in ((before.run, now.run), (before.devices, now.devices), (before.host, now.host))
         )
-        elapsed = (at - last) * self._dilation
-        loads = [min(1.0, (threads[one] - earlier[one]) / elapsed) for one in threads.keys() & earlier]
+        elapsed = (at - before.at) * self._dilation
+        known = now.threads.keys() & before.threads
+        loads = [min(1.0, (now.threads[one] - before.threads[one]) / elapsed) for one in known]
+        foreign = elsewhere = None
+        if now.used is not None and before.used is not None:
+            used = now.used - before.used
+            foreign = _other(devices, used)
+            elsewhere = _other(host, used + now.servers - before.servers)
         return HostSample(
-            at,
-            at - last,
-            max(loads, default=None),
-            None if used is None or used_before is None else _foreign(devices, used - used_before),
-            1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
-            _share(cpus.steal, cpus),
-            tick_lateness,
+            at=at,
+            seconds=at - before.at,
+            server_load=max(loads, default=None),
+            foreign=foreign,
+            elsewhere=elsewhere,
+            device_busy=1.0 - _share(devices.idle, devices) if devices.total > 0 else 0.0,
+            steal=_share(run.steal, run),
+            tick_lateness=tick_lateness,
         )
+
+    def _look(self, at: float) -> _Look:
+        counters = self._read()
+        run, devices = (
+            _times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets
+        )
+        threads = dict(self._demands())
+        return _Look(at, run, devices, _times(counters), threads, self._own(), self._servers_used())
+
+    def _servers_used(self) -> float:
+        """CPU seconds of the servers and of this process."""
+        seconds = time.process_time()
+        for pid in self._servers():
+            with contextlib.suppress(psutil.Error):
+                spent = psutil.Process(pid).cpu_times()
+                seconds += spent.user + spent.system
+        return seconds
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Of each of the servers' threads: seconds in which it ran or waited for a CPU."""
@@ -154,7 +179,23 @@ class _Times(NamedTuple):
     steal: float
 
 
-def _foreign(spent: _Times, own: float) -> float:
+class _Look(NamedTuple):
+    """Counters at one moment."""
+
+    at: float
+    run: _Times
+    """CPUs of the run, of its devices, and all of this host."""
+    devices: _Times
+    host: _Times
+    threads: dict[str, float]
+    used: float | None
+    """CPU seconds of all devices."""
+    servers: float
+    """CPU seconds of broker, aggregator, router and controller."""
+
+
+def _other(spent: _Times, own: float) -> float:
+    """The share of what was `spent` on some CPUs that is not `own`."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from agents import events
 from agents.config import Link
@@ -45,40 +44,27 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
     ]
 
 
-def trainings(requested: Iterable[Requested], records: Iterable[events.Record]) -> list[Training]:
-    """The trainings of applied updates during which nothing was done to the device's CPU."""
+def trainings(
+    requested: Iterable[Requested], records: Iterable[events.Record]
+) -> dict[str, list[Training]]:
+    """The trainings of applied updates, by device."""
     by_device = {one.device: one for one in requested}
-    found = []
+    found: dict[str, list[Training]] = {name: [] for name in by_device}
     for record in records:
-        if not isinstance(record, events.UpdateApplied) or record.steps < 1:
-            continue
-        device, begin, end = by_device[record.client], record.train_start, record.train_end
-        share = [one for one in device.cpu if one.at <= begin][-1:]
-        changed = any(begin < one.at < end for one in device.cpu)
-        away = any(since < end and begin < until for since, until in device.away)
-        if share and not changed and not away and end > begin:
-            pace = (end - begin) * share[0].share / record.steps
-            found.append(Training(record.client, begin, end, pace))
+        if isinstance(record, events.UpdateApplied):
+            pace = _pace(by_device[record.client], record)
+            found[record.client].append(Training(record.train_start, record.train_end, pace))
     return found
 
 
-def in_device_time(sample: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """A sample in the host's time, converted to device time."""
-    converted = {**sample, "at": sample["at"] / dilation}
-    for name in ("ran", "waited"):  # but not `cpu`: a share is CPU seconds of the host per device second
-        if name in sample:
-            converted[name] = sample[name] / dilation
-    if "probe" in sample:
-        factors = {
-            "up": dilation,
-            "down": dilation,
-            "rtt": 1 / dilation,
-            "jitter": 1 / dilation,
-            "loss": 1.0,
-            "round_trips": 1,
-        }
-        converted["probe"] = {name: value * factors[name] for name, value in sample["probe"].items()}
-    return converted
+def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
+    begin, end = update.train_start, update.train_end
+    share = [one.share for one in device.cpu if one.at <= begin][-1:]
+    changed = any(begin < one.at < end for one in device.cpu)
+    away = any(since < end and begin < until for since, until in device.away)
+    if share and update.steps > 0 and not changed and not away and end > begin:
+        return (end - begin) * share[0] / update.steps
+    return None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from agents.events import Disrupted
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
-from testbed.fidelity.host_load import HostSample
+from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
 """Load from which a core or a server counts as full: kernel and sampling itself take the rest."""
@@ -24,7 +25,12 @@ _FULL_SECONDS = 3.0
 _FOREIGN_SHARE = 0.12
 """Of the CPU time of the devices' cores. Where shares are kept all the same, other work between two of a
 device's slices may leave it cold caches. Engine and controller themselves took up to 8 % in runs of 8 s,
-two busy loops 16 %. Work on the cores of broker and aggregator made no difference."""
+two busy loops 16 %."""
+_ELSEWHERE_SHARE = 0.18
+"""Of the CPU time of the whole host; engine and kernel took up to 12 % of two cores. Work on other cores
+leaves the shares alone, but shares caches and memory with the devices: copies of 64 MB and a busy disk
+made steps longer, busy loops did not, and CPU times do not tell one from the other
+(docs/fidelity.md)."""
 _STEAL_SHARE = 0.05
 """Of the CPU time: many kernels charge it to the device that was running, so that no figure of a device
 shows it."""
@@ -67,13 +73,13 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training of a device while its request did not change."""
+    """A device's training for an update that was applied."""
 
-    device: str
     begin: float
     end: float
-    pace: float
-    """Seconds per step at one core: what it took × the share requested ÷ steps."""
+    pace: float | None = None
+    """Seconds per step at one core: what it took × the share requested ÷ steps; None where something
+    was done to the device's CPU meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +136,18 @@ def verdict(
     fidelity: Fidelity,
     *,
     steps: Iterable[StepDone] = (),
-    trainings: Iterable[Training] = (),
+    trainings: Iterable[Sequence[Training]] = (),
     failures: Sequence[str] = (),
+    disruptions: Iterable[Disrupted] = (),
 ) -> Validity:
     """Whether the run can be believed, from samples of the host taken while its clock went, what devices
-    got, and the actions on devices that failed. Lack of evidence is never `valid`."""
+    got, the actions on devices and the processes that failed, and when the run did not go on. Lack of
+    evidence is never `valid`."""
     reasons = [*load(host), *_shares(fidelity, host)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
     reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps)]
+    reasons += _disrupted(disruptions)
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
     return Validity(tuple(reasons), tuple(_unjudged(host, fidelity)))
@@ -157,6 +166,11 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
         yield f"the load of this host: sampled for {_seconds(host):.1f} s, which is too short"
     elif any(all(seen is None for seen in kind) for kind in _visible(host)):
         yield "other work, and waiting servers: the run's processes cannot be seen from this host"
+    if (share := (mean(host, "elsewhere") or 0.0)) > _ELSEWHERE_SHARE:
+        yield (
+            f"what steps cost: other work took {share:.0%} of this host's CPU time, and may have slowed "
+            "down caches and memory"
+        )
     reasons: dict[str, list[str]] = {}
     for one in fidelity.devices:
         for what in one.unjudged():
@@ -190,16 +204,13 @@ def _unrequested(fidelity: Fidelity) -> Iterator[str]:
         )
 
 
-def _drift(trainings: Iterable[Training]) -> Iterator[str]:
+def _drift(trainings: Iterable[Sequence[Training]]) -> Iterator[str]:
     """Whether trainings took longer in some part of the run than in the rest of it."""
-    by_device: dict[str, list[Training]] = {}
-    for one in trainings:
-        by_device.setdefault(one.device, []).append(one)
     paces: list[tuple[float, float]] = []
-    for same in by_device.values():
-        typical = median(one.pace for one in same)
-        if len(same) > 1 and typical > 0:
-            paces += [((one.begin + one.end) / 2, one.pace / typical) for one in same]
+    for device in trainings:
+        known = [((one.begin + one.end) / 2, one.pace) for one in device if one.pace is not None]
+        if len(known) > 1 and (typical := median(pace for _, pace in known)) > 0:
+            paces += [(at, pace / typical) for at, pace in known]
     if len(paces) < 2 * _WINDOW_TRAININGS:
         return
     begin, end = min(paces)[0], max(paces)[0]
@@ -230,9 +241,7 @@ def _server(host: Sequence[HostSample]) -> Iterator[str]:
 
 
 def _foreign(host: Sequence[HostSample]) -> Iterator[str]:
-    known = [sample for sample in host if sample.foreign is not None]
-    share = sum((s.foreign or 0.0) * s.seconds for s in known) / (_seconds(known) or 1.0)
-    if share > _FOREIGN_SHARE:
+    if (share := (mean(host, "foreign") or 0.0)) > _FOREIGN_SHARE:
         yield (
             f"other work on this host took {share:.0%} of the devices' cores: a training step may have "
             "cost more than on a quiet host"
@@ -240,8 +249,7 @@ def _foreign(host: Sequence[HostSample]) -> Iterator[str]:
 
 
 def _stolen(host: Sequence[HostSample]) -> Iterator[str]:
-    steal = sum(s.steal * s.seconds for s in host) / (_seconds(host) or 1.0)
-    if steal > _STEAL_SHARE:
+    if (steal := (mean(host, "steal") or 0.0)) > _STEAL_SHARE:
         yield (
             f"the hypervisor took {steal:.0%} of this machine's CPU time: devices were slower than "
             "their shares say"
@@ -305,6 +313,15 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
             f"the scenario's step at {worst.due:g} s ({worst.what}) came {worst.done - worst.due:.1f} s "
             f"late{_others(len(late))}"
         )
+
+
+def _disrupted(disruptions: Iterable[Disrupted]) -> Iterator[str]:
+    """A sentence per reason, about the longest time."""
+    ends = {(one.reason, one.since): one.at for one in disruptions}  # the last says when it was over
+    for reason in dict.fromkeys(reason for reason, _ in ends):
+        spans = [(at - since, since, at) for (of, since), at in ends.items() if of == reason]
+        _, since, at = max(spans)
+        yield f"{reason} from {since:.1f} to {at:.1f} s{_others(len(spans))}"
 
 
 def _others(count: int) -> str:

@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 
+from agents.clock import in_host_time
 from agents.config import Access, Duration, Link, Local
+from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology, traces
@@ -148,6 +150,11 @@ class Plan:
     """Sentences on how the CPU shares of profiles were found."""
 
     @property
+    def cpus(self) -> set[int]:
+        """Numbers of the CPUs of broker, aggregator and devices."""
+        return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
+
+    @property
     def aggregator_cpus(self) -> str:
         """cpuset of the aggregator, evaluations included."""
         return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
@@ -278,21 +285,18 @@ def _dilation(topology: Topology, capacity: float) -> float:
 
 def dilated(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     """Fields of a link in device time, as the host has to make them."""
-    scaled = dict(changes)
+    made = in_host_time(changes, dilation)
     for name in ("up", "down"):
-        if scaled.get(name) is not None:
-            scaled[name] = max(_MIN_RATE_BITS_PER_SECOND, round(scaled[name] / dilation))
-    for name in ("rtt", "jitter"):
-        if scaled.get(name) is not None:
-            scaled[name] *= dilation
-    return scaled
+        if made.get(name) is not None:
+            made[name] = max(_MIN_RATE_BITS_PER_SECOND, round(made[name]))
+    return made
 
 
 def end_to_end(group: DeviceGroup) -> Link:
     """The path from a device of `group` to the server as the run begins, for a device alone on it, in
     device time. Raises ValueError, OSError for a trace that cannot be read."""
     link = Link() if group.link is None else traces.link_at_start(group.link)
-    return link.behind(None if group.access is None else group.access.plain())
+    return link.behind(None if group.access is None else group.access.build())
 
 
 def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevice]:
@@ -302,9 +306,9 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             group=group.name,
             cpu=group.cpu,
             memory=group.memory_limit,
-            local=group.local.plain(),
+            local=group.local.build(),
             link=None if group.link is None else traces.link_at_start(group.link),
-            access=None if group.access is None else group.access.plain(),
+            access=None if group.access is None else group.access.build(),
             think=None if group.think is None else group.think.plain(),
             timing=None if group.timing is None else group.timing.plain(),
             gflops=group.gflops,

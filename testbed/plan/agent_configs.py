@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +12,9 @@ from agents import probe_server
 from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
-from testbed.broker import Account, init_user
+from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
-from testbed.plan import Plan, PlannedDevice
+from testbed.plan import Plan, PlannedDevice, model_check, rounds
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, scenario, traces
 from testbed.topology.timeline import Step, timeline
@@ -28,8 +29,10 @@ CLIENT_CONFIG = "/testbed/client.json"
 RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
-MEMORY = "/testbed/memory"
-"""A folder: a file that is replaced cannot be mounted itself."""
+CONTROL_FOLDER = "/testbed/control"
+"""Of the broker's Unix socket, for the devices' inits."""
+DISK = "/testbed/disk"
+"""A client's own folder."""
 ROUTED_BROKER = "mqtt"
 """The broker's name for the router, which is itself the devices' `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
@@ -47,8 +50,6 @@ class RunSpec:
     plan: Plan
     samples: Mapping[str, int]
     """Training samples of each client."""
-    resume: bool = False
-    """Whether this continues an earlier run in its directory."""
 
     @property
     def routed(self) -> bool:
@@ -88,6 +89,11 @@ class RunSpec:
         return heapq.merge(played, *traced, key=lambda step: step.at)
 
     @property
+    def limits(self) -> Limits:
+        """Of the broker."""
+        return Limits.of(model_check.check(self.topology), len(self.plan.devices))
+
+    @property
     def eventful(self) -> bool:
         """Whether any step acts on the devices."""
         return next(self.steps(), None) is not None
@@ -103,10 +109,16 @@ class RunSpec:
 class Places:
     """Where the processes of a runtime find the broker and their files."""
 
-    data: tuple[str, int]
-    """Host and port of the broker for FL's traffic."""
-    control: tuple[str, int]
-    """Host and port of the broker for the controller's traffic."""
+    clients: tuple[str, int]
+    """Host and port of the broker for the clients."""
+    aggregator: tuple[str, int]
+    """The same for the aggregator."""
+    router: tuple[str, int]
+    """The same for the router."""
+    inits: tuple[str, int] = ("", 0)
+    """Path of its Unix socket for the devices' inits, where there are any, and any port."""
+    certificate: str | None = None
+    """The broker's, as PEM, for the clients; None: they use no TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Port to the broker through a device's link, by device; none without a relay."""
     mounted: bool = False
@@ -114,7 +126,7 @@ class Places:
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Host and port where `client` finds the broker."""
-        host, port = self.data
+        host, port = self.clients
         return host, self.ports.get(client, port)
 
     def path(self, on_host: Path, in_container: str) -> str:
@@ -123,7 +135,21 @@ class Places:
 
 
 # Not "broker": Docker answers with a container's host name too, on any network that it is on.
-IN_CONTAINERS = Places(data=("server", 1883), control=("control", 1883), mounted=True)
+SERVER, CONTROL = "server", "control"
+"""The broker's host names on the data and on the control network."""
+MQTT_PORT, TLS_PORT = 1883, 8883
+
+
+def in_containers(certificate: str | None) -> Places:
+    """Places of the `docker` runtime; `certificate` is the broker's, None without TLS."""
+    return Places(
+        clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
+        aggregator=(SERVER, MQTT_PORT),
+        router=(CONTROL, MQTT_PORT),
+        inits=(f"{CONTROL_FOLDER}/{SOCKET}", MQTT_PORT),
+        certificate=certificate,
+        mounted=True,
+    )
 
 
 def init_name(device: str) -> str:
@@ -145,11 +171,10 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     The files carry passwords; they lie in `work/`, which is closed to other users.
     """
     file = spec.directory.config
-    if spec.remembers:
-        for device in spec.plan.devices:
-            memory = spec.directory.memory(device.name)
-            memory.parent.mkdir(exist_ok=True)
-            memory.unlink(missing_ok=True)  # of a run that crashed: a resumed one starts without it
+    spec.directory.state.mkdir(mode=0o700, exist_ok=True)
+    spec.directory.aggregator_state.mkdir(exist_ok=True)
+    for device in spec.plan.devices:
+        spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
     absent = spec.absent
     for device in spec.plan.devices:
@@ -163,8 +188,8 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
     config = RouterConfig(
         run=spec.directory.run,
-        broker=account.at(*places.control),
-        targets={ROUTED_BROKER: places.data[1], AGGREGATOR: probe_server.PORT},
+        broker=account.at(*places.router),
+        targets={ROUTED_BROKER: places.clients[1], AGGREGATOR: probe_server.PORT},
         addresses=addresses,
         links={
             name: {field: getattr(link, field) for field in IMPAIRMENTS}
@@ -179,19 +204,22 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
     topology = spec.topology
+    expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
     return AggregatorConfig(
         run=spec.directory.run,
-        broker=account.at(*places.data),
+        broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
         clients=importance(topology, spec.samples),
         evaluate_every=topology.evaluate.every,
-        stop=topology.stop.plain(),
+        stop=topology.stop.build(),
         seed=topology.seed,
         test_set=places.path(spec.directory.test_set, TEST_SET),
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
-        resume=spec.resume,
+        part=secrets.token_hex(4),
+        durability=topology.durability,
+        patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=spec.eventful,
         record=topology.record == "updates",
@@ -202,11 +230,11 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
 
 
 def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
-    memory = spec.directory.memory(device.name)
+    disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
         run=spec.directory.run,
         client=device.name,
-        broker=account.at(*places.client_broker(device.name)),
+        broker=account.at(*places.client_broker(device.name), places.certificate),
         task=spec.topology.task.named,
         local=device.local,
         think=device.think,
@@ -217,7 +245,8 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         timing=device.timing,
         speed=device.speed,
         dilation=device.dilation,
-        memory=places.path(memory, f"{MEMORY}/{memory.name}") if spec.remembers else None,
+        memory=f"{disk}/memory.safetensors" if spec.remembers else None,
+        outbox=disk,
         timeout_s=spec.topology.start.timeout,
     )
 
@@ -228,8 +257,8 @@ def _device(
     return DeviceConfig(
         run=spec.directory.run,
         device=device.name,
-        broker=account.at(*places.control),
-        data_address=places.data[0],
+        broker=account.at(*places.inits),
+        data_address=places.clients[0],
         link=device.host_link,
         netem=spec.netem,
         probed=device.host_end_to_end,

@@ -13,6 +13,7 @@ from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
 from testbed.plan import PlannedDevice, calibration, model_check
+from testbed.topology import Runtime
 
 _MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
@@ -20,14 +21,26 @@ RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
 
 
+_UPDATE_TIME = 0.003
+"""CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
+model, encoding and sending the update, waking up for both. Measured (docs/virtual-time.md)."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one mini-batch step costs."""
+    """What one mini-batch step costs, and an update beside its steps."""
 
     flops: float | None = None
     """Floating-point operations, for devices whose `gflops` are given."""
     seconds: float | None = None
     """On one whole core of this host, for devices with a `cpu` share."""
+    update: float = 0.0
+    """Seconds of CPU time of an update, on such a core."""
+
+    def per_update(self, device: PlannedDevice) -> float:
+        """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
+        this host's."""
+        return 0.0 if device.gflops is not None or device.cpu is None else self.update / device.cpu
 
     def per_step(self, device: PlannedDevice) -> float:
         """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
@@ -36,6 +49,14 @@ class StepCost:
         if device.cpu is not None and self.seconds is not None:
             return self.seconds / device.cpu
         return 0.0
+
+
+def update_time(runtime: Runtime) -> float:
+    """CPU seconds of an update beside its steps: as given, else 0 where the time of a step is given too,
+    so that such a run does not depend on what was measured elsewhere."""
+    if runtime.update_time is not None:
+        return runtime.update_time
+    return _UPDATE_TIME if runtime.step_time is None else 0.0
 
 
 def step_work(local: Local) -> Local:

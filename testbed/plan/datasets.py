@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -188,7 +189,7 @@ def load(dataset: str, root: Path | None) -> Dataset:
         return Dataset(*map(shards.load, paths))
     except (OSError, SafetensorError, KeyError):  # not there, or not whole
         decoded = found.read()
-    with contextlib.suppress(OSError):  # a cache is worth no failed run
+    with contextlib.suppress(OSError, SafetensorError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
         for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
             with files.whole(path) as partial:
@@ -284,7 +285,7 @@ def _partition(
         "indices": np.concatenate(list(dealt.values())),
         "ends": np.cumsum([len(part) for part in dealt.values()]),
     }
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.whole(path) as unfinished:
             save_file(whole, unfinished)
@@ -310,14 +311,24 @@ def label_counts(prepared: Prepared) -> dict[str, list[int]]:
 
 
 def write(prepared: Prepared, directory: RunDirectory) -> None:
-    """Save every client's shard and the test set where the run's processes expect them."""
+    """Save every client's shard and the test set where the run's processes expect them.
+
+    Raises HostError.
+    """
     _save_readable(prepared.test, directory.test_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
 
 
 def _save_readable(shard: Shard, path: Path) -> None:
-    shards.save(shard, path)
+    try:
+        shards.save(shard, path)
+    except SafetensorError as error:  # which names neither the file nor the error's number
+        free = shutil.disk_usage(path.parent).free
+        raise HostError(
+            f"{path} could not be written ({error}); {free / 2**20:.0f} MiB of that disk are free. Make "
+            "room there (df -h), or name a folder on another disk with --runs."
+        ) from error
     path.chmod(0o644)  # a container reads it as another user
 
 

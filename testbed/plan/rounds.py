@@ -13,15 +13,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agents.config import Access, Duration, Link
+from agents.config import Duration, Link
 from agents.durations import DISTRIBUTIONS
 from testbed import plan as planning
 from testbed.plan import Plan, PlannedDevice
-from testbed.plan.costs import StepCost, goodput, kept_step_time, message_sizes
+from testbed.plan.costs import StepCost, goodput, kept_step_time, message_sizes, update_time
 from testbed.topology import Topology
 
 _MAX_NAMED = 4
 """A sentence that is about many devices names so many of them."""
+_PATIENCE = 20
+"""Times its mean that a round may take: an exponential duration does so once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """What an estimate lacks: the time of a step, the samples that an epoch has, a finite mean of `think` or
@@ -50,7 +52,7 @@ def expected(
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
-    cost = StepCost(flops, _step_time(topology, plan))
+    cost = StepCost(flops, _step_time(topology, plan), update_time(topology.runtime))
     rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
@@ -86,9 +88,9 @@ def _training(
     if step := cost.per_step(device):
         local = device.local
         if one_step or local.steps is not None:
-            computed = step * (1 if one_step else local.count(0))
+            computed = step * (1 if one_step else local.count(0)) + cost.per_update(device)
         elif samples is not None:
-            computed = step * local.count(samples)
+            computed = step * local.count(samples) + cost.per_update(device)
         else:
             lacks.add("samples")
     elif device.timing is None or device.cpu is not None:
@@ -106,7 +108,7 @@ def _mean(duration: Duration | None) -> float | None:
 
 def _transfer(device: PlannedDevice, server: Link, down: int, up: int) -> float:
     """Seconds of the model, `down` bytes, and of the update, `up` bytes."""
-    link, access = device.link or Link(), device.access or Access(name="")
+    link, access = device.link or Link(), device.access or Link()
     ways = (
         (down, goodput(link.down, link.rtt, link.loss), access.down, server.up),
         (up, goodput(link.up, link.rtt, link.loss), access.up, server.down),
@@ -116,6 +118,19 @@ def _transfer(device: PlannedDevice, server: Link, down: int, up: int) -> float:
         rate = min((rate for rate in rates if rate is not None), default=math.inf)
         seconds += 8 * size / rate if rate else math.inf
     return seconds
+
+
+def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
+    """By device: for how many seconds it may be silent, whatever its rounds took. For ever, where they
+    differ by chance and their mean is not known; without an entry, its rounds have to tell."""
+    found = {}
+    for device in plan.devices:
+        one, delays = rounds[device.name], (device.think, device.timing)
+        if not one.lacks:
+            found[device.name] = _PATIENCE * one.seconds
+        elif any(delay is not None and delay.distribution != "constant" for delay in delays):
+            found[device.name] = math.inf
+    return found
 
 
 def by_device(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
@@ -159,7 +174,7 @@ def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
     for lack, sentence in _LACKS.items():
         if names := [name for name, one in rounds.items() if lack in one.lacks]:
             yield sentence.format(_named(names))
-    if (end := topology.stop.after) is None:
+    if (end := topology.stop.build().after) is None:
         return
     links = {name: one.transfer for name, one in rounds.items() if one.transfer > end}
     late = {name: one.seconds for name, one in rounds.items() if one.seconds > end >= one.transfer}

@@ -51,11 +51,13 @@ def needed(spec: RunSpec) -> bool:
     )
 
 
-def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]) -> StartedRelay:
+def launch(
+    spec: RunSpec, broker: Broker, port: int, spawn: Callable[[Sequence[int]], None]
+) -> StartedRelay:
     """Have `spawn` start the relay with the file descriptors that it inherits, and measure the links.
 
-    `broker` is the relay's login. Raises OSError where no relay answers, HostError where a
-    link cannot be measured.
+    `broker` is the relay's login, `port` the broker's for clients. Raises OSError where no relay
+    answers, HostError where a link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host
@@ -68,7 +70,7 @@ def launch(spec: RunSpec, broker: Broker, spawn: Callable[[Sequence[int]], None]
         cfg = RelayConfig(
             run=spec.directory.run,
             broker=broker,
-            targets=(broker.port, probe_port),
+            targets=(port, probe_port),
             listeners={name: tuple(map(socket.socket.fileno, own)) for name, own in listeners.items()},
             links={d.name: d.host_link for d in devices if d.host_link is not None},
             access={d.name: d.host_access for d in devices if d.host_access is not None},

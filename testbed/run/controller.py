@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents import events, messages
+from agents.allowance import Allowance
+from agents.clock import in_device_time
 from agents.config import Broker
 from agents.device_actions import SetCpu
 from agents.messages import AddressedOrder, MessageError, Note
@@ -37,6 +39,10 @@ from testbed.view import View
 
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
+_MESSAGES = 100, 10.0
+"""At once, and a second: messages on one topic. A device's init sends a sample a second."""
+_MAX_RESTARTS = 3
+"""So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
 """What the aggregator has to finish its records when a run is interrupted."""
 
@@ -72,6 +78,12 @@ class Controller:
         """Devices whose link has not been measured yet."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
+        self._connection: Connection | None = None
+        """While the run clock goes."""
+        self._restarts = 0
+        self._held: list[AddressedOrder] | None = None
+        """Orders to the aggregator while it, or the broker, is started again: a new broker would drop
+        them; None: it is there."""
         self._follower = Follower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -83,6 +95,7 @@ class Controller:
         )
         self._commands = CommandFolder(spec.directory.orders)
         self._refusals = messages.Refusals(self._note)
+        self._allowance = Allowance(*_MESSAGES)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
         """One sample a second while the run clock goes."""
@@ -91,11 +104,9 @@ class Controller:
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
-        devices = cpu_numbers(plan.device_cpus)
-        cpus = devices | cpu_numbers(plan.infrastructure_cpus)
         self._sampler = Sampler(
-            cpus,
-            devices,
+            plan.cpus,
+            cpu_numbers(plan.device_cpus),
             runtime.server_pids,
             runtime.device_cpu_seconds,
             dilation=plan.dilation,
@@ -134,6 +145,7 @@ class Controller:
                 "the run clock starts"
             )
             self._runtime.begin()
+            self._connection = connection
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
                 note = Note(messages.clipped(f"{doubt}: this run will not be valid"))
@@ -198,7 +210,7 @@ class Controller:
         """A sentence on links that were measured farther off than is valid. Raises RunFailedError where
         a rate is too far off to start at all."""
         dilation = self._spec.plan.dilation
-        samples = [requested.in_device_time(one, dilation) for one in self._probes.read()]
+        samples = [in_device_time(one, dilation) for one in self._probes.read()]
         before_the_start = Clock(0.0, begin=math.inf)
         found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
         if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
@@ -232,9 +244,13 @@ class Controller:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
                     self._record_failure(failure)
-            for order in self._orders:
-                self._send(connection, order)
-            self._orders.clear()
+            orders = self._orders.copy()
+            self._orders.clear()  # the scenario player has this list
+            for order in orders:
+                if self._held is not None and order[0] == AGGREGATOR:
+                    self._held.append(order)
+                else:
+                    self._send(connection, order)
             self._view.refresh(time.monotonic() / self._dilation)
             if AGGREGATOR in self._exit_codes:
                 break
@@ -276,7 +292,12 @@ class Controller:
 
     def _received(self, event: Received, write_telemetry: Callable[[str], object]) -> None:
         try:
+            now = time.monotonic()
+            if not self._allowance.has(event.topic, now):
+                raise MessageError("too many")
             match messages.decode(self._topics, event.topic, event.payload):
+                case messages.Sample(at=at) | messages.Probe(at=at) if at > now:  # the clock is the same
+                    raise MessageError(f"at: {at:g} s is yet to come")
                 case messages.Sample() as sample:
                     write_telemetry(_line(sample))
                 case messages.Probe(device) as probe:
@@ -287,13 +308,16 @@ class Controller:
                     self._record_failure(f"{part} could not do as it was told: {reason}")
                 case messages.Status(part, state):
                     self._status[part] = state
+                    if (part, state) == (AGGREGATOR, "ready") and self._held is not None:
+                        self._orders[:0] = self._held
+                        self._held = None
                     if state == "ready" and part in self._devices:
                         self._runtime.limit(part)
                 case _:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
-            self._refusals.add(event.topic, error)
-            if event.topic.startswith(self._topics.failure("")):  # an action failed, whichever it was
+            first = self._refusals.add(event.topic, error) == 1
+            if first and event.topic.startswith(self._topics.failure("")):  # an action failed, whichever
                 self.failures.append(f"something that {event.topic} cannot say: {error}")
 
     def _record_failure(self, what: str) -> None:
@@ -305,17 +329,43 @@ class Controller:
         self._orders.append((AGGREGATOR, Note(messages.clipped(what))))
 
     def _check_processes(self) -> None:
-        """Check for ended processes: devices may end; where broker or aggregator do, the run ends."""
+        """Check for ended processes: devices may end; broker and aggregator are started again while the
+        run clock goes, a few times; else the run ends."""
         for name, code in self._runtime.ended().items():
             if name in self._exit_codes:
                 continue
-            self._exit_codes[name] = code
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
+                if self._start_again(name, code):
+                    continue
+                often = f", after {self._restarts} restarts" if self._restarts else ""
                 raise RunFailedError(
-                    f"the {name} ended with exit code {code}.{_hint({code})}{self._last_words(name)}"
+                    f"the {name} ended with exit code {code}{often}.{_hint({code})}"
+                    f"{self._last_words(name)}"
                 )
+            self._exit_codes[name] = code
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+
+    def _start_again(self, name: str, code: int) -> bool:
+        """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
+        log told the clients last, a new one does not know."""
+        keeps_all = self._spec.topology.durability == "update"
+        if self._connection is None or self.epoch is None or self._over:
+            return False
+        if name == ROUTER or (name == AGGREGATOR and not keeps_all) or self._restarts == _MAX_RESTARTS:
+            return False
+        self._restarts += 1
+        self._held = self._held or []
+        port = self._runtime.restart(name)
+        if port is not None:
+            self._connection.moved(port)
+        at = (time.monotonic() - self.epoch) / self._dilation
+        what = f"the {name} ended with exit code {code} at {at:.1f} s and was started again"
+        if not keeps_all:
+            what += "; updates that were under way may be lost"
+        self._record_failure(what)
+        self._view.progress(what)
+        return True
 
     def _read_records(self) -> None:
         for record in self._new_records():

@@ -6,11 +6,13 @@ what a crash left behind is found without the topology, the run directory or the
 
 from __future__ import annotations
 
+import platform
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from agents import events
 from testbed.errors import BadInputError, HostError
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator, process
@@ -29,6 +31,29 @@ def find() -> list[LiveRun]:
         if live.run not in runs or runs[live.run].runtime is None:
             runs[live.run] = live
     return [runs[name] for name in sorted(runs)]
+
+
+def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
+    """Runs of this host whose `work/` is still there: of `run` (an id in `runs`, or a path), or of all
+    in `runs`. Of a killed controller that started only processes nothing else is left; or it has started
+    none yet."""
+    if run is not None:
+        found = [directory_of(run, runs)]
+    else:
+        found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
+    return [
+        LiveRun(one.run, None, 0, one.path)
+        for one in found
+        if one is not None and one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
+    ]
+
+
+def _of_this_host(directory: RunDirectory) -> bool:
+    """Whether a run was started here, as far as is known: a folder may be shared by several hosts."""
+    with suppress(BadInputError):
+        host: str | None = directory.read_manifest().get("host", {}).get("name")
+        return host in (None, platform.node())
+    return True
 
 
 def directory_of(run: str, runs: Path) -> RunDirectory | None:
@@ -59,15 +84,29 @@ def resumable(runs: Path, run: str) -> RunDirectory:
     directory = directory_of(run, runs)
     if directory is None:
         raise BadInputError(f"no run {run} in {runs}; `testbed runs` shows what there is")
-    outcome = directory.read_manifest().get("outcome")
+    outcome = _recorded_end(directory) or directory.read_manifest().get("outcome")
     if outcome in COMPLETE:
         raise BadInputError(f"{directory.run} is complete (it ended by `{outcome}`); start a new run")
     if directory.controller() or directory.run in {live.run for live in find()}:
         raise BadInputError(f"{directory.run} still lives: `testbed down {directory.run}` ends it")
-    if not directory.events.exists() or not list(directory.models.glob("*.safetensors")):
-        raise BadInputError(f"{directory.run} never got as far as a first model; start a new run")
+    if not directory.checkpoint.is_file():
+        raise BadInputError(
+            f"{directory.run} has no state to go on from: it never got as far as a first model, or has "
+            "`durability: none`; start a new run"
+        )
     directory.open()
     return directory
+
+
+def _recorded_end(directory: RunDirectory) -> str | None:
+    """Why a run has ended as planned by its records, which a crash may have kept out of its manifest."""
+    if not directory.events.is_file():
+        return None
+    try:
+        ends = [one for one in events.read(directory.events) if isinstance(one, events.RunEnded)]
+    except ValueError as error:
+        raise BadInputError(str(error)) from error
+    return next((one.reason for one in ends if one.reason in COMPLETE), None)
 
 
 def take_down(live: LiveRun) -> None:
@@ -79,23 +118,29 @@ def take_down(live: LiveRun) -> None:
     if directory is not None:
         _ask_controller(directory)
     process.remove(live.run)  # the controller, before it starts more
-    runtime = None if directory is None else directory.read_manifest().get("runtime")
-    for name in emulated():
-        if not emulator(name).take_down(live.run, directory) and name == runtime:
-            raise HostError(
-                f"{live.run}: {RUNTIMES[name].lack}, so what it has started could not be removed. "
-                f"`testbed doctor` tells the fix; after it, `testbed down {live.run}`."
-            )
+    runtime = None
     if directory is not None:
-        directory.remove_work()
+        with suppress(BadInputError):  # a damaged manifest keeps nothing from being removed
+            runtime = directory.read_manifest().get("runtime")
+    try:
+        for name in emulated():
+            if not emulator(name).take_down(live.run, directory) and name == runtime:
+                raise HostError(
+                    f"{live.run}: {RUNTIMES[name].lack}, so what it has started could not be removed. "
+                    f"`testbed doctor` tells the fix; after it, `testbed down {live.run}`."
+                )
+    finally:
+        if directory is not None:
+            directory.remove_work()
+    if directory is not None and directory.work.is_dir():
+        raise HostError(f"{directory.work} could not be removed: remove it yourself, it has passwords")
 
 
 def _ask_controller(directory: RunDirectory) -> None:
     """Let the controller, if it still lives, end its run in order."""
-    controller = directory.controller()
-    if controller is None:
-        return
-    with suppress(psutil.Error):
+    with suppress(psutil.Error, BadInputError):
+        if (controller := directory.controller()) is None:
+            return
         controller.terminate()
         process.still_alive([controller], _STOP_TIMEOUT_SECONDS)
 

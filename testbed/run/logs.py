@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from agents.texts import visible
 from testbed.errors import BadInputError
 from testbed.run import live_runs
+from testbed.rundir.directory import tail_of
 from testbed.runtimes import emulator
+
+_MAX_LINE = 10_000
+"""Characters of a line that are shown: a device may have written it."""
 
 
 def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[str, str]]:
@@ -19,10 +24,11 @@ def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[st
     directory = live_runs.located(run, runs)
     name = directory.run
     live = next((found for found in live_runs.find() if found.run == name), None)
-    texts = {path.stem: path.read_text("utf-8", "replace") for path in directory.logs.glob("*.log")}
+    texts = {path.stem: "\n".join(tail_of(path, tail)) for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime is not None:
         texts |= emulator(live.runtime).logs(name, tail)
     if part is not None and part not in texts:
         raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
     for each in sorted(texts) if part is None else [part]:
-        yield each, "\n".join(texts[each].splitlines()[-tail:])
+        lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each].splitlines()[-tail:])
+        yield each, "\n".join(lines)

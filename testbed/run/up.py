@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from agents import events
-from testbed.errors import BadInputError
-from testbed.fidelity import Clock, host_load, measure, requested, trainings
+from agents.clock import in_device_time
+from testbed import broker as brokers
+from testbed.broker import BROKER
+from testbed.errors import BadInputError, of_os
+from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
 from testbed.host.cpu_latency import keep_awake
-from testbed.host.die_with_parent import cpu_numbers
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
 from testbed.plan.agent_configs import RunSpec
@@ -24,6 +26,7 @@ from testbed.plan.datasets import Prepared
 from testbed.plan.resolution import needs_calibration, on_host, resolved
 from testbed.run import manifest
 from testbed.run.controller import Controller
+from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes import emulator, simulator
@@ -97,18 +100,23 @@ def run(
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:
         simulated = plan.traits.simulated
-        free = None if simulated else FreeCores(_cpus(plan))
+        free = None if simulated else FreeCores(plan.cpus)
         spec, prepared = _prepare(topology, plan, directory, options, view)
         if free is not None:
             view.progress(free.expectation())
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
+        if ended.reason in COMPLETE:
+            directory.remove_state()
         return ended
+    except OSError as error:
+        entries |= {"outcome": "failed", "error": str(failure := of_os(error, directory.path))}
+        raise failure from error
     except Exception as error:
         entries |= {"outcome": "failed", "error": str(error)}
         raise
     finally:
-        with uninterrupted(), suppress(OSError):  # the directory may be what failed
+        with uninterrupted(), suppress(OSError, BadInputError):  # the directory may be what failed
             directory.remove_work()
             directory.write_manifest(**entries)
 
@@ -133,13 +141,9 @@ def _prepare(
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
-    spec = RunSpec(directory, topology, plan, samples, options.resume)
+    spec = RunSpec(directory, topology, plan, samples)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
     return spec, prepared
-
-
-def _cpus(plan: Plan) -> set[int]:
-    return cpu_numbers(plan.infrastructure_cpus) | cpu_numbers(plan.device_cpus)
 
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
@@ -163,12 +167,27 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
             return controller.run()
         finally:  # interrupted once more, a run has no verdict
             entries["timings"] = controller.timings.as_dict()
+            if refused := _refused(spec):
+                entries["refused"] = refused
+                view.progress(
+                    f"The broker refused {sum(refused.values())} requests: see "
+                    f"{spec.directory.log(BROKER)}"
+                )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
                     judgement = _judged(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
                     entries["validity"] = judgement.validity.as_dict()
                     view.judged(judgement)
+
+
+def _refused(spec: RunSpec) -> dict[str, int]:
+    """How much the broker refused, by login."""
+    try:
+        log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return {}
+    return brokers.refusals(log, brokers.accounts(spec.directory.run, spec.topology.device_names))
 
 
 def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
@@ -178,11 +197,12 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
     end = max((record.at for record in records), default=math.inf)
     dilation = spec.plan.dilation
     devices = requested.devices(spec, records)
+    trainings = requested.trainings(devices, records)
     fidelity = measure(
         devices,
-        (requested.in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
+        (in_device_time(one, dilation) for one in Samples(spec.directory.telemetry).read()),
         Clock(epoch / dilation, begin=begin, end=end),
-        trainings(records),
+        trainings,
     )
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
@@ -190,7 +210,10 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
         controller.host_samples,
         fidelity,
         steps=steps,
-        trainings=requested.trainings(devices, records),
+        trainings=trainings.values(),
         failures=controller.failures,
+        disruptions=[
+            record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
+        ],
     )
     return Judgement(fidelity, judged, steps)

@@ -7,14 +7,20 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from agents import files
-from testbed.errors import BadInputError
+from agents.texts import visible
+from analysis import manifest
+from testbed.errors import BadInputError, reading
 
+_MAX_TAIL_BYTES = 4 * 2**20
+_MAX_LINE = 1000
+"""Characters of a log line in an error message: a device may have written it."""
 _START_TOLERANCE_SECONDS = 2.0
 """A process's start time is read from the wall clock, which may be set in between."""
 
@@ -44,8 +50,15 @@ class RunDirectory:
         """One `<process name>.log` each: aggregator, broker, controller and every device."""
         self.work = path / "work"
         """Shards, agents' configurations, broker configuration; gone when the run has ended."""
+        self.state = path / "state"
+        """What an interrupted run goes on from."""
+        self.aggregator_state = self.state / "aggregator"
+        """Its checkpoint, and its log of inputs where the run is not recorded."""
+        self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
+        self.control = self.work / "control"
+        """The folder of the broker's Unix socket, where devices are containers."""
         self.test_set = self.work / "test.safetensors"
 
     @classmethod
@@ -67,6 +80,10 @@ class RunDirectory:
                 "name a folder that you may write to with --runs"
             ) from error
 
+    def log(self, name: str) -> Path:
+        """Of one process."""
+        return self.logs / f"{name}.log"
+
     def config(self, name: str) -> Path:
         """The JSON configuration (agents.config) of one process."""
         return self.work / f"{name}.json"
@@ -74,9 +91,10 @@ class RunDirectory:
     def shard(self, client: str) -> Path:
         return self.work / f"{client}.shard.safetensors"
 
-    def memory(self, client: str) -> Path:
-        """A client's memory across restarts (AREA), in a folder of its own."""
-        return self.work / f"{client}.memory" / "memory.safetensors"
+    def disk(self, client: str) -> Path:
+        """The folder of what a client keeps over restarts: its memory (AREA), and updates that are not
+        acknowledged."""
+        return self.state / "clients" / client
 
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
@@ -86,15 +104,9 @@ class RunDirectory:
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest's entries, none where there is no manifest. Raises BadInputError."""
-        try:
-            manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise BadInputError(f"{self.manifest} is no manifest: {error}") from error
-        if not isinstance(manifest, dict):
-            raise BadInputError(f"{self.manifest} is no manifest: it holds no map")
-        return manifest
+        with reading(self.path), suppress(FileNotFoundError):
+            return manifest.read(self.manifest)
+        return {}
 
     def claim(self) -> None:
         """Write to the manifest that the run is live, and that this process is its controller."""
@@ -103,9 +115,9 @@ class RunDirectory:
 
     def controller(self) -> psutil.Process | None:
         """The process that will write the outcome; None if there is an outcome, or it has died."""
-        manifest = self.read_manifest()
-        claim = manifest.get("controller")
-        if not claim or manifest.get("outcome"):
+        entries = self.read_manifest()
+        claim = entries.get("controller")
+        if not claim or entries.get("outcome"):
             return None
         try:
             process = psutil.Process(claim["pid"])
@@ -116,15 +128,28 @@ class RunDirectory:
 
     def last_words(self, part: str, lines: int = 12) -> str:
         """The end of a process's log, to stand below an error message; empty if there is none."""
-        path = self.logs / f"{part}.log"
-        if not path.is_file():
+        path = self.log(part)
+        try:
+            tail = tail_of(path, lines)
+        except OSError:
             return ""
-        tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-        return "\n".join(["", f"The end of {path}:", *(f"    {line}" for line in tail)])
+        shown = (visible(line, _MAX_LINE, keep="\t") for line in tail)
+        return "\n    ".join([f"\nThe end of {path}:", *shown])
 
     def remove_work(self) -> None:
-        """Remove secrets and shards; all that remains is results."""
+        """Remove secrets and shards: what remains is results, and what the run can go on from."""
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def remove_state(self) -> None:
+        """The run is complete: remove what it would have gone on from."""
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+def tail_of(path: Path, lines: int) -> list[str]:
+    """The last `lines` lines of a text file, in its last 4 MiB. Raises OSError."""
+    with files.open_regular(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))
+        return file.read(_MAX_TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:]
 
 
 def listing(runs: Path) -> list[dict[str, Any]]:
@@ -135,19 +160,20 @@ def listing(runs: Path) -> list[dict[str, Any]]:
 
 
 def row(directory: RunDirectory) -> dict[str, Any]:
-    """Name, outcome and other facts of one run."""
+    """Name, outcome, verdict (None of a run that has not ended) and other facts of one run."""
     try:
-        manifest = directory.read_manifest()
-        outcome = manifest.get("outcome") or ("running" if directory.controller() else "crashed")
+        entries = directory.read_manifest()
+        outcome = entries.get("outcome") or ("running" if directory.controller() else "crashed")
     except BadInputError:
-        manifest, outcome = {}, "unreadable"
-    created = manifest.get("created")
+        entries, outcome = {}, "unreadable"
+    created = entries.get("created")
     return {
         "run": directory.run,
         "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-        "rule": manifest.get("rule"),
-        "task": manifest.get("task"),
-        "runtime": manifest.get("runtime"),
-        "devices": len(manifest.get("devices", {})),
+        "rule": entries.get("rule"),
+        "task": entries.get("task"),
+        "runtime": entries.get("runtime"),
+        "devices": len(entries.get("devices", {})),
         "outcome": outcome,
+        "verdict": manifest.verdict(entries) if entries.get("outcome") else None,
     }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents import events
+from agents import events, files
 
 
 class _Lines:
@@ -19,7 +18,7 @@ class _Lines:
 
     def skip_to_last(self, size: int) -> None:
         """Leave out the lines that begin before the last `size` bytes."""
-        with suppress(FileNotFoundError), self.path.open("rb") as file:
+        with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(max(0, self.path.stat().st_size - size))
             if file.tell():
                 file.readline()
@@ -28,7 +27,7 @@ class _Lines:
     def read(self, most: int = -1) -> list[str]:
         """The lines that are new, in `most` bytes at the most; one still being written waits."""
         lines = b""
-        with suppress(FileNotFoundError), self.path.open("rb") as file:
+        with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
             lines = file.read(most).rpartition(b"\n")[0]
         if not lines:
@@ -70,7 +69,8 @@ class Samples:
         samples = []
         for line in self._lines.read():
             with suppress(ValueError):
-                match json.loads(line):
-                    case {"device": str(), "at": int() | float()} as sample:
-                        samples.append(sample)
+                match files.from_json(line):
+                    case {"device": str(), "at": int() | float() as at} as sample:
+                        if abs(at) <= events.LARGEST:
+                            samples.append(sample)
         return samples

@@ -45,6 +45,10 @@ class Runtime(Protocol):
     def ended(self) -> dict[str, int]:
         """Exit code of each process (`aggregator`, `broker`, device names) that has ended."""
 
+    def restart(self, part: str) -> int | None:
+        """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
+        the controller finds the broker now, if that is another. Raises HostError."""
+
     def telemetry(self) -> list[Telemetry]:
         """One sample per device where the runtime itself takes them; called about once a second."""
 

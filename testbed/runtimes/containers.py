@@ -59,7 +59,7 @@ class Container:
     command: tuple[str, ...] = ()
     """Empty: the image's own."""
     user: int
-    """User and group id."""
+    group: int
     labels: Mapping[str, str]
     environment: Mapping[str, str] = field(default_factory=dict)
     networks: tuple[Attachment, ...] = ()

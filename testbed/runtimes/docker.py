@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 import docker
 
@@ -17,14 +18,15 @@ from agents.messages import AddressedOrder, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import images
-from testbed.broker import BROKER
+from testbed.broker import BROKER, SOCKET, Listeners
+from testbed.broker.identity import new_identity
 from testbed.errors import HostError
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
 from testbed.images import Images
 from testbed.plan import agent_configs
-from testbed.plan.agent_configs import RunSpec
+from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, executor
 from testbed.runtimes.container_actions import Device, respond
@@ -32,7 +34,7 @@ from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, C
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
     BROKER_FILES,
-    MQTT_PORT,
+    BROKER_SOCKET,
     appended,
     group_weights,
     launch,
@@ -40,6 +42,9 @@ from testbed.runtimes.launch import (
     planned_limits,
 )
 from testbed.view import View
+
+_OWNER = 10002
+"""User and group in place of root."""
 
 __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_down"]
 
@@ -95,7 +100,7 @@ class DockerRuntime:
         self._engine = client
         self._spec = spec
         self._directory = spec.directory
-        self._owner = os.getuid() or agent_configs.CLIENT_USER
+        self._owner = owner()
         self.congestion_control = kernel.congestion_control()
         """Of all containers' TCP; None: the host's."""
         self._launch = launch(
@@ -116,8 +121,11 @@ class DockerRuntime:
     def start(self) -> Broker:
         run, what = self._directory.run, self._launch
         accounts = brokers.accounts(run, self._devices)
-        agent_configs.write(self._spec, accounts, agent_configs.IN_CONTAINERS)
-        self._prepare_files(accounts)
+        tls = self._spec.topology.broker.tls
+        identity = new_identity(agent_configs.SERVER) if tls else None
+        self._places = agent_configs.in_containers(identity.certificate if identity else None)
+        agent_configs.write(self._spec, accounts, self._places)
+        self._prepare_files(accounts, identity)
         with as_host_error("start the containers"):
             port = self._pool.submit(self._start_broker).result()
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
@@ -125,8 +133,11 @@ class DockerRuntime:
                 part.result()
                 if number == 1:  # both groups are there
                     self._weigh(started=False)
+            found = executor.addresses(self._engine, name_of(run, "data"))
+            isolated = self._pool.submit(self._isolate, found)
             if what.router is not None:
-                self._pool.submit(self._start_router, what.router, accounts[ROUTER]).result()
+                self._pool.submit(self._start_router, what.router, accounts[ROUTER], found).result()
+            isolated.result()
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
@@ -171,8 +182,17 @@ class DockerRuntime:
                     self._codes[part] = code
         return dict(self._codes)
 
+    def restart(self, part: str) -> int | None:
+        with as_host_error(f"start the {part} again"):
+            self._pool.submit(self._engine.api.start, self._containers[part]).result()
+            self._codes.pop(part, None)
+            self._server_pids.clear()
+            if part != BROKER:
+                return None
+            return executor.published_port(self._engine, self._containers[part], MQTT_PORT)
+
     def telemetry(self) -> list[Telemetry]:
-        """Nothing: the devices send their own, over the control network."""
+        """Nothing: the devices send their own, over the broker's socket."""
         return []
 
     def server_pids(self) -> list[int]:
@@ -212,38 +232,74 @@ class DockerRuntime:
             raise HostError(f"the broker ended as soon as it was started:\n{log}")
         return port
 
-    def _start_router(self, router: Container, account: brokers.Account) -> None:
+    def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
+        """Isolate the devices of the data network, whose MACs and addresses are `found`."""
+        devices = {self._containers[name] for name in self._devices}
+        endpoints = {key: each for key, each in found.items() if key in devices}
+        network = name_of(self._directory.run, "data")
+        image = self._launch.aggregator.image
+        executor.isolate(self._engine, image, self._directory.run, network, endpoints)
+
+    def _start_router(
+        self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
+    ) -> None:
         """Start the router last: it has to know the devices' addresses."""
-        found = executor.addresses(self._engine, name_of(self._directory.run, "data"))
         addresses = {
-            name: found[self._containers[name]]
+            name: found[self._containers[name]][1]
             for name in self._devices
             if self._containers[name] in found
         }
-        agent_configs.write_router(self._spec, account, agent_configs.IN_CONTAINERS, addresses)
-        self._directory.config(ROUTER).chmod(0o644)  # as those that were there before
+        agent_configs.write_router(self._spec, account, self._places, addresses)
+        self._own(self._directory.config(ROUTER))
         self._start(router)
 
-    def _prepare_files(self, accounts: Mapping[str, brokers.Account]) -> None:
-        """Make the mounted files, with the permissions that the containers need.
+    def _own(self, *paths: Path) -> None:
+        """Give `paths` to the containers' user and group, and close them to others."""
+        for path in paths:
+            path.chmod(0o750 if path.is_dir() else 0o640)
+            if os.getuid() == 0:  # else they are that user's
+                os.chown(path, *self._owner)
 
-        Any user may read configurations and shards: a container gets its own alone, whoever it runs as,
-        and on the host `work/` is closed to others. The umask may forbid it.
-        """
+    def _prepare_files(
+        self, accounts: Mapping[str, brokers.Account], identity: brokers.Identity | None
+    ) -> None:
+        """Make the mounted files, with the permissions that the containers need: clients are others, and
+        may read their own configurations and shards alone. On the host `work/` is closed to others."""
         directory = self._directory
+        directory.control.mkdir(exist_ok=True)
         for path in directory.work.iterdir():
-            if path.is_file():
+            self._own(path)
+        for device in self._devices:
+            for path in (directory.config(device), directory.shard(device)):
                 path.chmod(0o644)
         folder = directory.work / BROKER
-        brokers.write_mosquitto(folder, accounts, "0.0.0.0", MQTT_PORT, seen_at=BROKER_FILES)  # noqa: S104
+        at = Listeners(
+            "0.0.0.0",  # noqa: S104  # in its container
+            MQTT_PORT,
+            tls_port=TLS_PORT if identity else None,
+            socket=f"{BROKER_SOCKET}/{SOCKET}",
+        )
+        limits = self._spec.limits
+        brokers.write_mosquitto(folder, accounts, at, identity, seen_at=BROKER_FILES, limits=limits)
         written = appended(self._spec)
         for file in written:
             file.touch()
-        remembering = self._devices if self._spec.remembers else ()
-        memories = [directory.memory(device).parent for device in remembering]
+        disks = [directory.disk(device) for device in self._devices]
         if os.getuid() == 0:  # else it owns the files already
-            for path in (folder, *folder.iterdir(), *written, directory.models, *memories):
-                os.chown(path, self._owner, self._owner)
-        else:  # the clients are another user; `work/`, around these, is closed to others
-            for path in memories:
-                path.chmod(0o777)
+            state = directory.aggregator_state
+            for path in (folder, *folder.iterdir(), *written, directory.models, state, *disks):
+                os.chown(path, *self._owner)
+        for path in disks:  # the clients' to write; `state/`, around these, is closed to others
+            path.chmod(0o777)
+
+
+def owner() -> tuple[int, int]:
+    """User and group of the run's files and of the containers that write them: this process's, unless
+    that is root. Raises HostError."""
+    found = (os.getuid(), os.getgid()) if os.getuid() else (_OWNER, _OWNER)
+    if agent_configs.CLIENT_USER in found:
+        raise HostError(
+            f"testbed runs as user {found[0]} of group {found[1]}, and devices' clients are user and "
+            f"group {agent_configs.CLIENT_USER}: run it as another user"
+        )
+    return found

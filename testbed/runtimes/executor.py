@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,9 @@ import docker
 from docker import types
 from docker.errors import APIError, NotFound
 
-from testbed.errors import HostError
+from agents import isolation
+from agents.isolation import Endpoint
+from testbed.errors import HostError, of_os
 from testbed.host import cgroups
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory
@@ -79,7 +83,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         list(container.command) or None,
         name=container.name,
         hostname=container.part,
-        user=f"{container.user}:{container.user}",
+        user=f"{container.user}:{container.group}",
         labels=dict(container.labels),
         environment=dict(container.environment) or None,
         ports=list(container.published) or None,
@@ -107,7 +111,7 @@ def weigh(engine: docker.DockerClient, image: str, run: str, parts: Mapping[str,
         for file, text in found:
             file.write_text(text, encoding="ascii")
         return None
-    return _as_root(engine, image, run, [f"echo {text} > {quote(str(file))}" for file, text in found])
+    return _on_cgroups(engine, image, run, [f"echo {text} > {quote(str(file))}" for file, text in found])
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
@@ -118,30 +122,76 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
             with suppress(OSError):  # one that is not empty yet, or gone
                 folder.rmdir()
     elif image is not None:
-        _as_root(engine, image, run, [f"rmdir {quote(str(folder))}" for folder in found])
+        _on_cgroups(engine, image, run, [f"rmdir {quote(str(folder))}" for folder in found])
 
 
-def _as_root(engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]) -> str | None:
+def _on_cgroups(
+    engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]
+) -> str | None:
     """Run shell commands on this host's control groups as root, with no other rights and no network.
     Returns what went wrong."""
     try:
-        engine.containers.run(
+        _as_root(
+            engine,
             image,
-            ["-c", "; ".join(commands)],
-            entrypoint="sh",
-            labels={RUN_LABEL: run, PART_LABEL: "cgroups"},  # for `testbed down`
-            user="0:0",
-            cap_drop=["ALL"],
+            run,
+            ["sh", "-c", "; ".join(commands)],
             cap_add=["DAC_OVERRIDE"],  # the kernel closes the folders of hierarchies even to their owner
-            security_opt=["no-new-privileges:true"],
             network_mode="none",
-            read_only=True,
-            remove=True,
             volumes={"/sys/fs/cgroup": {"bind": "/sys/fs/cgroup", "mode": "rw"}},
         )
     except ERRORS as error:
         return str(error)
     return None
+
+
+def _as_root(
+    engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
+) -> None:
+    """Run `command` as root of this host, with no other `rights` than are given. Raises ERRORS."""
+    engine.containers.run(
+        image,
+        list(command[1:]),
+        entrypoint=command[0],
+        labels={RUN_LABEL: run, PART_LABEL: "helper"},  # for `testbed down`
+        user="0:0",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        read_only=True,
+        remove=True,
+        **rights,
+    )
+
+
+def isolate(
+    engine: docker.DockerClient,
+    image: str,
+    run: str,
+    network: str,
+    found: Mapping[str, tuple[str, str]],
+) -> None:
+    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`. Raises HostError."""
+    bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
+    ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
+    try:
+        if os.getuid() == 0 and Path("/sys/class/net", bridge).exists() and shutil.which("bridge"):
+            isolation.isolate(bridge, ends)
+        else:
+            _as_root(
+                engine,
+                image,
+                run,
+                ["python3", "-m", "agents.isolation", bridge, *map(str, ends)],
+                cap_add=["NET_ADMIN"],
+                network_mode="host",
+                pid_mode="host",
+            )
+    except (isolation.IsolationError, OSError, *ERRORS) as error:
+        raise HostError(
+            f"the devices cannot be isolated from each other ({error}), so the run does not start. It "
+            "takes Linux 4.18 or newer with the traffic control filter bpf; or run the devices as "
+            "processes: --runtime process"
+        ) from error
 
 
 def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
@@ -173,9 +223,14 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
     return None if state["Running"] else int(state["ExitCode"])
 
 
+def _process(engine: docker.DockerClient, container: str) -> int:
+    """Id of its first process where the engine runs; 0 where it has ended."""
+    return int(engine.api.inspect_container(container)["State"]["Pid"])
+
+
 def pid(engine: docker.DockerClient, container: str) -> int:
-    """Process id of its first process; 0 where it has ended or this host does not see it."""
-    found = int(engine.api.inspect_container(container)["State"]["Pid"])
+    """Id of its first process; 0 where it has ended or this host does not see it."""
+    found = _process(engine, container)
     try:
         seen = container in Path(f"/proc/{found}/cgroup").read_text()
     except OSError:
@@ -189,10 +244,13 @@ def published_port(engine: docker.DockerClient, container: str, port: int) -> in
     return int(bindings[f"{port}/tcp"][0]["HostPort"]) if bindings else None
 
 
-def addresses(engine: docker.DockerClient, network: str) -> dict[str, str]:
-    """IPv4 address of each container on `network`, by its id."""
+def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str, str]]:
+    """MAC and IPv4 address of each container on `network`, by its id."""
     attached = engine.api.inspect_network(network)["Containers"]
-    return {key: entry["IPv4Address"].partition("/")[0] for key, entry in attached.items()}
+    return {
+        key: (entry["MacAddress"], entry["IPv4Address"].partition("/")[0])
+        for key, entry in attached.items()
+    }
 
 
 def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
@@ -214,15 +272,22 @@ def _label(run: str | None) -> str:
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
     """Remove every container, network and volume of `run`, by label.
 
-    Their logs go to `directory`, where there is one. What is already gone, or removed by another at the
-    same time, is no error. Raises HostError.
+    Their logs go to `directory`, where there is one; that one cannot be saved keeps nothing from being
+    removed. What is already gone, or removed by another at the same time, is no error. Raises HostError.
     """
+    unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
-        with _if_there():
-            text = engine.api.logs(container["Id"])
-            with (logs / f"{container['Labels'][PART_LABEL]}.log").open("ab") as file:
-                file.write(text)  # appended: a resumed run has a log already
+        path = logs / f"{container['Labels'][PART_LABEL]}.log"
+        try:
+            with _if_there():
+                text = engine.api.logs(container["Id"])
+                with path.open("ab") as file:
+                    file.write(text)  # appended: a resumed run has a log already
+        except ERRORS as error:
+            unsaved.append(f"{path}: {error}")
+        except OSError as error:
+            unsaved.append(str(of_os(error, path)))
 
     def end(container: dict[str, Any]) -> None:
         try:
@@ -244,6 +309,9 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
             with _if_there():
                 _remove_network(engine, network["Id"])
         remove_cgroups(engine, image, run)
+    if unsaved:
+        failures = "; ".join(sorted(unsaved))
+        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:

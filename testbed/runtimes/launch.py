@@ -1,16 +1,18 @@
 """Specifications of all that the `docker` runtime launches: one container per device, one each for
 broker and aggregator, and networks.
 
-    data network     (internal)  broker, aggregator, clients: FL's own traffic, over the devices' links
-    control network  (no NAT)    broker, device inits, and the controller through 127.0.0.1
+    data network     (internal)  broker, aggregator, devices: FL's own traffic, over the devices' links
+    control network  (no NAT)    broker, and the controller through 127.0.0.1
 
 Where devices have links, a router stands between them and the broker, which then has its alias on the
 data network; broker and aggregator are on a third, behind it:
 
     server network   (internal)  broker, aggregator, router
 
-A device's container runs its init as root with the few capabilities that shaping and dropping privileges
-need, in its own namespaces; the client in it is an ordinary user. Everything is labelled with the run.
+The router is on the control network too. A device's container has its link and nothing else: its init
+reaches the broker through a Unix socket, which the client may not use. Init runs as root with the few
+capabilities that shaping and dropping privileges need, in its own namespaces, and in the group of the
+run's files; the client in it is an ordinary user. Everything is labelled with the run.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.topics import AGGREGATOR, ROUTER
-from testbed.broker import BROKER
+from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
 from testbed.host import cgroups, kernel
 from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import Plan, PlannedDevice, agent_configs
-from testbed.plan.agent_configs import RunSpec
+from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
     PART_LABEL,
@@ -42,11 +44,9 @@ from testbed.runtimes.containers import (
 if TYPE_CHECKING:  # which brings the Docker SDK
     from testbed.images import Images
 
-BROKER_FILES = "/testbed"
-"""Where the broker finds its files."""
+BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
+"""Where the broker finds its files and the folder of its Unix socket."""
 
-_DATA_ALIAS, MQTT_PORT = agent_configs.IN_CONTAINERS.data
-_CONTROL_ALIAS, _ = agent_configs.IN_CONTAINERS.control
 _MIN_WEIGHT = 2
 """The kernel's least CPU weight of a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
@@ -71,9 +71,14 @@ def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
 
 
 def launch(
-    spec: RunSpec, images: Images, *, owner: int, congestion_control: str | None, cgroup_driver: str
+    spec: RunSpec,
+    images: Images,
+    *,
+    owner: tuple[int, int],
+    congestion_control: str | None,
+    cgroup_driver: str,
 ) -> Launch:
-    """The specifications of a run whose files belong to the user `owner`.
+    """The specifications of a run whose files belong to the user and group `owner`.
 
     `congestion_control` is that of all TCP in containers; None: the host's. `cgroup_driver` is the
     engine's, `cgroupfs` or `systemd`.
@@ -112,7 +117,7 @@ def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
 class _SpecificationBuilder:
     spec: RunSpec
     images: Images
-    owner: int
+    owner: tuple[int, int]
     sysctls: Mapping[str, str]
     cgroup_driver: str
 
@@ -130,13 +135,17 @@ class _SpecificationBuilder:
 
     def broker(self) -> Container:
         return replace(
-            self._container(BROKER, self.images.broker, self.owner),
+            self._container(BROKER, self.images.broker),
+            command=mosquitto_command("mosquitto", f"{BROKER_FILES}/{MOSQUITTO_CONF}", "/tmp/log"),  # noqa: S108
             networks=(
-                self._on("control", _CONTROL_ALIAS),
-                self._on(self._server, _DATA_ALIAS, agent_configs.ROUTED_BROKER),
+                self._on("control", agent_configs.CONTROL),
+                self._on(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
             ),
             published=(MQTT_PORT,),
-            mounts=(Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),),
+            mounts=(
+                Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),
+                Mount(str(self.spec.directory.control), BROKER_SOCKET, read_only=False),
+            ),
             cpu=self._infrastructure,
         )
 
@@ -145,7 +154,7 @@ class _SpecificationBuilder:
         inside = Path(agent_configs.RUN_DIRECTORY)
         probes = ("python3", "-m", "agents.probe_server") if self.spec.routed else ()
         return replace(
-            self._container(AGGREGATOR, self.images.agent, self.owner),
+            self._container(AGGREGATOR, self.images.agent),
             command=(
                 *probes,
                 "python3",
@@ -158,8 +167,8 @@ class _SpecificationBuilder:
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
                 Mount(str(run.test_set), agent_configs.TEST_SET),
                 *(
-                    Mount(str(path), str(inside / path.name), read_only=False)
-                    for path in (*appended(self.spec), run.models)
+                    Mount(str(path), str(inside / path.relative_to(run.path)), read_only=False)
+                    for path in (*appended(self.spec), run.models, run.aggregator_state)
                 ),
             ),
             cpu=CpuLimits(cpus=self.spec.plan.aggregator_cpus),
@@ -167,17 +176,19 @@ class _SpecificationBuilder:
 
     def device(self, device: PlannedDevice) -> Container:
         run, name = self.spec.directory, device.name
-        memory = Mount(str(run.memory(name).parent), agent_configs.MEMORY, read_only=False)
+        disk = Mount(str(run.disk(name)), agent_configs.DISK, read_only=False)
         return replace(
-            self._container(name, self.images.agent, user=0),
+            self._container(name, self.images.agent),
+            user=0,  # and in the group of the run's files
             command=("python3", "-m", "agents.device.main", agent_configs.DEVICE_CONFIG),
             environment=dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
-            networks=(self._on("data", name), self._on("control", name)),
+            networks=(self._on("data", name),),
             mounts=(
+                Mount(str(run.control), agent_configs.CONTROL_FOLDER),
                 Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
                 Mount(str(run.config(name)), agent_configs.CLIENT_CONFIG),
                 Mount(str(run.shard(name)), agent_configs.SHARD),
-                *((memory,) if self.spec.remembers else ()),
+                disk,
             ),
             memory=device.memory,
             cgroup_parent=self._cgroup(DEVICES),
@@ -188,10 +199,11 @@ class _SpecificationBuilder:
 
     def router(self) -> Container:
         return replace(
-            self._container(ROUTER, self.images.agent, user=0),
+            self._container(ROUTER, self.images.agent),
+            user=0,
             command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
             networks=(
-                self._on("data", _DATA_ALIAS),
+                self._on("data", agent_configs.SERVER),
                 self._on("server", ROUTER),
                 self._on("control", ROUTER),
             ),
@@ -227,13 +239,14 @@ class _SpecificationBuilder:
     def _on(self, network: str, *aliases: str) -> Attachment:
         return Attachment(self._named(network), aliases)
 
-    def _container(self, part: str, image: str, user: int) -> Container:
+    def _container(self, part: str, image: str) -> Container:
         """A container with what all have in common."""
         return Container(
             part=part,
             name=self._named(part),
             image=image,
-            user=user,
+            user=self.owner[0],
+            group=self.owner[1],
             labels=self._labels(part),
             sysctls=self.sysctls,
             cgroup_parent=self._cgroup(INFRASTRUCTURE),

@@ -39,7 +39,8 @@ from agents.device_actions import (
 from agents.messages import AddressedOrder, DeviceOrder, Probe, Sample, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker
-from testbed.broker import BROKER, Account
+from testbed.broker import BROKER, Account, Identity, Listeners
+from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent
 from testbed.plan import agent_configs, dilated
@@ -74,7 +75,13 @@ def available() -> bool:
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     """See `testbed.runtimes.Emulator`."""
-    yield ProcessRuntime(spec)
+    runtime = ProcessRuntime(spec)
+    if runtime.broker_kind != "mosquitto":
+        view.progress(
+            "The broker is the embedded one, which may lose messages when a connection breaks; where "
+            "mosquitto is installed, that is taken"
+        )
+    yield runtime
 
 
 def live_runs() -> list[LiveRun]:
@@ -121,6 +128,8 @@ class ProcessRuntime:
         self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
         self._children: dict[str, psutil.Popen] = {}
+        self._commands: dict[str, list[str]] = {}
+        """Of broker and aggregator, for when they are started again."""
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
         """Devices that were ended by an action, and may come back."""
@@ -145,18 +154,29 @@ class ProcessRuntime:
         the broker or the relay does not come up, or a link cannot be measured.
         """
         accounts = broker.accounts(self._directory.run, self._devices)
-        port = free_port()
-        self._spawn(BROKER, self._broker_command(accounts, port))
-        self._wait_for_broker(port)
-        ports = self._start_relay(accounts[ROUTER].at(HOST, port)) if self._relayed else {}
-        places = Places(data=(HOST, port), control=(HOST, port), ports=ports)
+        identity = new_identity(HOST) if self._spec.topology.broker.tls else None
+        port, tls_port = free_ports(2)
+        at = Listeners(HOST, port, tls_port if identity else None)
+        self._commands[BROKER] = self._broker_command(accounts, at, identity)
+        self._commands[AGGREGATOR] = [*self._programs.aggregator, self._config(AGGREGATOR)]
+        self._spawn(BROKER, self._commands[BROKER])
+        self._wait_for_broker(at.port)
+        login = accounts[ROUTER].at(HOST, at.port)
+        ports = self._start_relay(login, at.clients_port) if self._relayed else {}
+        places = Places(
+            clients=(HOST, at.clients_port),
+            aggregator=(HOST, at.port),
+            router=(HOST, at.port),
+            certificate=identity.certificate if identity else None,
+            ports=ports,
+        )
         agent_configs.write(self._spec, accounts, places)
-        self._spawn(AGGREGATOR, [*self._programs.aggregator, self._config(AGGREGATOR)])
+        self._spawn(AGGREGATOR, self._commands[AGGREGATOR])
         absent = self._spec.absent
         for name in self._devices:
             if name not in absent:
                 self._spawn_client(name)
-        return accounts[CONTROLLER].at(HOST, port)
+        return accounts[CONTROLLER].at(HOST, at.port)
 
     def limit(self, device: str) -> None:
         """Put `device`, whose client is ready, under its duty cycle; one that has ended is left alone.
@@ -261,6 +281,10 @@ class ProcessRuntime:
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 
+    def restart(self, part: str) -> int | None:
+        self._spawn(part, self._commands[part])
+        return None
+
     def telemetry(self) -> list[Telemetry]:
         """A sample of each living device, named as the device init's: seconds and bytes. Bytes
         sent and received continue over a restart; without a relay they are not counted."""
@@ -303,12 +327,12 @@ class ProcessRuntime:
         # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
 
-    def _start_relay(self, login: Broker) -> Mapping[str, int]:
+    def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
         """Start the relay and measure the links; return each device's port to the broker."""
         command = [*self._programs.relay, self._config(ROUTER)]
         try:
             started = relay.launch(
-                self._spec, login, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
+                self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:
             log = self._directory.last_words(ROUTER)
@@ -324,13 +348,16 @@ class ProcessRuntime:
     def _config(self, name: str) -> str:
         return str(self._directory.config(name))
 
-    def _broker_command(self, accounts: Mapping[str, Account], port: int) -> list[str]:
-        if self._programs.mosquitto is None:
-            config = broker.write_embedded(self._directory.config(BROKER), accounts, HOST, port)
-            return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
+    def _broker_command(
+        self, accounts: Mapping[str, Account], at: Listeners, identity: Identity | None
+    ) -> list[str]:
         folder = self._directory.work / BROKER
-        conf = broker.write_mosquitto(folder, accounts, HOST, port)
-        return [self._programs.mosquitto, "-c", str(conf)]
+        if self._programs.mosquitto is None:
+            config = broker.write_embedded(folder, accounts, at, identity, limits=self._spec.limits)
+            return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
+        conf = broker.write_mosquitto(folder, accounts, at, identity, limits=self._spec.limits)
+        pipe = str(folder / "log")
+        return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
@@ -445,8 +472,8 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback interface that nobody listens on."""
+    with contextlib.ExitStack() as opened:
+        probes = [opened.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]

@@ -200,7 +200,7 @@ def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[Chang
     """Label, variant and changes of each cell."""
     grid = [
         [
-            _change(path, value, ("grid", path, i), _label_part(path, value, i))
+            _change(path, value, ("grid", path, i), _label_part(path, value, i) * (len(values) > 1))
             for i, value in enumerate(values)
         ]
         for path, values in sweep_file.grid.items()

@@ -22,7 +22,7 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import step_work
+from testbed.plan.costs import step_work, update_time
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
@@ -30,6 +30,8 @@ from testbed.sweep import Cell, Sweep
 from testbed.sweep.worker import Workers, execute
 from testbed.topology import Topology
 
+_MAX_BYTES = 256 * 2**20
+"""Of `index.json`."""
 ReportLine = Callable[[str], None]
 StepTimes = dict[str, float | None]
 """Seconds of a step, by `_step_work`."""
@@ -49,10 +51,13 @@ class Index:
     def read(cls, folder: Path) -> Index:
         path = folder / "index.json"
         try:
-            return cls(folder, json.loads(path.read_text(encoding="utf-8"))["cells"])
+            cells = files.from_json(files.read(path, _MAX_BYTES))["cells"]
+            if not all(isinstance(entry, dict) for entry in cells.values()):
+                raise TypeError("a cell is no map")
+            return cls(folder, cells)
         except FileNotFoundError:
             return cls(folder, {})
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise BadInputError(f"{path} is no index of a sweep ({error}): remove it") from error
 
     def run_of(self, cell: Cell) -> RunDirectory | None:
@@ -255,7 +260,9 @@ class _Runner:
         step_time = self.step_times.get(_step_work(cell)) if _needs_step_time(cell) else None
         if step_time is None:
             return cell.topology
-        runtime = cell.topology.runtime.model_copy(update={"step_time": step_time})
+        own = cell.topology.runtime
+        measured = {"step_time": step_time, "update_time": update_time(own)}
+        runtime = own.model_copy(update=measured)
         return cell.topology.model_copy(update={"runtime": runtime})
 
 

@@ -16,18 +16,21 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.topology import scenario, validation_errors, yamlfile
-from testbed.topology.devices import Access, DeviceGroup, Local, ServerLink
+from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
     Count,
     Model,
     Name,
     OneOf,
+    Parameters,
     Positive,
     PositiveSeconds,
     PositiveShare,
+    Seconds,
     Variant,
     expecting,
+    with_fields_of,
 )
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry
@@ -38,8 +41,11 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 """Names of the run's other processes."""
 
 
+_MAX_GROUPS = 2_000
+
+
 def _with_length(local: Local) -> Local:
-    if local.steps is None and local.epochs is None:
+    if local.build().steps is None and local.build().epochs is None:
         raise ValueError("found neither steps nor epochs, expected one of them such as steps: 20")
     return local
 
@@ -126,23 +132,9 @@ class Evaluate(Model):
         return self
 
 
-class Stop(Model):
+@with_fields_of(config.Stop)
+class Stop(Parameters):
     """The run ends at whichever comes first."""
-
-    after: PositiveSeconds | None = Field(default=None, description="Since the run clock started")
-    updates: Count | None = Field(default=None, description="Updates applied")
-    target_accuracy: PositiveShare | None = Field(default=None, description="As evaluated")
-
-    @model_validator(mode="after")
-    def _ends(self) -> Self:
-        if self.after is None and self.updates is None and self.target_accuracy is None:
-            raise ValueError(
-                "found no condition, expected after, updates or target_accuracy such as after: 60s"
-            )
-        return self
-
-    def plain(self) -> config.Stop:
-        return config.Stop(self.after, self.updates, self.target_accuracy)
 
 
 class Start(Model):
@@ -150,6 +142,14 @@ class Start(Model):
 
     timeout: PositiveSeconds = Field(default=300.0, json_schema_extra={"default": "5min"})
     quorum: PositiveShare = Field(default=1.0, description="Share of the clients")
+
+
+class Broker(Model):
+    """The MQTT broker of the run."""
+
+    tls: bool = Field(
+        default=False, description="Encrypt what clients and broker send each other, over the links"
+    )
 
 
 class Runtime(Model):
@@ -165,6 +165,11 @@ class Runtime(Model):
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
         "cpu; measured where not given",
+    )
+    update_time: Seconds | None = Field(
+        default=None,
+        description="CPU time on a whole core of an update beside its steps, likewise; where not "
+        "given: 0 with a given step_time, else 3ms",
     )
 
 
@@ -197,6 +202,12 @@ class Topology(Model):
     record: Literal["nothing", "updates"] = Field(
         default="nothing",
         description="updates: keep every update that the aggregator got, for testbed replay",
+    )
+    broker: Broker = Broker()
+    durability: Literal["update", "checkpoint", "none"] = Field(
+        default="update",
+        description="what a crash of the aggregator takes. update: nothing that it has acknowledged; "
+        "checkpoint: what came after its last checkpoint; none: the run",
     )
     runtime: Runtime = Runtime()
     _source: Source = PrivateAttr(default=Source())
@@ -238,6 +249,8 @@ def json_schema() -> dict[str, Any]:
 
 def checked(document: Document) -> Topology:
     """`load` of a file that has been parsed. Raises FaultyFileError."""
+    if (too_many := _too_many_devices(document)) is not None:  # before each of them is looked at
+        raise document.source.error([too_many])
     problems = list(_name_problems(document))
     topology = validation_errors.validated(Topology, document, problems)
     problems += [*document.problems, *_conflicts(topology, document)]
@@ -270,17 +283,19 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
     if not topology.rule.build().takes_fednova:
-        places: list[Where] = [("task",)] if task.local.fednova else []
-        places += [("devices", index) for index, group in enumerate(groups) if group.local.fednova]
+        places: list[Where] = [("task",)] if task.local.build().fednova else []
+        places += [
+            ("devices", index) for index, group in enumerate(groups) if group.local.build().fednova
+        ]
         for where in places:
             yield (
                 (*where, "local", "fednova"),
                 f"the rule {topology.rule.name} does not take normalised updates: remove this, or "
                 "take a rule that does (testbed rules shows them)",
             )
-    accesses: dict[str, Access] = {}
+    accesses: dict[str, config.Access] = {}
     for index, group in enumerate(groups):
-        access = group.access
+        access = None if group.access is None else group.access.build()
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (
                 ("devices", index, "access"),
@@ -297,12 +312,13 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             ("task", "partition"),
             f"the task {task.name} brings each device its own data: remove this",
         )
-    if topology.stop.target_accuracy is not None and not TASKS[task.name].has_accuracy:
+    has_target = topology.stop.build().target_accuracy is not None
+    if has_target and not TASKS[task.name].has_accuracy:
         yield (
             ("stop", "target_accuracy"),
             f"the task {task.name} has no accuracy: remove this, and give after or updates",
         )
-    if topology.stop.target_accuracy is not None and topology.evaluate.when == "after":
+    if has_target and topology.evaluate.when == "after":
         yield (
             ("stop", "target_accuracy"),
             "with evaluate.when: after no accuracy is known before the run is over: remove this, and "
@@ -310,11 +326,31 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
 
 
+def _groups(document: Document) -> tuple[Any, ...]:
+    """The device groups of a topology not yet validated."""
+    devices = document.data.get("devices") if isinstance(document.data, dict) else None
+    return devices if isinstance(devices, tuple) else ()
+
+
+def _too_many_devices(document: Document) -> Problem | None:
+    groups = _groups(document)
+    counts = [group.get("count") for group in groups if isinstance(group, dict)]
+    # A count that is no count, or is too high by itself, has an error of its own.
+    devices = sum(n for n in counts if isinstance(n, int) and 0 < n <= MAX_DEVICES)
+    if len(groups) > _MAX_GROUPS:
+        fix = "give equal devices in one, with count"
+        message = f"found {len(groups):,} groups, expected at most {_MAX_GROUPS:,}: {fix}"
+    elif devices > MAX_DEVICES:
+        message = f"found {devices:,} devices, expected at most {MAX_DEVICES:,} in all: lower count"
+    else:
+        return None
+    return document.source.problem(("devices",), message)
+
+
 def _name_problems(document: Document) -> Iterator[Problem]:
     """Equal names of devices, and names of the run's own processes, also if other parts are faulty."""
-    devices = document.data.get("devices") if isinstance(document.data, dict) else None
     first: dict[str, int] = {}
-    for index, group in enumerate(devices if isinstance(devices, tuple) else ()):
+    for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")
         for name in _names(group):
             if name in RESERVED:

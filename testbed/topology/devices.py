@@ -11,13 +11,14 @@ from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.fields import (
-    Count,
+    Cpu,
     Duration,
     Memory,
     Model,
     Name,
     NotNegative,
     OrConstant,
+    Parameters,
     Positive,
     Power,
     Rate,
@@ -26,32 +27,17 @@ from testbed.topology.fields import (
     Thermal,
     Variant,
     expecting,
+    with_fields_of,
 )
 
-_MAX_DEVICES = 100_000  # of one group
+MAX_DEVICES = 100_000  # of one group, and of all of a topology
 DEFAULT_MEMORY = 512 * 2**20
 """Bytes; for devices whose memory neither the topology nor a profile gives."""
 
 
-class Local(Model):
+@with_fields_of(config.Local)
+class Local(Parameters):
     """Local training of one round: SGD on the device's shard. Give steps or epochs."""
-
-    steps: Count | None = Field(default=None, description="Mini-batch steps per round")
-    epochs: Count | None = Field(default=None, description="Passes over the shard per round")
-    batch_size: Count = 32
-    lr: Positive = Field(default=0.1, description="Step size")
-    momentum: Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")] = 0.0
-    proximal: NotNegative = Field(default=0.0, description="FedProx's mu")
-    clip: Positive | None = Field(default=None, description="Upper bound of an update's l2 norm")
-    fednova: bool = Field(
-        default=False, description="Updates are divided by their effective number of local steps"
-    )
-
-    @model_validator(mode="after")
-    def _one_length(self) -> Self:
-        if self.steps is not None and self.epochs is not None:
-            raise ValueError("found both steps and epochs, expected one of them")
-        return self
 
     def changed_by(self, other: Local) -> Local:
         """This one with the settings that `other` gives."""
@@ -59,9 +45,6 @@ class Local(Model):
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
         return self.model_copy(update=changes)
-
-    def plain(self) -> config.Local:
-        return config.Local(**self.model_dump())
 
 
 class ServerLink(Model):
@@ -126,21 +109,9 @@ class Link(ServerLink):
         return config.Link(self.up, self.down, 2 * self.one_way, self.jitter or 0.0, self.loss or 0.0)
 
 
-class Access(Model):
+@with_fields_of(config.Access)
+class Access(Parameters):
     """A link that all devices share whose group names it, such as a Wi-Fi cell; at least one rate."""
-
-    name: Name
-    up: Rate | None = Field(default=None, description="From all its devices together")
-    down: Rate | None = Field(default=None, description="To all its devices together")
-
-    @model_validator(mode="after")
-    def _has_value(self) -> Self:
-        if self.up is None and self.down is None:
-            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
-        return self
-
-    def plain(self) -> config.Access:
-        return config.Access(self.name, self.up, self.down)
 
 
 class _Speed(Variant):
@@ -208,20 +179,15 @@ class DeviceGroup(Model):
     count: (
         Annotated[
             int,
-            Field(ge=1, le=_MAX_DEVICES),
-            expecting(f"a whole number of devices from 1 to {_MAX_DEVICES}"),
+            Field(ge=1, le=MAX_DEVICES),
+            expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
     ) = None
     # No default: how slow a device is, is what the experiment is about.
-    cpu: (
-        Annotated[
-            float,
-            Field(gt=0, description="Share of one host core; above 1 is more than one core"),
-            expecting("a positive share of one host core such as 0.25"),
-        ]
-        | None
-    ) = None
+    cpu: Cpu | None = Field(
+        default=None, description="Share of one host core; above 1 is more than one core"
+    )
     profile: Name | None = Field(
         default=None, description="Type of device (testbed profiles): gives cpu on this host"
     )

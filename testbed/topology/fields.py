@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
+import itertools
+import textwrap
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -28,6 +32,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from agents import config
 from agents.durations import DISTRIBUTIONS
 from testbed.topology import units
+
+P = TypeVar("P", bound="Parameters")
 
 
 class Model(BaseModel):
@@ -119,6 +125,11 @@ PositiveSeconds = Annotated[Seconds, Field(gt=0), expecting("a duration above ze
 PositiveShare = Annotated[
     Share, Field(gt=0), expecting("a share above 0 and at most 1 such as 0.9, or 90%")
 ]
+Cpu = Annotated[
+    float,
+    Field(gt=0),
+    expecting("a positive share of one host core such as 0.25"),
+]
 Count = Annotated[int, Field(ge=1), expecting("a whole number from 1 on")]
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number from 0 on")]
@@ -151,20 +162,14 @@ class Thermal(Model):
     to: PositiveShare = Field(description="What remains of the CPU share that it has by then")
 
 
-class Variant(Model):
-    """Base of models with a name, and the fields of a dataclass as their parameters."""
+class Parameters(Model):
+    """Base of models with the fields of a dataclass."""
 
-    tag: ClassVar[str] = "name"
-    """The key that names the variant."""
     parameters: ClassVar[type]
 
     @property
     def params(self) -> dict[str, Any]:
         return {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
-
-    @property
-    def named(self) -> config.Named:
-        return config.Named(getattr(self, self.tag), self.params)
 
     def build(self) -> Any:
         """The dataclass; its constructor raises ValueError for parameters in conflict."""
@@ -174,6 +179,28 @@ class Variant(Model):
     def _fits_together(self) -> Self:
         self.build()
         return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """With the docstrings of the dataclass's fields as their descriptions."""
+        found = handler(schema)
+        properties = handler.resolve_ref_schema(found)["properties"]
+        for name, text in docstrings(cls.parameters).items():
+            properties[name].setdefault("description", text)
+        return found
+
+
+class Variant(Parameters):
+    """Base of models with a name, and the fields of a dataclass as their parameters."""
+
+    tag: ClassVar[str] = "name"
+    """The key that names the variant."""
+
+    @property
+    def named(self) -> config.Named:
+        return config.Named(getattr(self, self.tag), self.params)
 
 
 class OneOf:
@@ -189,7 +216,10 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, base: type[Variant], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        models = tuple(_variant(base, name, cls) for name, cls in self._types.items())
+        tag: Any = Literal  # its values are known at run time only
+        models = tuple(
+            _made(base, cls, cls, **{base.tag: tag[name]}) for name, cls in self._types.items()
+        )
         union: Any = Union[models]  # noqa: UP007  (known at run time only)
         return handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
 
@@ -231,10 +261,16 @@ class OrConstant:
         return value
 
 
-def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
-    tag: Any = Literal[name]  # known at run time only
-    fields: dict[str, Any] = {base.tag: tag, **dataclass_fields(cls)}
-    model = create_model(cls.__name__, __base__=base, __doc__=cls.__doc__, **fields)
+def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:
+    """Decorates a model: it has the fields of the dataclass `cls`."""
+    return lambda model: _made(model, cls, model)
+
+
+def _made(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
+    """`base` with the fields of the dataclass `cls`, named and described as `like`."""
+    fields = tag | dataclass_fields(cls)
+    names: dict[str, Any] = {"__module__": like.__module__, "__doc__": like.__doc__}
+    model = create_model(like.__name__, __base__=base, **names, **fields)
     model.parameters = cls
     return model
 
@@ -252,10 +288,39 @@ def dataclass_fields(cls: type) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def docstrings(cls: type) -> dict[str, str]:
+    """The docstring below each field of a dataclass, in one line; python itself keeps none of these."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+_READERS = {
+    "s": Seconds,
+    "s above 0": PositiveSeconds,
+    "share above 0": PositiveShare,
+    "bit/s": Rate,
+    "count": Count,
+    "positive": Positive,
+    "not negative": NotNegative,
+    "below 1": Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")],
+    "name": Name,
+}
+"""What reads and bounds a field of a dataclass whose hint is `Annotated` with this."""
+
+
 def _with_units(hint: Any) -> Any:
-    """`hint` with each `Annotated[float, "s"]` in it replaced by the field that reads durations."""
+    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field that reads it."""
     if get_origin(hint) is Annotated:
-        return Seconds if "s" in get_args(hint)[1:] else hint
+        return next((_READERS[mark] for mark in get_args(hint)[1:] if mark in _READERS), hint)
     if args := get_args(hint):
         if get_origin(hint) is Literal:
             return hint

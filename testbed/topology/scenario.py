@@ -23,7 +23,7 @@ from pydantic import (
 from agents.nanoseconds import from_seconds
 from testbed.topology import units
 from testbed.topology.devices import DeviceGroup, Link
-from testbed.topology.fields import Duration, Model, PositiveSeconds, Seconds, expecting
+from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 
@@ -40,6 +40,10 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "pause"): "write for instead",
     ("restart_after", "disconnect"): "write for instead",
 }
+_MAX_STEPS = 1_000_000
+"""Devices that all entries name together: each is a step or two of the run."""
+_MAX_UNKNOWN = 50
+"""Unknown names that are reported."""
 _MAX_COMPARED = 1000  # names; a similar one is looked for at about 10 µs each
 
 Frequency = Annotated[
@@ -119,14 +123,7 @@ class Entry(Model):
 
     at: Seconds = Field(description="Since the run clock started")
     set: Targets | None = Field(default=None, description="Change their cpu or link, or both")
-    cpu: (
-        Annotated[
-            float,
-            Field(gt=0, description="Share of one host core, with set"),
-            expecting("a positive share of one host core such as 0.25"),
-        ]
-        | None
-    ) = None
+    cpu: Cpu | None = Field(default=None, description="Share of one host core, with set")
     link: LinkChange | None = Field(default=None, description="What changes of the link, with set")
     crash: Targets | None = Field(default=None, description="Kill them at once")
     restart_after: Seconds | None = Field(
@@ -243,15 +240,24 @@ def problems(
     ]
     if churn is not None and churn.devices is not None:
         named.append((("churn", "devices"), churn.devices))
+    steps = sum(len(by_name.get(name, ())) for _, targets in named for name in targets)
+    if steps > _MAX_STEPS:
+        message = (
+            f"acts on devices {steps:,} times, expected at most {_MAX_STEPS:,}: write fewer entries"
+        )
+        yield source.problem(("scenario",), message, at_key=True)
+        return
     ambiguous = {group.name for group in groups if by_name[group.name] != group.device_names}
-    unknown = False
+    unknown = 0
     for where, targets in named:
         for position, name in enumerate(targets):
             item = (*where, position)
             # A single name was made a list when it was read.
             place = item if item in source.values else where
             if name not in by_name:
-                unknown = True
+                unknown += 1
+                if unknown > _MAX_UNKNOWN:
+                    return
                 yield source.problem(place, f"found {name!r}, {_expected(name, by_name)}")
             elif name in ambiguous:
                 yield source.problem(

@@ -12,6 +12,7 @@ Two formats are read.
 from __future__ import annotations
 
 import heapq
+import io
 import itertools
 from array import array
 from collections import ChainMap
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents import config
+from agents import config, files
 from agents.device_actions import SetLink
 from agents.nanoseconds import from_seconds
 from testbed.topology.devices import Link, LinkTrace
@@ -42,6 +43,8 @@ _LIMITS = {
 """By column of a CSV file: the highest value, and its unit."""
 _EXPECTED = "expected time and any of up, down, delay and loss"
 _MAX_DIGITS = 12  # of a time in milliseconds
+_MAX_BYTES = 64 * 2**20
+"""Of a file: hours at hundreds of Mbit/s in mahimahi's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +83,15 @@ def read(trace: LinkTrace, folder: Path) -> list[Trace]:
         if (name := getattr(trace, key)) is None:
             continue
         path = folder / name
-        with path.open(encoding="utf-8-sig") as lines:
-            try:
-                if key == "csv":
-                    found.append(read_csv(lines, loop=trace.loop))
-                else:
-                    found.append(read_mahimahi(lines, key))
-            except (ValueError, UnicodeDecodeError) as error:
-                raise ValueError(f"{path}: {error}") from error
+        data = files.read(path, _MAX_BYTES)
+        try:
+            lines = io.StringIO(data.decode("utf-8-sig"), newline=None)
+            if key == "csv":
+                found.append(read_csv(lines, loop=trace.loop))
+            else:
+                found.append(read_mahimahi(lines, key))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     return found
 
 

@@ -14,13 +14,21 @@ from typing import Any
 
 import yaml
 
+from agents import files
+from analysis.yamlloader import Loader
 from testbed.errors import BadInputError
+
+try:  # libyaml is many times as fast
+    from yaml import CSafeDumper as _SafeDumper
+except ImportError:
+    from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 Where = tuple[str | int, ...]
 """The keys and indices that lead to a value: `("devices", 1, "cpu")`."""
 
-_MAX_VALUES = 100_000
-"""Aliases can make a small file arbitrarily large."""
+_MAX_BYTES = 4 * 2**20
+_MAX_SHOWN = 100
+"""Errors, and characters of a line in one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,7 +80,8 @@ class Source:
         """All `problems` in the order of the file, each with its line, and how many they are."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = "1 error" if len(found) == 1 else f"{len(found)} errors"
-        message = "\n".join([*map(self._show, found), f"{self.name}: {count}"])
+        more = f", of which the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
+        message = "\n".join([*map(self._show, found[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
         return FaultyFileError(message, found)
 
     def _show(self, problem: Problem) -> str:
@@ -80,8 +89,9 @@ class Source:
         heading = f"{self.name}:{line}:{column}: {problem.message}"
         if not 1 <= line <= len(self.lines) or not self.lines[line - 1].strip():
             return heading
-        shown = self.lines[line - 1].replace("\t", " ")
-        return f"{heading}\n{line:5} | {shown}\n      | {'^':>{column}}"
+        begin = max(0, column - _MAX_SHOWN // 2)  # of a long line
+        shown = self.lines[line - 1].replace("\t", " ")[begin : begin + _MAX_SHOWN]
+        return f"{heading}\n{line:5} | {shown}\n      | {'^':>{column - begin}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,8 @@ class Document:
         return value
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2's core schema."""
+class _Loader(Loader):
+    """With the scalars of YAML 1.2's core schema."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
 
@@ -119,7 +129,7 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(_SafeDumper):
     """Quotes texts that `_Loader` would read as something else."""
 
     yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
@@ -141,7 +151,7 @@ def write(data: Any) -> str:
 def read(path: Path) -> Document:
     """Raises BadInputError where there is no such file, or no YAML in it."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: there is no such file{_nearby(path)}; name a topology file such as "
@@ -188,8 +198,6 @@ class _Reading:
     def value(self, node: yaml.Node, where: Where) -> Any:
         if node in self._around:
             raise _error_at(node, "this value contains itself")
-        if len(self.values) >= _MAX_VALUES:
-            raise _error_at(node, "too many values")
         self.values[where] = _place(node.start_mark)
         self._around.append(node)
         try:
@@ -197,14 +205,18 @@ class _Reading:
                 return dict(self._items(node, where))
             if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
                 return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
-            return self._scalar(node)
+            return self._loader.construct_object(node)
         finally:
             self._around.pop()
 
     def _items(self, node: yaml.MappingNode, where: Where) -> Iterator[tuple[str, Any]]:
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = (
+                self._loader.construct_object(key_node)
+                if isinstance(key_node, yaml.ScalarNode)
+                else None
+            )
             if not isinstance(key, str):
                 raise _error_at(key_node, "keys are texts; put this one in quotes")
             at = (*where, key)
@@ -215,12 +227,6 @@ class _Reading:
             lines[key] = place.line
             self.keys[at] = place
             yield key, self.value(value_node, at)
-
-    def _scalar(self, node: yaml.Node) -> Any:
-        try:
-            return self._loader.construct_object(node)
-        except ValueError as error:  # a number of thousands of digits
-            raise _error_at(node, str(error)) from None
 
 
 def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:

@@ -27,8 +27,9 @@ class Speed:
         self._floor = None if device.timing is None else durations.sampler(device.timing, rng)
 
     def computing(self, steps: int) -> Nanoseconds:
-        """How long the device computes `steps` steps, at the share of the CPU that it has now."""
-        return from_seconds(steps * self._step)
+        """How long the device computes an update of `steps` steps, at the share of the CPU that it has
+        now."""
+        return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
     def floor(self) -> Nanoseconds:
         """How long the next training takes at least, whatever the share: `timing`. Where nothing else is

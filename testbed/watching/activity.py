@@ -84,13 +84,13 @@ class Activity:
         """Cheap: a run in virtual time has very many updates, most of them outdated when the screen is
         drawn."""
         self._pending.append(update)
-        while self._pending[0].applied < update.applied - WINDOW:
+        while self._pending[0].applied < _oldest(update.applied):
             self._set_last(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
         """Note what telemetry reports for the time since the previous sample."""
         self._busy.append((until, busy))
-        while self._busy[0][0] < until - WINDOW:
+        while self._busy[0][0] < _oldest(until):
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
@@ -129,7 +129,7 @@ class Activity:
     def shares(self, at: float) -> dict[str, float]:
         """Seconds of the last minute in each state, inferred ones among them."""
         shares = dict.fromkeys(STATES, 0.0)
-        for spent in self._all_seconds(at, math.floor(at) - WINDOW).values():
+        for spent in self._all_seconds(at, _oldest(at)).values():
             for cell, seconds in spent.items():
                 shares[cell.state] += seconds
         return shares
@@ -148,7 +148,7 @@ class Activity:
             self._add_seconds(ended)
         if state is not None:
             self._held.append(Span(at, math.inf, state))
-        while self._held[0].end < at - WINDOW:
+        while self._held[0].end < _oldest(at):
             self._held.popleft()
 
     def _count_pending(self) -> None:
@@ -238,9 +238,14 @@ class Activity:
         return seconds
 
 
+def _oldest(at: float) -> int:
+    """The first second of the last minute, which has whole seconds."""
+    return math.floor(at) - WINDOW
+
+
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
     """Add `span`, the last minute of it at the most, to each of its seconds."""
-    begin = max(span.begin, math.floor(span.end) - WINDOW if first is None else first)
+    begin = max(span.begin, _oldest(span.end) if first is None else first)
     cell = Cell(span.state, span.inferred)
     while begin < span.end:
         second = math.floor(begin)

@@ -143,6 +143,6 @@ def render_summary(run: Run) -> RenderableType:
         )
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.ended_by(line.ended)
-    facts = f"{line.updates} updates in {line.versions} versions, {line.duration:.1f} s ({ended})"
+    facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
     came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), came_to, Text(facts))

@@ -7,13 +7,11 @@ import platform
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from agents import config
-from testbed.errors import BadInputError
+from testbed.errors import reading
 from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Stop, Topology
+from testbed.topology import Stop, Topology, yamlfile
 from testbed.traits import is_simulated, traits
 from testbed.watching.tally import DeviceTally, Tally
 
@@ -57,7 +55,7 @@ def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
     """Of a run that is to be launched."""
     return Overview(
         rule=topology.rule.name,
-        stop=topology.stop.plain(),
+        stop=topology.stop.build(),
         devices=tuple(Device(d.name, d.group, d.cpu) for d in plan.devices),
         runtime=plan.runtime,
         dilation=plan.dilation,
@@ -74,11 +72,11 @@ def read(directory: RunDirectory) -> Overview | None:
     manifest = directory.read_manifest()
     if "devices" not in manifest:
         return None
-    try:
-        topology_yaml = yaml.safe_load(directory.topology.read_text(encoding="utf-8"))
+    with reading(directory.path):
+        topology = yamlfile.read(directory.topology).data
         return Overview(
             rule=manifest["rule"],
-            stop=Stop.model_validate(topology_yaml["stop"]).plain(),
+            stop=Stop.model_validate(topology["stop"] if isinstance(topology, dict) else None).build(),
             devices=tuple(
                 Device(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()
@@ -89,8 +87,6 @@ def read(directory: RunDirectory) -> Overview | None:
             links=_counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
             cpus=_cpus(manifest),
         )
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise BadInputError(f"{directory.path} cannot be read as a run: {error!r}") from error
 
 
 def _counted(runtime: str, *, linked: bool) -> bool:

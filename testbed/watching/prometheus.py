@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isnan, nan
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
@@ -31,11 +31,18 @@ from agents.device_actions import SetCpu
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower, Samples
+from testbed.watching.hosts import HOST, OwnHosts
 from testbed.watching.usage import number
 
-HOST = "127.0.0.1"
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 """Upper bounds of the histogram's buckets, in versions."""
+
+
+_MAX_REASONS = 1000
+"""Time series of rejected updates; a reason can quote what a device said."""
 
 
 @contextmanager
@@ -47,12 +54,25 @@ def served(directory: RunDirectory, port: int) -> Iterator[str]:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
         raise BadInputError(f"--metrics-port {port}: {error.strerror}. Choose another one") from error
+    server.set_app(_for(OwnHosts(server.server_port), server.get_app()))
     try:
         yield f"http://{HOST}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _for(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplication:
+    """`app` for requests for our own names, from no page but ours."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if app and hosts.includes(environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [])
+        return []
+
+    return answer
 
 
 _COUNTERS = ("cpu", "sent", "received")
@@ -123,7 +143,8 @@ class _Totals:
                 self.staleness[bisect_left(STALENESS, staleness)] += 1
                 self.staleness_sum += staleness
             case events.UpdateRejected(client=client, reason=reason):
-                self.rejected[client, reason] += 1
+                known = (client, reason) in self.rejected or len(self.rejected) < _MAX_REASONS
+                self.rejected[client, reason if known else "other"] += 1
             case events.VersionMade():
                 self.version = record.version
             case events.Evaluated():
@@ -151,8 +172,9 @@ class RunCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            for record in self._records.read():
-                self._totals.take(record)
+            with suppress(OSError, ValueError):  # the controller reads the same, and says so
+                for record in self._records.read():
+                    self._totals.take(record)
             for sample in self._samples.read():
                 self._devices.setdefault(sample["device"], _Device()).take(sample)
             return iter(list(self._figures()))

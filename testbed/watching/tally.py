@@ -97,6 +97,8 @@ class Tally:
             case events.Evaluated():
                 self.evaluation = record
                 self.version = max(self.version, record.version)  # the first one, of a resumed run
+            case events.Disrupted(at, since, reason):
+                return Notice(at, "disrupted", f"{reason} from {since:.1f} s on")
             case events.Note(at, message):
                 return Notice(at, "note", message)
             case events.Acted():

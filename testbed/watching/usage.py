@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import Any, Literal, NamedTuple
 
+from agents.events import LARGEST
+
 _WINDOW_SECONDS = 5.0
 """Seconds that figures are taken over: shorter ones jump."""
 _MAX_AGE_SECONDS = 3.0
@@ -71,5 +73,5 @@ class Usage:
 
 
 def number(value: object) -> float:
-    """NaN where it is none."""
-    return float(value) if isinstance(value, int | float) else nan
+    """NaN where it is none, or too large for a float."""
+    return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan

@@ -47,7 +47,7 @@ def watch(directory: RunDirectory, console: Console) -> None:
                 view.over(*_outcome(directory.read_manifest()) if over else ("", None))
             try:
                 records = follower.read(_READ_BYTES)
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 raise RunFailedError(str(error)) from error
             for record in records:
                 view.record(record)

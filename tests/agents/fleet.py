@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 
 from agents import events
 from agents.aggregator import actions as act
+from agents.aggregator import inputs
 from agents.client import core as client_core
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.client.uploads import Memory
@@ -124,6 +125,19 @@ class Fleet:
         self.say(name, "offline")
         self.say(name, "ready")
 
+    def connect_anew(self, name: str) -> None:
+        """This client was cut off from a broker that has forgotten it: what was on its way is lost."""
+        self.devices[name].inbox.clear()
+        self.devices[name].outbox.clear()
+        self.say(name, "ready")
+
+    def lose_all(self) -> None:
+        """So was the aggregator."""
+        for device in self.devices.values():
+            device.inbox.clear()
+            device.outbox.clear()
+        self.execute(self.core.core.handle(inputs.Reconnected(self._ns, self._ns)))
+
     def deliver(self, name: str) -> None:
         """The first message on its way to this client gets there."""
         device = self.devices[name]
@@ -134,6 +148,11 @@ class Fleet:
                 self._obey(device, device.core.model(message, self._ns))
             case "pull":
                 self._obey(device, device.core.pull(self._ns))
+            case "report":
+                while device.outbox:  # it comes after them
+                    self.arrive(name)
+                report = inputs.Reported(self._ns, name, device.core.works_on)
+                self.execute(self.core.core.handle(report))
             case _:
                 self._obey(device, device.core.interrupt(self._ns))
 
@@ -206,6 +225,8 @@ class Fleet:
                         self._send(name, version, number)
                 case Request(name, what):
                     self._put(name, what)
+                case act.AskForReport(name):
+                    self._put(name, "report")
                 case act.Log(events.VersionMade()):
                     self.models.append(self.server.w.tobytes())
 

@@ -95,10 +95,8 @@ class Core:
     def rule_waits(self) -> bool:
         return self.core.rule_waits
 
-    def start(
-        self, wall_clock: float = 0.0, epoch: float = 0.0, at: float = 0.0, updates: int = 0
-    ) -> act.Actions:
-        started = inputs.Started(from_seconds(at), wall_clock, from_seconds(epoch), updates)
+    def start(self, wall_clock: float = 0.0, epoch: float = 0.0, at: float = 0.0) -> act.Actions:
+        started = inputs.Started(from_seconds(at), wall_clock, from_seconds(epoch))
         return self.core.handle(started)
 
     def status(self, client: str, state: str, at: float) -> act.Actions:
@@ -183,6 +181,11 @@ def message(client: str, dispatch: int, value: float = 1.0, **fields: Any) -> wi
         vector=np.array([value], np.float32),
     )
     return dataclasses.replace(plain, **fields)
+
+
+def done(at: float, epoch: float = 100.0) -> dict[str, Any]:
+    """The times of a message about work that took none, `at` seconds of a run clock begun at `epoch`."""
+    return dict.fromkeys(("downloaded", "train_start", "train_end", "sent"), from_seconds(epoch + at))
 
 
 def records(actions: act.Actions) -> list[events.Record]:

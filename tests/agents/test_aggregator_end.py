@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from agents import events
+from agents.aggregator import inputs
 from agents.aggregator.actions import Actions, Dispatch, Evaluate, Finish, Log, Save, StopClients
 from agents.aggregator.core import LastEvaluation
 from agents.config import Stop
+from agents.nanoseconds import from_seconds
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.favano import Favano
 from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from tests.agents.helpers import VANILLA, Core, make_core, message, of, records, started
+from tests.agents.helpers import Core, done, make_core, message, of, records, started
 
 
 def _end_after(core: Core, version: int, actions: Actions) -> Actions:
@@ -26,16 +28,23 @@ def _end_after(core: Core, version: int, actions: Actions) -> Actions:
 
 
 def test_a_resumed_run_counts_on() -> None:
-    core, server = make_core(VANILLA, Stop(after=10.0, updates=8), evaluate_every=2.0)
-    server.version = 5
-    core.status("a", "ready", 0.0)
-    started = core.start(1e9, 100.0, at=6.0, updates=7)
-    assert started[-1] == Dispatch("a", 5, 1)
-    assert records(started) == [events.RunStarted(6.0, 1e9, ("a",), ("b",))]
-    assert core.next_timer == 8.0
-    actions = core.update("a", message("a", 1, base_version=5), 4, 7.0)
-    assert events.VersionMade(7.0, 6, 1) in records(actions)
-    assert StopClients() in actions  # the eighth update
+    core, _ = started(stop=Stop(after=10.0, updates=2), evaluate_every=2.0)
+    core.update("a", message("a", 1), 4, 5.0)
+    core.due(5.5)
+    core.evaluated(1, 0.5, 0.8, 5.6)
+    core.core.handle(inputs.Suspended(from_seconds(6.0), "2"))
+    core.status("a", "ready", 6.0)
+    again = core.start(1e9, 100.0, at=6.0)
+    assert records(again) == [
+        events.RunStarted(6.0, 1e9, ("a",), ("b",)),
+        events.RoundUnfinished(6.0, "a", 1, 5.0, 6.0),
+        events.RoundUnfinished(6.0, "b", 0, 0.0, 6.0),
+    ]
+    assert core.end_of_instant(6.0) == [Dispatch("a", 1, 4, acknowledged=1)]
+    assert core.next_timer == 6.0
+    actions = core.update("a", message("a", 4, base_version=1, **done(6.5)), 4, 7.0)
+    assert events.VersionMade(7.0, 2, 1) in records(actions)
+    assert StopClients() in actions  # the second update
 
 
 def test_stop_after() -> None:
@@ -172,7 +181,10 @@ def test_nothing_moves_after_the_end(rule: Rule) -> None:
     core.update("a", message("a", 1, kind=rule.client_side.kind), 4, 1.0)
     core.due(4.0)
     w, version = server.w.copy(), server.version
-    assert core.update("b", message("b", 2, kind=rule.client_side.kind), 4, 4.1) == []
+    late = message("b", 2, kind=rule.client_side.kind)
+    told = Log(events.UpdateRejected(4.0, "b", "arrived after the run had ended"))
+    waits_for_its_last_evaluation = version > 0
+    assert core.update("b", late, 4, 4.1) == [told] * waits_for_its_last_evaluation
     assert core.reject("b", "garbage", 4.1) == []
     assert core.status("a", "offline", 4.2) == []
     assert core.status("b", "offline", 4.2) == []
@@ -199,7 +211,7 @@ def test_what_waits_for_the_end_of_the_last_instant_is_not_sent(
         core, _ = make_core(rule)
         for client in ("a", "b"):
             core.status(client, "ready", 0.0)
-        core.start()
+        core.start(epoch=100.0)
         core.end_of_instant(0.0)
         for client, dispatch in zip("ab", dispatches, strict=False):
             core.update(client, message(client, dispatch), 4, 1.0)

@@ -52,7 +52,8 @@ EXAMPLES: list[Any] = [
         test_set="/data/test",
         run_directory="/run",
         threads=2,
-        resume=True,
+        part="2",
+        durability="checkpoint",
     ),
     config.DeviceConfig(
         run="r",

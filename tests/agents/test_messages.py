@@ -75,10 +75,14 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.status(PI), messages.Status(PI, "joining")),
     (NAMES.status(AGGREGATOR), messages.Status(AGGREGATOR, "offline")),
     (NAMES.request(PI), messages.Request(PI, "interrupt")),
+    (NAMES.request(PI), messages.Acknowledgement(PI, 17)),
+    (NAMES.report(PI), messages.Report(PI, 17)),
 ]
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=messages.MAX_TEXT_CHARACTERS // 100)
+texts = st.text(
+    st.characters(exclude_categories=["C", "Z"]), max_size=messages.MAX_TEXT_CHARACTERS // 100
+)
 seconds = st.floats(0, 1e10)
 times = st.floats(-1e10, 1e10)
 counts = st.integers(0, 2**63 - 1)
@@ -113,6 +117,7 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         details=st.dictionaries(texts, details.filter(lambda value: _depth(value) < 3), max_size=4),
     ),
     messages.Note: st.builds(messages.Note, texts),
+    messages.Report: st.builds(messages.Report, names, counts),
     messages.DeviceOrder: st.builds(
         messages.DeviceOrder,
         names,
@@ -136,6 +141,7 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     messages.Request: st.builds(
         messages.Request, names, st.sampled_from(get_args(messages.ClientCommand))
     ),
+    messages.Acknowledgement: st.builds(messages.Acknowledgement, names, counts),
 }
 
 
@@ -151,8 +157,10 @@ def _topic(message: Message) -> str:
             return NAMES.failure(name)
         case messages.Status(name):
             return NAMES.status(name)
-        case messages.Request(name):
+        case messages.Request(name) | messages.Acknowledgement(name):
             return NAMES.request(name)
+        case messages.Report(name):
+            return NAMES.report(name)
         case _ if isinstance(message, messages.AggregatorOrder):
             return NAMES.control(AGGREGATOR)
         case _:
@@ -299,7 +307,10 @@ OF_PI = NAMES.telemetry(PI)
             b"READY",
             "state: expected one of joining, ready, over, offline, found 'READY'",
         ),
-        (NAMES.request(PI), b"ready", "what: expected one of stop, pull, interrupt, found 'ready'"),
+        (NAMES.request(PI), b"ready", "expected one of stop, pull, interrupt, report, found 'ready'"),
+        (NAMES.request(PI), b"9" * 19, "dispatch: expected an integer from 0 to 9223372036854775807"),
+        (NAMES.request(PI), b"9" * 20, "what: expected one of stop, pull, interrupt, report, found"),
+        (NAMES.request(PI), b"-1", "what: expected one of stop, pull, interrupt, report, found '-1'"),
     ],
 )
 def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> None:
@@ -326,6 +337,20 @@ def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> No
 def test_what_no_peer_would_take_is_not_sent(message: Message) -> None:
     with pytest.raises(MessageError):
         encode(message)
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (b"\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("\x9b31m \u202egnp.exe \u2066".encode(), r"\x9b31m \u202egnp.exe \u2066"),
+        (b"no\rok\nRun ended: valid", r"no\rok\nRun ended: valid"),
+        ("läuft 🙂".encode(), "läuft 🙂"),
+        (b"\x1b" * 4096, r"\x1b" * 1024),
+    ],
+)
+def test_what_a_device_says_does_nothing_to_a_screen(said: bytes, shown: str) -> None:
+    assert decode(NAMES, NAMES.failure(PI), said) == messages.Failure(PI, shown)
 
 
 @given(st.text(st.characters(), max_size=50))
@@ -406,14 +431,17 @@ def test_a_damaged_message_is_a_message_or_refused(
     _decodes_or_is_refused(topic, payload[:at] + put + payload[at + instead :])
 
 
-def test_of_many_refusals_the_first_are_told() -> None:
+def test_of_many_refusals_of_one_sender_the_first_are_told_and_all_are_counted() -> None:
     said: list[str] = []
     refusals = messages.Refusals(said.append, max_logged=2)
-    for number in range(5):
-        refusals.add("a/b", MessageError(f"no {number}"))
-    assert refusals.count == 5
+    assert [refusals.add("a/b", MessageError(f"no {number}")) for number in range(105)][-1] == 105
+    refusals.add("a/c", MessageError("nor this"))
+    assert refusals.count == 106
     assert said == [
         "refused a message on a/b: no 0",
         "refused a message on a/b: no 1",
-        "refused more than 2 messages; the others are not logged",
+        "refused more than 2 messages on a/b",
+        "refused 10 messages on a/b",
+        "refused 100 messages on a/b",
+        "refused a message on a/c: nor this",
     ]

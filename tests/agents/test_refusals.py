@@ -76,7 +76,7 @@ def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[A
         )
     )
     yield made
-    made._journal.close()
+    made._durable.close()
 
 
 def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,8 +100,8 @@ def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[st
     say(control, messages.encode(messages.Start()))
     say(control, messages.encode(messages.Note("so it is")))
     say(control, messages.encode(messages.Log(1.0, "a", "hand", 0.5, {"action": "crash"})))
-    aggregator._journal.sync()
-    lines = (aggregator._directory / "events.jsonl").read_text().splitlines()
+    aggregator._durable.sync(told=True)
+    lines = (aggregator._durable._directory / "events.jsonl").read_text().splitlines()
     assert '"clients":["a"]' in lines[0]
     assert '"message":"so it is"' in lines[-2]
     assert lines[-1] == (
@@ -109,6 +109,12 @@ def test_the_aggregator(aggregator: Aggregator, capsys: pytest.CaptureFixture[st
         '"details":{"action":"crash"}}'
     )
     assert aggregator._refusals.count == 6
+    size = (aggregator._durable._directory / "events.jsonl").stat().st_size
+    for _ in range(1000):
+        say(NAMES.status("a"), messages.encode(messages.Status("a", "joining")))
+        say(NAMES.update("a"), b"[" * 60_000)
+    aggregator._durable.sync(told=True)
+    assert 0 < (aggregator._durable._directory / "events.jsonl").stat().st_size - size < 50_000
 
 
 def test_a_client(

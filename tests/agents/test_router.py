@@ -19,12 +19,14 @@ def _lines(rules: list[list[str]]) -> list[str]:
     return [" ".join(rule) for rule in rules]
 
 
-def test_each_port_leads_to_its_server() -> None:
-    assert _lines(forwarding_rules({"10.0.0.9": 1883, "10.0.0.8": 1884}, "eth0", "eth1")) == [
+def test_each_port_leads_to_its_server_and_nothing_anywhere_else() -> None:
+    assert _lines(forwarding_rules({"10.0.0.9": 1883}, "eth0", "eth1")) == [
+        "-P FORWARD DROP",
+        "-A FORWARD -i eth1 -o eth0 -j ACCEPT",
+        "-A FORWARD -i eth0 -p tcp -d 10.0.0.9 --dport 1883 -j ACCEPT",
+        "-A FORWARD -i eth0 -p udp -d 10.0.0.9 --dport 1883 -j ACCEPT",
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A PREROUTING -i eth0 -p udp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
-        "-t nat -A PREROUTING -i eth0 -p tcp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
-        "-t nat -A PREROUTING -i eth0 -p udp --dport 1884 -j DNAT --to-destination 10.0.0.8:1884",
         "-t nat -A POSTROUTING -o eth1 -j MASQUERADE",
     ]
 

@@ -114,6 +114,26 @@ def test_a_number_too_big_for_a_field() -> None:
         wire.decode_model(_payload(header))
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'"' + b"\xff" * 60_000,
+        json.dumps(_header() | {"__metadata__": {"protocol": "9" * 60_000}}).encode(),
+        json.dumps(_header() | {"__metadata__": {"protocol": "\ud800\x1b\u202e"}}).encode(),
+        json.dumps(
+            _header() | {"__metadata__": {"protocol": "2", "run": "r", "version": "\x1b" * 9000}}
+        ).encode(),
+        json.dumps(_header(shape="\x1b" * 9000)).encode(),
+        b'{"__metadata__": {}, "w": %s0%s}' % (b"[" * 900, b"]" * 900),
+    ],
+)
+def test_an_error_is_short_and_plain_whatever_it_quotes(header: bytes) -> None:
+    with pytest.raises(WireError) as raised:
+        wire.decode_model(struct.pack("<Q", len(header)) + header + VECTOR.tobytes())
+    assert len(str(raised.value)) < 200
+    assert str(raised.value).isprintable()
+
+
 @given(length=st.integers(0, len(wire.encode(UPDATE)) - 1))
 def test_truncated(length: int) -> None:
     with pytest.raises(WireError):

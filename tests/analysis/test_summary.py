@@ -27,6 +27,14 @@ def test_headline(directory: Path) -> None:
     )
 
 
+def test_updates_that_were_dropped_are_counted(directory: Path) -> None:
+    """Those that came twice are not: the record of one says so in the directory."""
+    assert summary.headline(load(directory)).applied == "3 updates in 3 versions"
+    late = events.UpdateRejected(10.0, "slow", "in the rule's buffer when the run ended")
+    run = with_records(directory, late, late)
+    assert summary.headline(run).applied == "3 updates in 3 versions, 2 dropped"
+
+
 @pytest.mark.parametrize(
     ("entries", "verdict"),
     [

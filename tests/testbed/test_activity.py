@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.watching.activity import (
@@ -175,6 +175,7 @@ def lived(life: list[Happening], *, looking: bool) -> tuple[Activity, float]:
 
 @settings(deadline=None)
 @given(lives())
+@example([("update", at) for at in (1.5, 2.75, 32.25, 61.75)])  # the first: in the minute's first second
 def test_to_look_changes_nothing_and_every_second_is_told_once(life: list[Happening]) -> None:
     (unseen, at), (seen, _) = (lived(life, looking=looking) for looking in (False, True))
     assert seen.cells(at, WINDOW) == unseen.cells(at, WINDOW)

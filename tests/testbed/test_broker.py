@@ -7,43 +7,54 @@ import os
 import queue
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.client as paho
+import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from agents.config import Broker
 from agents.topics import Topics
-from agents.transport import Connection, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.broker import (
     Account,
+    Identity,
+    Limits,
+    Listeners,
     accounts,
     covers,
     hash_password,
     is_password,
     mosquitto_conf,
     read_embedded,
+    refusals,
     write_embedded,
     write_mosquitto,
 )
-from testbed.runtimes.process import find_mosquitto
+from testbed.broker.identity import new_identity
+from testbed.runtimes.process import find_mosquitto, free_ports
 from tests.conftest import unavailable
 
 TOPICS = Topics("r")
 LARGE = os.urandom(2_000_000)
+LIMITS = Limits(packet=3_000_000, queue=8_000_000)
 
 
 def test_rights_of_a_run() -> None:
     made = accounts("r", ["a", "b"])
     assert list(made) == ["aggregator", "controller", "router", "a", "init/a", "b", "init/b"]
     a, init, aggregator = made["a"], made["init/a"], made["aggregator"]
-    assert a.publish == ("testbed/r/update/a", "testbed/r/status/a")
+    assert a.publish == ("testbed/r/update/a", "testbed/r/status/a", "testbed/r/report/a")
     assert a.subscribe == ("testbed/r/model/a", "testbed/r/model", "testbed/r/request/a")
     assert (init.publish, init.subscribe) == (
         ("testbed/r/telemetry/a", "testbed/r/failure/a"),
@@ -92,8 +103,9 @@ def test_password_hashes_are_salted_and_checked() -> None:
 
 
 def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) -> None:
-    conf = write_mosquitto(tmp_path, accounts("r", ["a"]), "0.0.0.0", 1883, seen_at="/testbed")  # noqa: S104
-    assert conf.read_text() == mosquitto_conf("0.0.0.0", 1883, "/testbed")  # noqa: S104
+    at = Listeners("0.0.0.0", 1883)  # noqa: S104
+    conf = write_mosquitto(tmp_path, accounts("r", ["a"]), at, seen_at="/testbed")
+    assert conf.read_text() == mosquitto_conf(at, "/testbed", Limits())
     assert str(tmp_path) not in conf.read_text()
     assert (tmp_path / "acl").read_text().startswith("user aggregator\ntopic write ")
 
@@ -101,15 +113,35 @@ def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) ->
 @pytest.mark.parametrize("embedded", [True, False])
 def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedded: bool) -> None:
     made = accounts("r", ["a"])
+    at, identity = Listeners("h", 1, tls_port=2), new_identity("h")
     if embedded:
-        host, port, hashed = read_embedded(write_embedded(tmp_path / "b.json", made, "h", 1))
-        assert (host, port, list(hashed)) == ("h", 1, list(made))
+        listeners, packet, hashed = read_embedded(write_embedded(tmp_path, made, at, identity))
+        assert [each["bind"] for each in listeners.values()] == ["h:1", "h:2"]
+        assert (packet, list(hashed)) == (Limits().packet, list(made))
         assert is_password(made["a"].password, hashed["a"].password)
     else:
-        write_mosquitto(tmp_path, made, "h", 1)
+        write_mosquitto(tmp_path, made, at, identity)
     for file in tmp_path.iterdir():
         assert file.stat().st_mode & 0o077 == 0
         assert not any(account.password in file.read_text() for account in made.values())
+
+
+def test_what_a_broker_refused_is_counted_by_login() -> None:
+    log = """\
+2026-11-22T22:36:34: New client connected from 127.0.0.1:1 as a (p2, c1, k60, u'a').
+2026-11-22T22:36:34: Will message specified (1 bytes) (r1, q1).
+2026-11-22T22:36:34: \ttestbed/r/status/a
+2026-11-22T22:36:34: Received SUBSCRIBE from a
+2026-11-22T22:36:34: \t# (QoS 0)
+2026-11-22T22:36:34: \ttestbed/r/model/a (QoS 1)
+2026-11-22T22:36:34: New client connected from 127.0.0.1:2 as init/a (p2, c1, k60, u'init/a').
+2026-11-22T22:36:34: \ttestbed/r/status/a
+2026-11-22T22:36:34: Denied PUBLISH from a (d0, q1, r0, m4, 'testbed/r/update/b', ... (2 bytes))
+2026-11-22T22:36:34: Client <unknown> disconnected, not authorised.
+2026-11-22 22:36:34,001 WARNING Refused: 'b' may not read '#'
+2026-11-22 22:36:34,001 WARNING Refused: '?' may not log in ''
+"""
+    assert refusals(log, accounts("r", ["a", "b"])) == {"a": 2, "init/a": 1, "b": 1, "?": 2}
 
 
 # --- the brokers themselves ---------------------------------------------------------------------
@@ -118,11 +150,20 @@ def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedde
 class Peer:
     """A bare paho client with one account, so that nothing but the broker says no."""
 
-    def __init__(self, login: Broker, *, password: str | None = None, will: str | None = None) -> None:
+    def __init__(
+        self,
+        login: Broker,
+        *,
+        password: str | None = None,
+        will: str | None = None,
+        client_id: str = "",
+    ) -> None:
         self.inbox: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self.refusal: str | None = None
         self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.paho = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv311)
+        self.paho = paho.Client(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv311)
+        if login.certificate is not None:
+            self.paho.tls_set_context(ssl.create_default_context(cadata=login.certificate))
         self.paho.username_pw_set(login.username, password or login.password)
         if will is not None:
             self.paho.will_set(will, b"offline", qos=1, retain=True)
@@ -169,18 +210,31 @@ Connect = Callable[..., Peer]
 def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
     """How each user logs in at a running broker of run `r` with the devices `a`, `b` and `init-a`."""
     made = accounts("r", ["a", "b", "init-a"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    command = broker_command(request.param, tmp_path, made, port)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as broker:
+    port, tls_port = free_ports(2)
+    identity = new_identity("127.0.0.1")
+    at = Listeners("127.0.0.1", port, tls_port, str(tmp_path / "socket"))
+    command = broker_command(request.param, tmp_path, made, at, identity)
+    path = tmp_path / "log"  # no pipe: one that nobody reads would stop the broker
+    with (
+        path.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as broker,
+    ):
         try:
             wait_until_listening(port, broker)
-            yield lambda user: made[user].at("127.0.0.1", port)
+            yield partial(login, made, at, identity)
         finally:
             broker.terminate()
-            log = broker.communicate(timeout=5)[0].decode()
-    assert not re.search("Traceback|Error", log), log
+            broker.wait(5)
+    log = path.read_text()
+    assert not re.search("Traceback|(?<!OpenSSL )Error", log), log
     assert not any(account.password in log for account in made.values())
+
+
+def login(made: Mapping[str, Account], at: Listeners, identity: Identity, user: str) -> Broker:
+    """`a` and `b` use TLS, all others do not."""
+    if user not in ("a", "b"):
+        return made[user].at(at.host, at.port)
+    return made[user].at(at.host, at.clients_port, identity.certificate)
 
 
 @pytest.fixture
@@ -197,14 +251,17 @@ def connect(logins: Logins) -> Iterator[Connect]:
         peer.close()
 
 
-def broker_command(kind: str, folder: Path, made: Mapping[str, Account], port: int) -> list[str]:
+def broker_command(
+    kind: str, folder: Path, made: Mapping[str, Account], at: Listeners, identity: Identity
+) -> list[str]:
     if kind == "embedded":
-        config = write_embedded(folder / "broker.json", made, "127.0.0.1", port)
+        config = write_embedded(folder, made, at, identity, limits=LIMITS)
         return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
     mosquitto = find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
-    return [mosquitto, "-c", str(write_mosquitto(folder, made, "127.0.0.1", port))]
+    conf = write_mosquitto(folder, made, at, identity, limits=LIMITS)
+    return [mosquitto, "-c", str(conf)]
 
 
 def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
@@ -235,10 +292,33 @@ def test_a_device_and_the_init_that_sounds_like_it_are_two(logins: Logins, conne
         connection.close()
 
 
+def test_a_session_is_named_like_its_login_whatever_id_is_asked_for(connect: Connect) -> None:
+    aggregator, client = connect("aggregator", client_id="aggregator"), connect("a")
+    aggregator.subscribe(TOPICS.update("+"))
+    lost: list[object] = []
+    aggregator.paho.on_disconnect = lambda *_: lost.append(1)
+    thief = connect("b", client_id="aggregator")
+    stranger = connect("b", client_id="aggregator", password="wrong")
+    assert (thief.refusal, stranger.refusal) == (None, "Not authorized")
+    client.publish(TOPICS.update("a"), b"for the aggregator")
+    assert aggregator.take() == (TOPICS.update("a"), b"for the aggregator")
+    assert lost == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # paho leaves a socket
+def test_who_is_not_this_runs_broker_is_told_nothing(logins: Logins) -> None:
+    real = logins("a")
+    stranger = replace(real, certificate=new_identity("127.0.0.1").certificate)
+    with pytest.raises(ConnectionFailedError, match="CERTIFICATE_VERIFY_FAILED"):
+        Connection(stranger, [], lambda _: None).open(timeout=0.1)
+
+
 def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: Connect) -> None:
-    watcher, status = connect("controller"), TOPICS.status("a")
+    watcher, status = connect("controller"), TOPICS.status("init-a")
     watcher.subscribe(TOPICS.status("+"))
-    client = Connection(logins("a"), [TOPICS.request("a")], lambda _: None, will=(status, b"offline"))
+    client = Connection(
+        logins("init-a"), [TOPICS.request("init-a")], lambda _: None, will=(status, b"offline")
+    )
     client.open()
     client.publish_status(status, b"ready")
     assert watcher.take() == (status, b"ready")
@@ -246,6 +326,28 @@ def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: 
     assert [watcher.take(), watcher.take()] == [(status, b"offline"), (status, b"ready")]
     client.close()
     assert watcher.take() == (status, b"offline")
+
+
+def test_what_is_sent_while_a_kept_session_is_away_arrives_once_it_is_back(
+    logins: Logins, connect: Connect
+) -> None:
+    inbox, lost = (queue.SimpleQueue[Any]() for _ in range(2))
+    begin = time.monotonic_ns()
+    aggregator = Connection(
+        logins("aggregator"),
+        [TOPICS.update("+")],
+        inbox.put,
+        keeps_session=True,
+        reconnected=lost.put,
+    )
+    aggregator.open()
+    aggregator._paho.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    client = connect("a")
+    time.sleep(0.1)  # until the broker has seen it, within the second before it is back
+    client.publish(TOPICS.update("a"), b"one")
+    assert begin < lost.get(timeout=10) < time.monotonic_ns()
+    assert inbox.get(timeout=10).payload == b"one"
+    aggregator.close()
 
 
 def test_large_payloads_go_both_ways(connect: Connect) -> None:
@@ -257,6 +359,32 @@ def test_large_payloads_go_both_ways(connect: Connect) -> None:
         assert client.take() == (TOPICS.model("a"), LARGE)
         client.publish(TOPICS.update("a"), LARGE)
         assert aggregator.take() == (TOPICS.update("a"), LARGE)
+
+
+def test_a_packet_that_is_too_large_costs_its_sender_the_connection_and_no_one_else(
+    connect: Connect,
+) -> None:
+    aggregator, client, other = connect("aggregator"), connect("a"), connect("b")
+    aggregator.subscribe(TOPICS.update("+"))
+    gone = threading.Event()
+    client.paho.on_disconnect = lambda *_: gone.set()
+    client.paho.reconnect_delay_set(min_delay=60, max_delay=60)
+    client.paho.publish(TOPICS.update("a"), bytes(LIMITS.packet + 1), qos=1)
+    assert gone.wait(5)
+    other.publish(TOPICS.update("b"), b"own")
+    assert aggregator.take() == (TOPICS.update("b"), b"own")
+
+
+@pytest.mark.parametrize("logins", ["mosquitto"], indirect=True)  # the embedded broker has no such limit
+def test_what_waits_for_one_that_does_not_read_is_limited(connect: Connect) -> None:
+    aggregator, client = connect("aggregator"), connect("a")
+    aggregator.subscribe(TOPICS.update("+"))
+    aggregator.paho.loop_stop()
+    (broker,) = (child for child in psutil.Process().children() if child.name() == "mosquitto")
+    before = broker.memory_info().rss
+    for _ in range(50):  # 100 MB
+        client.publish(TOPICS.update("a"), LARGE)
+    assert broker.memory_info().rss - before < LIMITS.queue + 12 * LIMITS.packet
 
 
 def test_a_client_cannot_write_under_another_name(connect: Connect) -> None:

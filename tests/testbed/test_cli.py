@@ -99,6 +99,16 @@ def test_runs_that_cannot_be_resumed(testbed: Testbed, outcome: str, tmp_path: P
     assert "start a new run" in said.err
 
 
+def test_a_run_that_ended_before_its_controller_died_is_complete(
+    testbed: Testbed, tmp_path: Path
+) -> None:
+    directory = finished(tmp_path, outcome=None)
+    directory.events.write_text(events.to_line(events.RunEnded(2.0, "updates", 3, 9)))
+    said = testbed("up", "--resume", "t-1", "--runs", tmp_path)
+    assert said.code == 2
+    assert "is complete (it ended by `updates`)" in said.err
+
+
 def test_a_living_run_is_not_resumed(testbed: Testbed, tmp_path: Path) -> None:
     finished(tmp_path).claim()  # by this process
     said = testbed("up", "--resume", "t-1", "--runs", tmp_path)

@@ -110,6 +110,9 @@ class Idle:
     def ended(self) -> dict[str, int]:
         return {}
 
+    def restart(self, part: str) -> int | None:
+        return None
+
     def telemetry(self) -> list[Telemetry]:
         return []
 
@@ -153,8 +156,35 @@ def test_what_is_no_message_is_noted_and_does_nothing(tmp_path: Path) -> None:
     assert notes[1].endswith("the topic is that of d-1, the message that of d-2")
     for _ in range(100):
         controller._received(Received(names.status("d-1"), b"?", 0), written.append)
-    assert len(controller._orders) == 21
+    said = {topic: count for topic, count in controller._refusals.counts.items() if count > 1}
+    assert said == {names.telemetry("d-1"): 2, names.status("d-1"): 101}
+    assert len(controller._orders) == 2 + 22 + 1  # of 101 the first 20, the 21st, the 100th
     assert controller._refusals.count == 104
+
+
+def test_who_says_too_much_is_not_written_down_and_takes_no_one_elses_place(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    written: list[str] = []
+    sample = b'{"device": "%s", "at": 1.0, "cpu": 1.0, "memory": 1}'
+    for _ in range(1000):
+        controller._received(Received(names.telemetry("d-1"), sample % b"d-1", 0), written.append)
+        controller._received(Received(names.failure("d-1"), b"x" * 4096, 0), written.append)
+        controller._received(Received(names.failure("d-1"), b"x" * 5000, 0), written.append)
+    controller._received(Received(names.telemetry("d-2"), sample % b"d-2", 0), written.append)
+    assert 100 < len(written) < 200
+    assert '"d-2"' in written[-1]
+    assert len(controller.failures) + len(controller._orders) < 400
+
+
+def test_a_sample_of_a_time_to_come_is_refused(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    written: list[str] = []
+    soon = b'{"device": "d-1", "at": %f, "cpu": 1.0, "memory": 1}' % (time.monotonic() + 60)
+    controller._received(Received(names.telemetry("d-1"), soon, 0), written.append)
+    assert written == []
+    assert controller._refusals.count == 1
 
 
 def test_a_failure_that_cannot_be_read_is_held_against_the_run(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def test_a_container_that_has_ended_does_not_start_again(spec: RunSpec) -> None:
 def test_the_engine_limits_a_device_and_tells_of_its_end(
     spec: RunSpec, engine: docker.DockerClient
 ) -> None:
-    """A share that the engine refuses is forgotten: the next limit is as planned."""
+    """A share that the engine refuses is forgotten: the next limit is as planned. That a log
+    cannot be saved keeps nothing from being removed."""
     datasets.write(datasets.prepare(spec.topology, None), spec.directory)
     built = images.ensure(engine, lambda _: None)
     runtime = DockerRuntime(engine, built, spec)
@@ -110,6 +111,10 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
         runtime.limit("d")  # left alone
         with pytest.raises(BadInputError, match=r"exit code 137"):
             runtime.act("d", Restart())
+        (spec.directory.logs / "broker.log").mkdir()
+        with pytest.raises(HostError, match=r"logs could not be saved: .*broker\.log: Is a directory"):
+            runtime.stop()
+        assert spec.directory.run not in " ".join(left_in_docker(engine))
     finally:
         runtime.stop()
     assert spec.directory.run not in " ".join(left_in_docker(engine))

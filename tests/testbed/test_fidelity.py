@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agents import events
-from testbed.fidelity import Clock, measure, trainings
+from agents.clock import in_device_time
+from testbed.fidelity import Clock, measure
 from testbed.fidelity.figures import (
     DeviceFidelity,
     Figure,
@@ -20,7 +21,8 @@ from testbed.fidelity.figures import (
     RequestedCpu,
     RequestedLink,
 )
-from testbed.fidelity.requested import in_device_time
+from testbed.fidelity.requested import trainings
+from testbed.fidelity.validity import Training
 from testbed.rundir.tail import Samples
 
 EPOCH = 1000.0
@@ -67,7 +69,9 @@ def pi(
     clock: Clock | None = None,
 ) -> DeviceFidelity:
     asked = Requested("pi", "pis", cpu or (RequestedCpu(0.25, 0.01),), link, away)
-    return measure([asked], samples, clock or Clock(EPOCH), {"pi": trained}).devices[0]
+    return measure(
+        [asked], samples, clock or Clock(EPOCH), {"pi": [Training(*one) for one in trained]}
+    ).devices[0]
 
 
 BUSY = (0.25, 100, 97)
@@ -288,7 +292,12 @@ def test_trainings_are_those_of_the_updates() -> None:
         update("nano", 3.0),
         update("pi", 8.0),
     ]
-    assert trainings(records) == {"pi": [(2.0, 5.0), (8.0, 11.0)], "nano": [(3.0, 6.0)]}
+    changed = (RequestedCpu(0.2, 0.01), RequestedCpu(0.1, 0.01, 4.0))
+    asked = [Requested("pi", "pis", (RequestedCpu(0.25, 0.01),)), Requested("nano", "nanos", changed)]
+    assert trainings(asked, records) == {
+        "pi": [Training(2.0, 5.0, 0.0375), Training(8.0, 11.0, 0.0375)],
+        "nano": [Training(3.0, 6.0, None)],
+    }
 
 
 LINK = RequestedLink(up=5e6, down=20e6, delay=0.03, jitter=0.003, loss=0.1)

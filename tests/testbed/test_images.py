@@ -242,11 +242,11 @@ def test_superseded_images_go_once_no_container_uses_them(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
     old, foreign = "testbed-broker:0ld", "somebody-elses:1"
-    user = engine.containers.create(built.broker)
+    user = engine.containers.create(built.broker, "mosquitto")
     for tag in (old, foreign):  # both carry our label
         user.commit(*tag.split(":"), message=tag)
     user.remove()
-    user = engine.containers.create(old)
+    user = engine.containers.create(old, "mosquitto")
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     try:
         images.remove_superseded(engine, tags)

@@ -53,7 +53,9 @@ def described(name: str) -> str:
     spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
     images = Images("testbed-agent:1", "testbed-broker:1")
     cubic, driver = ("cubic", "systemd") if name == "routed" else (None, "cgroupfs")
-    launched = asdict(launch(spec, images, owner=1000, congestion_control=cubic, cgroup_driver=driver))
+    launched = asdict(
+        launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver)
+    )
     limits = {device.name: asdict(planned_limits(spec, device)) for device in planned.devices}
     told = _plain({**launched, "limits of devices once they are ready": limits})
     return yaml.safe_dump(told, sort_keys=False, width=100, default_flow_style=None)

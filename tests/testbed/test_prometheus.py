@@ -57,6 +57,18 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert scraped(registry)["testbed_updates_total", "fast"] == 2  # asking twice counts nothing twice
 
 
+def test_there_are_only_so_many_time_series_of_reasons(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_manifest(run="t-1", **MANIFEST)
+    rejected = (events.UpdateRejected(1.0, "a", f"duplicate: sequence {n}") for n in range(5000))
+    directory.events.write_text("".join(map(events.to_line, rejected)))
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    found = scraped(registry)
+    assert sum(name == "testbed_rejected_updates_total" for name, *_ in found) == 1001
+    assert found["testbed_rejected_updates_total", "a", "other"] == 4000
+
+
 def test_scrapes_at_the_same_time_wait_for_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

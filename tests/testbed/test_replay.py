@@ -145,7 +145,6 @@ def test_a_run_without_recording_says_how_to_get_one(recorded: Path, tmp_path: P
     assert "record: updates" in said.stderr
 
 
-@pytest.mark.alone
 def test_a_run_of_processes_is_replayed(tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path, record="updates", stop={"updates": 15})
     up = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")

@@ -111,8 +111,10 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     """With netem the router's delay line holds nothing."""
     spec = _spec(tmp_path, host)
     accounts = broker.accounts("shaped", ["pi"])
-    agent_configs.write(spec, accounts, agent_configs.IN_CONTAINERS)
-    agent_configs.write_router(spec, accounts[ROUTER], agent_configs.IN_CONTAINERS, {"pi": "10.0.0.2"})
+    agent_configs.write(spec, accounts, agent_configs.in_containers(None))
+    agent_configs.write_router(
+        spec, accounts[ROUTER], agent_configs.in_containers(None), {"pi": "10.0.0.2"}
+    )
     device = json.loads(spec.directory.config(agent_configs.init_name("pi")).read_text(encoding="utf-8"))
     router = json.loads(spec.directory.config(ROUTER).read_text(encoding="utf-8"))
     assert device["netem"] is netem

@@ -65,7 +65,7 @@ repeat_invalid: 2
     assert study.name == "study"
     assert study.target == 0.8
     assert [cell.name for cell in study.cells] == [
-        f"{variant}, server_lr {lr}, timing 2s, seed {seed}"
+        f"{variant}, server_lr {lr}, seed {seed}"
         for variant in ("plain", "buffered")
         for lr in (1, 0.5)
         for seed in (3, 4)

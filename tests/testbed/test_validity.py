@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from agents.events import Disrupted
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, summary
 from testbed.fidelity.validity import StepDone, Training, Validity, verdict
@@ -20,6 +21,7 @@ def host(
     *,
     server: Sequence[float] = (),
     foreign: float = 0.0,
+    elsewhere: float = 0.0,
     devices: float = 0.5,
     steal: float = 0.0,
     late: Sequence[float] = (),
@@ -28,7 +30,16 @@ def host(
     busy = [*server, *[0.3] * (seconds - len(server))]
     lateness = [*late, *[0.001] * (seconds - len(late))]
     return [
-        HostSample(at + 1.0, 1.0, busy[at], foreign, devices, steal, lateness[at])
+        HostSample(
+            at=at + 1.0,
+            seconds=1.0,
+            server_load=busy[at],
+            foreign=foreign,
+            elsewhere=elsewhere,
+            device_busy=devices,
+            steal=steal,
+            tick_lateness=lateness[at],
+        )
         for at in range(seconds)
     ]
 
@@ -84,7 +95,7 @@ def test_lack_of_evidence_is_not_valid() -> None:
     assert verdict([], NOTHING) == Validity(
         (), ("the load of this host: sampled for 0.0 s, which is too short",)
     )
-    unseen = [HostSample(at, 1.0, None, None, 0.5, 0.0, 0.0) for at in range(30)]
+    unseen = [replace(one, server_load=None, foreign=None, elsewhere=None) for one in QUIET]
     assert verdict(unseen, NOTHING).unjudged == (
         "other work, and waiting servers: the run's processes cannot be seen from this host",
     )
@@ -107,6 +118,13 @@ def test_what_could_not_be_done_speaks_against_a_run() -> None:
     assert reason(verdict(QUIET, NOTHING, failures=failures)) == f"{failures[0]} (and 1 more)"
 
 
+def test_a_time_in_which_the_run_did_not_go_on_speaks_against_it() -> None:
+    """What is written again when it is over is one; the longest is told."""
+    first, over = (Disrupted(at, 12.0, "nothing arrived") for at in (22.0, 34.06))
+    found = verdict(QUIET, NOTHING, disruptions=[first, over, Disrupted(60.0, 50.0, "nothing arrived")])
+    assert reason(found) == "nothing arrived from 12.0 to 34.1 s (and 1 more)"
+
+
 def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
     assert verdict(host(server=[1.0] * 5), NOTHING).valid  # evaluations
     assert verdict(host(4, server=[1.0] * 2), NOTHING).valid  # the end of a short run
@@ -114,6 +132,16 @@ def test_a_server_without_cpu_to_spare_makes_updates_wait() -> None:
     assert reason(verdict(host(server=[0.95, 0.97, 0.99] * 4), NOTHING)) == (
         "aggregator, broker or router ran or waited for a CPU without a pause in 12 of 30 s: updates "
         "waited for the server"
+    )
+
+
+def test_other_work_on_other_cores_leaves_open_what_steps_cost() -> None:
+    assert verdict(host(elsewhere=0.15), NOTHING).valid
+    found = verdict(host(elsewhere=0.3), NOTHING)
+    assert found.valid is None
+    assert found.unjudged == (
+        "what steps cost: other work took 30% of this host's CPU time, and may have slowed down "
+        "caches and memory",
     )
 
 
@@ -186,24 +214,24 @@ def test_loss_and_delay_that_nobody_asked_for() -> None:
     assert reason(judged(slow)) == "round trips of pi took 250 ms where no delay was asked"
 
 
-def trained(times: Sequence[float], device: str = "pi") -> list[Training]:
+def trained(times: Sequence[float]) -> list[Training]:
     """One training after the other, each with its seconds per step."""
-    return [Training(device, 1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
+    return [Training(1.0 * at, at + 0.9, pace) for at, pace in enumerate(times)]
 
 
 def test_trainings_that_take_longer_within_a_run() -> None:
-    def found(*trainings: Training) -> Validity:
+    def found(*trainings: list[Training]) -> Validity:
         return verdict(QUIET, NOTHING, trainings=trainings)
 
     assert found().valid
-    assert found(*trained([1.0, 1.1, 0.9, 1.2] * 10), *trained([7.0] * 40, "nano")).valid
-    assert found(*trained([1.0] * 20 + [5.0] * 3 + [1.0] * 17)).valid  # a hiccup
-    assert found(*trained([1.0] * 6 + [2.7] * 6)).valid  # too few to tell
-    assert reason(found(*trained([1.0] * 20 + [2.7] * 20))) == (
+    assert found(trained([1.0, 1.1, 0.9, 1.2] * 10), trained([7.0] * 40)).valid
+    assert found(trained([1.0] * 20 + [5.0] * 3 + [1.0] * 17)).valid  # a hiccup
+    assert found(trained([1.0] * 6 + [2.7] * 6)).valid  # too few to tell
+    assert reason(found(trained([1.0] * 20 + [2.7] * 20))) == (
         "trainings took 0.37 times as long from 0 to 10 s as in the rest of the run: something "
         "disturbed the devices"
     )
-    assert reason(found(*trained([1.0] * 30 + [1.5] * 10))) == (
+    assert reason(found(trained([1.0] * 30 + [1.5] * 10))) == (
         "trainings took 1.5 times as long from 30 to 39 s as in the rest of the run: something "
         "disturbed the devices"
     )
@@ -254,11 +282,15 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
         {0, 1, 2, 7}, {1, 2}, own=lambda: next(used), read=lambda: looks.pop(0)
     )
     assert sampler.sample(at=1.0, tick_lateness=0.5) is None
-    assert sampler.sample(at=2.0, tick_lateness=0.01) == HostSample(
+    found = sampler.sample(at=2.0, tick_lateness=0.01)
+    assert found is not None
+    assert found.elsewhere == pytest.approx(10.375 / 12, abs=0.001)  # this process used next to nothing
+    assert found == HostSample(
         at=2.0,
         seconds=1.0,
         server_load=None,
         foreign=0.375,  # of 2 s, 0.25 were stolen, 0.5 idle, and 0.5 the devices'
+        elsewhere=found.elsewhere,
         device_busy=0.75,
         steal=0.25 / 3,
         tick_lateness=0.01,
@@ -319,10 +351,12 @@ def test_what_to_expect_of_a_host(
 
 
 def test_a_summary_of_the_load() -> None:
-    samples = [HostSample(1.0, 1.0, 0.5, None, 1.0, 0.0, 0.25), *host(2)]
+    (first,) = host(1, server=[0.5], devices=1.0, late=[0.25])
+    samples = [replace(first, foreign=None), *host(2)]
     assert summary(samples) == {
         "server_load": 0.3667,
         "foreign": 0.0,
+        "elsewhere": 0.0,
         "device_busy": 0.6667,
         "steal": 0.0,
         "tick_lateness": 0.25,

@@ -195,7 +195,7 @@ def _check_records(records: list[events.Record]) -> None:
 
 
 def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
-    """What was handed in was applied, rejected, or is open; AREA's mean is that of the clients' y."""
+    """What was handed in was applied, or rejected; AREA's mean is that of the clients' y."""
     entries = recording.read(directory.inputs)
     setup = next(entries)
     assert isinstance(setup, Setup)
@@ -204,7 +204,7 @@ def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
     mean = Mean(core, server)
     handed_in = 0
     for event in entries:
-        assert not isinstance(event, Setup | recording.Torn)
+        assert not isinstance(event, Setup | recording.Torn | recording.Cut | recording.Written)
         over = core.ended is not None
         if isinstance(event, inputs.UpdateArrived) and event.message.kind != wire.FAREWELL:
             handed_in += not over
@@ -212,7 +212,7 @@ def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
         if isinstance(core._rule, AreaState) and not over:
             mean.follow(event, actions)
     done = [r for r in records if isinstance(r, events.UpdateApplied | events.UpdateRejected)]
-    assert handed_in == len(done) + len(core._arrivals)
+    assert handed_in == len(done)
 
 
 class Mean:

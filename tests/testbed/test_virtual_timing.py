@@ -10,7 +10,8 @@ import pytest
 from agents.config import Duration, Local
 from agents.nanoseconds import to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import StepCost, goodput
+from testbed.plan.costs import StepCost, goodput, update_time
+from testbed.topology import Runtime
 from testbed.virtual.timing import Speed, latency
 
 
@@ -39,6 +40,29 @@ def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
     cost = StepCost(flops=0.1e9, seconds=0.002)
     speed = Speed(device, cost, np.random.default_rng(0))
     assert to_seconds(max(speed.computing(50), speed.floor())) == pytest.approx(seconds)
+
+
+def test_an_update_costs_a_share_of_the_core_beside_its_steps() -> None:
+    cost = StepCost(flops=1e9, seconds=0.002, update=0.003)
+    of_a_share = Speed(_device(cpu=0.25), cost, np.random.default_rng(0))
+    assert to_seconds(of_a_share.computing(50)) == pytest.approx(0.412)
+    of_its_own = Speed(_device(gflops=1.0), cost, np.random.default_rng(0))
+    assert to_seconds(of_its_own.computing(1)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({}, 0.003),
+        ({"step_time": "1ms"}, 0.0),
+        ({"step_time": "1ms", "update_time": "5ms"}, 0.005),
+        ({"update_time": "0s"}, 0.0),
+    ],
+)
+def test_the_cost_of_an_update_is_the_usual_one_unless_the_topology_gives_times(
+    given: dict[str, str], seconds: float
+) -> None:
+    assert update_time(Runtime.model_validate(given)) == seconds
 
 
 def test_another_share_makes_all_steps_longer() -> None:

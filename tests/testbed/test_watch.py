@@ -24,8 +24,6 @@ from testbed.watching import overview
 from tests.running import cli, left_as_processes, write_small_topology
 from tests.testbed.record_factories import STARTED, update
 
-pytestmark = pytest.mark.alone
-
 TESTBED = f"{shlex.quote(sys.executable)} -m testbed"
 _MOVES = re.compile(r"\x1b\[\d+;\d+H")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[@-~]")
@@ -106,15 +104,20 @@ def test_a_run_is_watched_while_it_goes(tmp_path: Path) -> None:
             watch.until(r"> fast +offline")
             watch.press("q")
             assert watch.end()[0] == 0
-        applied = (path / "events.jsonl").read_text().count('"client":"slow"')
-        time.sleep(2)
-        assert (path / "events.jsonl").read_text().count('"client":"slow"') > applied
+        applied, deadline = updates_of_slow(path), time.monotonic() + 20
+        while updates_of_slow(path) == applied:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         up.press("\x03")
         code, output = up.end()
     assert code == 130
     assert re.search(r"s  offline: fast\r\n.*Run directory", output, re.DOTALL)
     assert "Traceback" not in output
-    assert left_as_processes() == []
+    assert left_as_processes(path.name) == []
+
+
+def updates_of_slow(path: Path) -> int:
+    return (path / "events.jsonl").read_text().count('"client":"slow"')
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ time.sleep(600)
 CONFIG = DeviceConfig(
     run="r",
     device="pi",
-    broker=Broker("control", 1883, "init/pi", ""),
+    broker=Broker("/testbed/control/broker.socket", 0, "init/pi", ""),
     data_address="server",
     link=None,
     probed=None,
@@ -78,9 +77,7 @@ def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
             child.stdout.readline()
         return child
 
-    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.1")
-    monkeypatch.setattr(link, "interface_towards", lambda _: "eth0")
-    monkeypatch.setattr(link, "interface_besides", lambda _: "eth1")
+    monkeypatch.setattr(link, "interface", lambda: "eth0")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("agents.device.main.Connection", Connection)
     monkeypatch.setattr(subprocess, "Popen", client)

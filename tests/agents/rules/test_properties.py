@@ -98,7 +98,9 @@ ALONE: dict[str, Rule] = {
 """Rules of which one client alone makes plain local SGD. The others move a part of the way only (favano)
 or send each client the model from before its own update (area, as_fedavg)."""
 
-MOVES = ["deliver", "finish", "arrive", "work"] * 3 + ["nan", "crash", "reconnect", "tick"]
+MOVES = ["deliver", "finish", "arrive", "work"] * 3 + [
+    *["nan", "crash", "reconnect", "tick", "connect anew", "lose all"]
+]
 
 Life = list[tuple[str, str]]
 lives = st.lists(
@@ -132,6 +134,10 @@ def happens(fleet: Fleet, what: str, name: str) -> None:
             fleet.work_off(name)
         case "reconnect" if device.core and not last:
             fleet.reconnect(name)
+        case "connect anew" if device.core:
+            fleet.connect_anew(name)
+        case "lose all":
+            fleet.lose_all()
         case "crash" if device.core is None:
             fleet.start(name)
         case "crash" if not last:

@@ -1,0 +1,114 @@
+"""A checkpoint's file: the aggregator's state as it is in memory, vectors as raw bytes beside it.
+
+The state is one graph of objects that refer to each other (the core, its rule, both their server),
+which is what pickle keeps. Reading one calls nothing but what `_Reader` admits: classes of the few
+modules that the state is made of, and NumPy's arrays and generators. So a file that somebody else made
+cannot run code.
+
+Layout: `_HEAD` (magic number, length of the pickle, number of buffers), the lengths of the buffers, the
+pickle, the buffers. Integers are little endian.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agents import files
+from agents.rules import RULES
+
+_HEAD = struct.Struct("<8sQQ")
+_MAGIC = b"testbed1"
+_MODULES = {
+    "agents.aggregator.core",
+    "agents.aggregator.dispatches",
+    "agents.aggregator.progress",
+    "agents.allowance",
+    "agents.config",
+    "agents.device_actions",
+    "agents.events",
+    "agents.rules.interface",
+    "agents.rules.parts",
+    *(rule.__module__ for rule in RULES.values()),
+}
+"""Of their classes none does anything when it is made."""
+_OTHERS = {
+    ("agents.aggregator.durable", "State"),
+    ("builtins", "set"),
+    ("collections", "Counter"),
+    ("collections", "deque"),
+    ("functools", "partial"),
+    ("numpy", "dtype"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.random._pickle", "__bit_generator_ctor"),
+    ("numpy.random._pickle", "__generator_ctor"),
+    ("numpy.random._pcg64", "PCG64"),
+    ("numpy.random.bit_generator", "SeedSequence"),
+    ("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"),
+}
+
+
+_UNREADABLE = (
+    *(struct.error, pickle.UnpicklingError, EOFError, MemoryError, OverflowError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+)
+"""What a file that is not as `save` left it may raise."""
+
+
+class SnapshotError(Exception):
+    """The file is no snapshot, or not one of ours; the text says what is wrong."""
+
+
+def save(state: object, path: Path) -> int:
+    """Write `state` so that it is on the disk as `path`, all of it, when this returns; its bytes."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
+    raw = [one.raw() for one in buffers]
+    head = _HEAD.pack(_MAGIC, len(pickled), len(raw)) + struct.pack(f"<{len(raw)}Q", *map(len, raw))
+    with files.whole(path) as partial, partial.open("wb") as file:
+        file.write(head + pickled)
+        for buffer in raw:
+            file.write(buffer)
+        file.flush()
+        os.fdatasync(file.fileno())
+        size = file.tell()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too
+    finally:
+        os.close(folder)
+    return size
+
+
+def load(path: Path) -> Any:
+    """What `save` wrote, with vectors that can be changed. Raises SnapshotError."""
+    try:
+        with path.open("rb") as file:
+            magic, size, count = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC:
+                raise SnapshotError(f"{path} is no snapshot")
+            lengths = struct.unpack(f"<{count}Q", file.read(8 * count))
+            if file.tell() + size + sum(lengths) != os.fstat(file.fileno()).st_size:
+                raise SnapshotError(f"{path} is not whole")
+            pickled = file.read(size)
+            return _Reader(pickled, [bytearray(file.read(length)) for length in lengths]).load()
+    except _UNREADABLE as error:
+        raise SnapshotError(f"{path} cannot be read: {error}") from error
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, pickled: bytes, buffers: Sequence[bytearray]) -> None:
+        super().__init__(io.BytesIO(pickled), buffers=buffers)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in _MODULES or (module, name) in _OTHERS:
+            found = super().find_class(module, name)
+            if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):
+                return found
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no state has")

@@ -1,0 +1,39 @@
+"""Updates that a client has finished and the aggregator has not acknowledged, as files in one folder.
+
+They outlive the process, but are not synced: the disk of a device that loses its power is not emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from agents import files
+
+_SUFFIX = ".update"
+
+
+class Outbox:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}"))
+        """Dispatches that the updates in the folder answer, which are in the order of time."""
+
+    def put(self, dispatch: int, payload: bytes) -> None:
+        """Keep the update that answers `dispatch`."""
+        with files.whole(self._file(dispatch)) as partial:
+            partial.write_bytes(payload)
+        self._open.append(dispatch)
+
+    def acknowledged(self, dispatch: int) -> None:
+        """The aggregator has the update that answers `dispatch`."""
+        if dispatch in self._open:
+            self._open.remove(dispatch)
+            self._file(dispatch).unlink()
+
+    def payloads(self) -> Iterator[bytes]:
+        """All that is not acknowledged, in the order in which it was put."""
+        return (self._file(dispatch).read_bytes() for dispatch in self._open)
+
+    def _file(self, dispatch: int) -> Path:
+        return self._folder / f"{dispatch}{_SUFFIX}"

@@ -1,0 +1,24 @@
+"""Texts that others sent, as they may be recorded and printed: bounded, and inert on a screen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+
+def visible(text: str, most: int, keep: str = "") -> str:
+    """`text` in `most` characters at most, with an escape (`\\x1b`) for each that a screen does not just
+    show: controls, what turns the direction of writing, half of a surrogate pair. `keep` stays."""
+    text = text[:most]
+    if text.isprintable():
+        return text
+    inert = (each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    return "".join(inert)[:most]
+
+
+def shown(value: object) -> str:
+    """A value that was sent, for an error's text. Lists and maps, which may be deep, by their type
+    alone, as integers with more digits than Python writes."""
+    if isinstance(value, str | int | float | None):
+        with suppress(ValueError):
+            return f"{value!r:.80}"
+    return type(value).__name__

@@ -1,0 +1,70 @@
+"""Loader of YAML files that anybody may have written: fast, and bounded in memory and depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
+
+try:  # libyaml is many times as fast
+    from yaml.cyaml import CParser as _Parser  # type: ignore[attr-defined]
+except ImportError:
+    from yaml.parser import Parser
+    from yaml.reader import Reader
+    from yaml.scanner import Scanner
+
+    class _Parser(Reader, Scanner, Parser):  # type: ignore[no-redef]
+        def __init__(self, text: str | bytes) -> None:
+            Reader.__init__(self, text)
+            Scanner.__init__(self)
+            Parser.__init__(self)
+
+
+MAX_VALUES = 200_000
+"""Of a file, keys and values together; what an alias stands for counts as if it were written out."""
+
+
+class Loader(Composer, _Parser, SafeConstructor, Resolver):
+    """A safe loader. It raises YAMLError, and RecursionError for what is nested too deeply.
+
+    The composer is Python's: libyaml's own would overflow its stack in a deeply nested file.
+    """
+
+    def __init__(self, text: str | bytes) -> None:
+        _Parser.__init__(self, text)
+        for part in (Composer, SafeConstructor, Resolver):
+            part.__init__(self)
+        self._values = 0
+        self._sizes: dict[int, int] = {}
+        """By id of a node, how many values it has."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()
+        before = self._values
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            self._values += self._sizes.get(id(node), 1)
+        else:
+            self._values += 1
+            self._sizes[id(node)] = self._values - before
+        if self._values > MAX_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem=f"too many values, expected at most {MAX_VALUES:,} with their keys: give equal "
+                "devices in one group, with count",
+                problem_mark=event.start_mark,
+            )
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  (PyYAML's)
+        try:
+            return super().construct_object(node, deep)
+        except (
+            ValueError,
+            KeyError,
+            AttributeError,
+        ) as error:  # of `!!bool x`, or of thousands of digits
+            problem = str(error) if isinstance(error, ValueError) else f"this is no {node.tag}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None

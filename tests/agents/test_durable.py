@@ -1,0 +1,411 @@
+"""A crash of the aggregator, wherever it comes, takes nothing: not of state, records or models."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import shutil
+from collections import deque
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import events
+from agents.aggregator import actions as act
+from agents.aggregator import durable as durability
+from agents.aggregator import inputs, recording, snapshot
+from agents.aggregator.core import Settings, Setup
+from agents.aggregator.durable import DurableCore
+from agents.aggregator.inputs import Input
+from agents.aggregator.snapshot import SnapshotError
+from agents.config import Named, Stop
+from agents.nanoseconds import SECOND, from_seconds
+from agents.rules import RULES
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule
+from tests.agents import fleet as fleets
+from tests.agents.fleet import Fleet
+from tests.agents.helpers import Core, done, message, of, records
+from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES, happens
+
+CHECKPOINT_EVERY = 7.0
+"""Seconds; an instant of a fleet is one."""
+
+
+def setup_of(rule: Rule, **settings: Any) -> Setup:
+    (name,) = (name for name, kind in RULES.items() if type(rule) is kind)
+    asked = Settings(
+        run="run",
+        schema="s",
+        side=rule.client_side,
+        importance=IMPORTANCE,
+        stop=Stop(after=1e6),
+        evaluate_every=from_seconds(1e6),
+        checkpoint_every=from_seconds(CHECKPOINT_EVERY),
+        **settings,
+    )
+    return Setup(asked, Named(name, vars(rule)), seed=7)
+
+
+def kept(folder: Path, setup: Setup, part: str = "1", **options: Any) -> DurableCore:
+    """The core of a run in `folder`: a new one, or one that goes on."""
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    options = {"durability": "update"} | options
+    return DurableCore(folder, setup, np.full(1, 0.3, np.float32), part=part, **options)
+
+
+class Listening:
+    """A durable core that notes what it is handed; in all else the core itself."""
+
+    def __init__(self, durable: DurableCore) -> None:
+        self.durable = durable
+        self.heard: list[Input] = []
+
+    def handle(self, event: Input) -> Any:
+        self.heard.append(copy.deepcopy(event))
+        done = self.durable.handle(event)
+        if isinstance(event, inputs.InstantOver):
+            self.durable.sync(told=True)
+        return done
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.durable.core, name)
+
+
+def lived(rule: Rule, folder: Path, monkeypatch: pytest.MonkeyPatch, moves: int) -> Listening:
+    """A fleet's life with `rule`, in one go."""
+    listening = Listening(kept(folder, setup_of(rule)))
+
+    def make_core(*_: Any, **__: Any) -> Any:
+        wrapped = Core.__new__(Core)
+        wrapped.core, wrapped.rule = listening, None  # type: ignore[assignment]
+        return wrapped, listening.durable.server
+
+    monkeypatch.setattr(fleets, "make_core", make_core)
+    dice = random.Random(3)  # noqa: S311
+    fleet = Fleet(rule, IMPORTANCE, lambda _, w: np.cos(w))
+    for _ in range(moves):
+        happens(fleet, dice.choice(MOVES), dice.choice("abcd"))
+    return listening
+
+
+def plain(found: Any, above: tuple[int, ...] = ()) -> Any:
+    """All that the state `found` holds, to be compared to the bit."""
+    if isinstance(found, np.ndarray):
+        return found.dtype.str, found.shape, found.tobytes()
+    if isinstance(found, np.random.Generator):
+        return found.bit_generator.state
+    if isinstance(found, set | frozenset):
+        return sorted(found)
+    if isinstance(found, dict):
+        return [(key, plain(value, above)) for key, value in found.items()]
+    if isinstance(found, list | tuple | deque):
+        return [plain(one, above) for one in found]
+    if isinstance(found, partial):
+        return found.func, found.keywords
+    if not type(found).__module__.startswith("agents.") or id(found) in above:
+        return None if id(found) in above else found
+    slots = getattr(type(found), "__slots__", ())
+    fields = dict.fromkeys((*slots, *getattr(found, "__dict__", ())))
+    return [(name, plain(getattr(found, name), (*above, id(found)))) for name in fields]
+
+
+def crash(durable: DurableCore, folder: Path) -> None:
+    """What the operating system does not have by now is lost."""
+    there = folder.with_name("crash")
+    shutil.rmtree(there, ignore_errors=True)
+    shutil.copytree(folder, there)
+    durable.close()
+    shutil.rmtree(folder)
+    there.rename(folder)
+
+
+@pytest.mark.parametrize("rule", [rules[-1] for rules in INSTANCES.values()], ids=INSTANCES)
+def test_a_run_with_crashes_is_the_run_without(
+    rule: Rule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Model, records, the rule's buffer and its draws: to the bit."""
+    for sync in ("fsync", "fdatasync"):  # the operating system lives on
+        monkeypatch.setattr(os, sync, lambda _: None)
+    whole = lived(rule, tmp_path / "whole", monkeypatch, moves=60)
+    dice, folder, setup = random.Random(5), tmp_path / "broken", setup_of(rule)  # noqa: S311
+    durable, done = kept(folder, setup), 0
+    for crash_at in [*sorted(dice.sample(range(len(whole.heard)), 4)), len(whole.heard)]:
+        while done < crash_at:
+            event = whole.heard[done]
+            durable.handle(copy.deepcopy(event))
+            done += 1
+            if isinstance(event, inputs.InstantOver):
+                durable.sync(told=True)
+        crash(durable, folder)
+        durable = kept(folder, setup)
+        done = durable.entries
+    assert done == len(whole.heard)
+    whole.durable.sync(told=True)
+    assert plain(durable.core) == plain(whole.durable.core)
+    journal = (folder / "events.jsonl").read_bytes()
+    assert journal == (tmp_path / "whole" / "events.jsonl").read_bytes()
+    assert durable.server.version > 0
+    durable.close()
+    whole.durable.close()
+
+
+# A crash at each point
+
+
+def begun(folder: Path, **options: Any) -> DurableCore:
+    """Of two clients with dispatches 1 and 2 of version 0; both updates of a buffer are to come."""
+    durable = kept(folder, setup_of(FedBuff(buffer_size=2)), **options)
+    for name in "ab":
+        durable.handle(inputs.StatusChanged(0, name, "ready"))
+    durable.handle(inputs.Started(0, 1e9, 0))
+    durable.handle(inputs.InstantOver(0))
+    durable.sync(told=True)
+    return durable
+
+
+def arrival(client: str, at: int = 5) -> inputs.UpdateArrived:
+    times = done(at / SECOND, epoch=0)
+    return inputs.UpdateArrived(at, client, 4, at, message(client, 1 + "ab".index(client), **times))
+
+
+def again(durable: DurableCore, folder: Path, **options: Any) -> DurableCore:
+    """After a crash."""
+    crash(durable, folder)
+    return kept(folder, setup_of(FedBuff(buffer_size=2)), **options)
+
+
+def written(folder: Path) -> list[events.Record]:
+    return list(events.read(folder / "events.jsonl"))
+
+
+def test_what_was_not_synced_is_as_if_it_had_never_come(tmp_path: Path) -> None:
+    """Nobody was told of it either: its client sends it once more."""
+    durable = begun(tmp_path / "run")
+    durable.handle(arrival("a"))
+    durable = again(durable, tmp_path / "run")
+    assert not durable.core.has("a", 1)
+    durable.handle(arrival("a"))
+    durable.handle(arrival("b"))
+    durable.sync(told=True)
+    assert sum(isinstance(r, events.UpdateApplied) for r in written(tmp_path / "run")) == 2
+    durable.close()
+
+
+def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None:
+    """Whether or not the acknowledgement got out; an update in the rule's buffer, too."""
+    durable = begun(tmp_path / "run")
+    durable.handle(arrival("a"))
+    durable.sync(told=True)
+    durable = again(durable, tmp_path / "run")
+    assert durable.core.has("a", 1)
+    (record,) = records(durable.handle(arrival("a")))
+    assert isinstance(record, events.UpdateRejected)
+    assert record.reason.startswith("duplicate")
+    durable.handle(arrival("b"))
+    assert durable.server.w.tolist() == [np.float32(0.3) + 1]
+    durable.close()
+
+
+@pytest.mark.parametrize("torn", [1, 20, 90])
+def test_a_torn_entry_of_the_log_is_as_if_it_had_never_come(torn: int, tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run")
+    log = tmp_path / "run" / "state" / "aggregator" / "inputs.bin"
+    whole = log.stat().st_size
+    durable.handle(arrival("a"))
+    durable.sync(told=True)
+    os.truncate(log, whole + torn)
+    durable = again(durable, tmp_path / "run")
+    assert not durable.core.has("a", 1)
+    durable.handle(arrival("a"))
+    durable.sync(told=True)
+    durable = again(durable, tmp_path / "run")
+    assert durable.core.has("a", 1)
+    durable.close()
+
+
+@pytest.mark.parametrize("lost", [1, 60, 600])
+def test_a_journal_that_has_less_than_the_log_is_completed(lost: int, tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run")
+    durable.write(events.Note(0.0, "from the controller"))
+    durable.handle(arrival("a"))
+    durable.handle(arrival("b"))
+    durable.sync(told=True)
+    journal = tmp_path / "run" / "events.jsonl"
+    whole = journal.read_bytes()
+    os.truncate(journal, len(whole) - lost)
+    durable = again(durable, tmp_path / "run")
+    assert journal.read_bytes() == whole
+    journal.write_bytes(b"")
+    with pytest.raises(SnapshotError, match=r"events\.jsonl has less than .*checkpoint\.bin says"):
+        again(durable, tmp_path / "run")
+
+
+def test_a_crash_between_checkpoint_and_cut_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log then has inputs that are in the checkpoint, too."""
+    durable = begun(tmp_path / "run")
+    durable.handle(arrival("a"))
+    with monkeypatch.context() as patched:
+        patched.setattr(recording.Recording, "cut", lambda *_: None)
+        durable._due = True
+        durable.sync(told=True)
+    durable.handle(inputs.InstantOver(6))
+    durable.sync(told=True)
+    entries = durable.entries
+    durable = again(durable, tmp_path / "run")
+    assert durable.entries == entries
+    durable.handle(arrival("b"))
+    assert durable.server.version == 1
+    durable.close()
+
+
+def test_without_a_log_the_run_goes_on_from_its_checkpoint_and_says_what_is_lost(tmp_path: Path) -> None:
+    folder, options = tmp_path / "run", {"durability": "checkpoint"}
+    durable = begun(folder, **options)
+    durable._due = True
+    durable.sync(told=True)
+    for name in "ab":
+        durable.handle(arrival(name))
+    durable.sync(told=True)
+    assert durable.server.version == 1
+    durable = again(durable, folder, part="2", **options)
+    assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
+    *_, note = written(folder)
+    assert isinstance(note, events.Note)
+    assert "last checkpoint: 2 updates that were applied since are lost" in note.message
+    assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
+    with pytest.raises(SnapshotError, match="needs `durability: update`"):
+        again(durable, folder, part="2", **options)
+
+
+def test_without_checkpoints_a_run_does_not_go_on(tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run", durability="none")
+    with pytest.raises(SnapshotError, match="holds a run, but no state to go on from"):
+        again(durable, tmp_path / "run", part="2", durability="none")
+
+
+def test_a_log_that_outgrows_the_checkpoint_makes_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the disk does not fill, and a crash is soon recovered from. A recording keeps all."""
+    monkeypatch.setattr(durability, "_LEAST_LOG", 20_000)
+    for record in (False, True):
+        folder = tmp_path / str(record)
+        durable = begun(folder, record=record)
+        for at in range(1, 3000):
+            durable.handle(inputs.InstantOver(at))
+            durable.sync(told=False)
+        log = folder / "inputs.bin" if record else folder / "state" / "aggregator" / "inputs.bin"
+        assert (log.stat().st_size > 60_000) == record
+        durable = again(durable, folder, record=record)
+        assert durable.at == 2999
+        durable.close()
+
+
+# Resumed with all its processes
+
+
+def test_a_run_that_goes_on_with_all_processes_anew(tmp_path: Path) -> None:
+    """What clients had finished counts before the clock goes on; then they leave, and join."""
+    durable = begun(tmp_path / "run")
+    durable.handle(arrival("a"))
+    durable.sync(told=True)
+    durable = again(durable, tmp_path / "run", part="2")
+    assert durable.core.epoch is None
+    assert [type(r) for r in records(durable.handle(arrival("b")))] == [
+        *[events.UpdateApplied] * 2,
+        events.VersionMade,
+    ]
+    durable.handle(inputs.StatusChanged(5, "b", "ready"))
+    assert durable.handle(inputs.InstantOver(5)) == []
+    started = durable.handle(inputs.Started(5, 2e9, 100))
+    assert records(started)[0] == events.RunStarted(5e-9, 2e9, ("b",), ("a", "c", "d"))
+    assert [d.client for d in of(act.Dispatch, durable.handle(inputs.InstantOver(5)))] == ["b"]
+    assert durable.core.epoch == 100
+    durable.close()
+
+
+def test_an_interrupted_run_goes_on_with_its_buffer_and_its_timers(tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run")
+    durable.handle(arrival("a"))
+    ended = durable.handle(inputs.EndRequested(6, "interrupted"))
+    assert [r.message for r in records(ended) if isinstance(r, events.Note)] == []
+    ended = durable.handle(inputs.EvaluationDone(6, 0, 0.5, 0.5))
+    notes = [r.message for r in records(ended) if isinstance(r, events.Note)]
+    assert notes == ["updates not applied yet, but in the rule's buffer: 1"]
+    assert not [r for r in records(ended) if isinstance(r, events.UpdateRejected)]
+    assert durable.core.cut_short
+    durable.sync(told=True)
+    durable = again(durable, tmp_path / "run", part="2")
+    assert not durable.core.cut_short
+    assert durable.core.next_timer == from_seconds(CHECKPOINT_EVERY)
+    durable.handle(arrival("b", at=6))
+    assert durable.server.version == 1
+    durable.close()
+
+
+def test_a_run_that_was_over_stays_over(tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run")
+    durable.handle(inputs.TimersDue(from_seconds(1e6)))
+    assert durable.core.ended is not None
+    durable.sync(told=True)
+    durable = again(durable, tmp_path / "run", part="2")
+    done = durable.handle(inputs.EvaluationDone(durable.at, 0, 0.5, 0.5))
+    assert act.Finish("after") in done
+    durable.close()
+
+
+# The checkpoint's file
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [Evil(), Path(), print, Fraction(1, 2), DurableCore, recording.Recording, np.load, eval],
+    ids=lambda content: getattr(content, "__name__", type(content).__name__),
+)
+def test_what_no_state_has_is_refused(content: object, tmp_path: Path) -> None:
+    snapshot.save({"state": content}, tmp_path / "checkpoint.bin")
+    with pytest.raises(SnapshotError, match=r"it names \S+, which no state has"):
+        snapshot.load(tmp_path / "checkpoint.bin")
+
+
+def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.bin"
+    vector = np.arange(1000, dtype=np.float32)
+    snapshot.save([vector, vector], path)
+    one, two = snapshot.load(path)
+    assert one is two  # as before
+    one[0] = 7  # and can be changed
+    whole = path.read_bytes()
+    for kept_bytes in (0, 7, 30, 60, len(whole) - 1):
+        path.write_bytes(whole[:kept_bytes])
+        with pytest.raises(SnapshotError):
+            snapshot.load(path)
+    path.write_bytes(b"\x80\x05" + whole)
+    with pytest.raises(SnapshotError, match="no snapshot"):
+        snapshot.load(path)
+
+
+def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) -> None:
+    durable = begun(tmp_path / "run")
+    durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
+    durable = again(durable, tmp_path / "run")
+    assert [(v, w.tolist()) for v, w in durable.evaluating()] == [(0, [np.float32(0.3)])]
+    durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
+    durable.sync(told=False)
+    durable = again(durable, tmp_path / "run")
+    assert list(durable.evaluating()) == []
+    assert not list((tmp_path / "run" / "state" / "aggregator").glob("evaluate-*"))
+    durable.close()

@@ -1,0 +1,22 @@
+"""Finished updates stay on the client's disk until the aggregator has acknowledged them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.client.outbox import Outbox
+
+
+def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    for dispatch in (2, 9, 10, 11):
+        outbox.put(dispatch, b"%d" % dispatch)
+    outbox.acknowledged(9)
+    outbox.acknowledged(9)  # once more, as it was sent once more
+    outbox.acknowledged(3)  # of a former process
+    (tmp_path / ".12.update.5e1f").write_bytes(b"to")  # a crash in mid-write
+    again = Outbox(tmp_path)
+    assert list(again.payloads()) == [b"2", b"10", b"11"]
+    for dispatch in (2, 10, 11):
+        again.acknowledged(dispatch)
+    assert list(Outbox(tmp_path).payloads()) == []

@@ -1,0 +1,219 @@
+"""What becomes of a run whose messages were lost, or in which nothing happens any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents import events
+from agents.aggregator import actions as act
+from agents.aggregator import inputs, snapshot
+from agents.client.core import ClientCore, Identity, Outcome, Trained
+from agents.config import Local
+from agents.device_actions import Crash, Pause, Resume, SetCpu
+from agents.nanoseconds import SECOND
+from agents.rules.fedavg import FedAvg
+from agents.rules.interface import ClientSide
+from agents.wire import ModelMessage
+from tests.agents.helpers import Core, message, of, records, started
+
+LOST = "the aggregator had no connection to the broker"
+
+
+def reconnected(core: Core, at: float = 5.0) -> act.Actions:
+    return core.core.handle(inputs.Reconnected(int(at * SECOND), int(3 * SECOND)))
+
+
+def reported(core: Core, client: str, dispatch: int, at: float = 5.0) -> act.Actions:
+    return core.core.handle(inputs.Reported(int(at * SECOND), client, dispatch))
+
+
+def silent(core: Core, at: float) -> float | None:
+    since = core.core.silent_since(int(at * SECOND))
+    return None if since is None else since / SECOND
+
+
+def stalled(core: Core, since: float, at: float) -> act.Actions:
+    return core.core.handle(inputs.Stalled(int(at * SECOND), int(since * SECOND)))
+
+
+def test_after_a_reconnect_all_are_asked_what_they_work_on() -> None:
+    core, _ = started()
+    done = reconnected(core)
+    assert records(done) == [events.Disrupted(5.0, 3.0, LOST)]
+    assert of(act.AskForReport, done) == [act.AskForReport("a"), act.AskForReport("b")]
+
+
+def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
+    core, _ = started()
+    reconnected(core)
+    assert reported(core, "a", 1) == []
+    done = reported(core, "b", 0)
+    assert of(act.Dispatch, done) == [act.Dispatch("b", 0, 3)]
+    assert records(done) == [events.RoundUnfinished(5.0, "b", 0, 0.0, 5.0)]
+    late = core.update("b", message("b", 2), 4, 5.5)
+    stray = events.UpdateRejected(5.5, "b", "answers dispatch 2, which is not open")
+    assert records(late) == [stray]
+    assert reported(core, "b", 0) == []  # it was not asked again
+
+
+def test_whose_update_was_lost_is_sent_the_model_anew_in_a_round_that_waits_for_it() -> None:
+    core, server = started(FedAvg())
+    core.update("a", message("a", 1), 4, 1.0)
+    reconnected(core)
+    assert reported(core, "a", 0) == []  # it waits for the round to end, as it should
+    done = [*reported(core, "b", 0), *core.end_of_instant(5.0)]
+    (again,) = of(act.Dispatch, done)
+    assert again.client == "b"
+    core.update("b", message("b", again.number), 4, 6.0)
+    assert server.version == 1
+
+
+def test_a_report_that_crossed_a_model_takes_nothing_back() -> None:
+    """The update of a arrives after a was asked: the answer is older than the model that it is sent."""
+    core, _ = started()
+    reconnected(core)
+    core.update("a", message("a", 1), 4, 5.5)
+    assert reported(core, "a", 0, 6.0) == []
+
+
+def test_who_is_ready_though_it_never_was_away_is_asked_too() -> None:
+    core, _ = started()
+    done = core.status("a", "ready", 4.0)
+    assert of(act.AskForReport, done) == [act.AskForReport("a")]
+
+
+def test_who_does_not_answer_is_gone() -> None:
+    core, server = started()
+    reconnected(core)
+    reported(core, "a", 1)
+    assert core.next_timer == 50.0
+    done = core.due(50.0)
+    assert events.ClientStatus(50.0, "b", "offline") in records(done)
+    assert list(server.clients) == ["a"]
+    assert [dispatch.client for dispatch in of(act.Dispatch, reported(core, "b", 2, 60.0))] == ["b"]
+    assert list(server.clients) == ["a", "b"]  # it was only slow
+
+
+def test_a_report_of_one_who_is_away_brings_it_not_back() -> None:
+    core, server = started()
+    reconnected(core)
+    core.status("b", "offline", 6.0)
+    assert reported(core, "b", 2, 7.0) == []
+    assert list(server.clients) == ["a"]
+
+
+def test_a_client_knows_what_it_works_on() -> None:
+    identity = Identity("run", "a", 10, ClientSide(send_buffer="hold"), Local(steps=1))
+    client = ClientCore(identity, lambda _: 0)
+    assert client.works_on == 0
+    client.model(model(3), 0)
+    assert client.works_on == 3
+    client.model(model(5), 0)
+    assert client.works_on == 5
+    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.thought(0)
+    assert client.works_on == 5
+    client.pull(0)
+    assert client.works_on == 5
+    client.trained(Trained(lambda: Outcome(np.zeros(1, np.float32), 0.0), 1, 0, 0))
+    client.thought(0)
+    client.pull(0)
+    assert client.works_on == 0
+
+
+def model(dispatch: int) -> ModelMessage:
+    return ModelMessage(
+        run="run", version=0, dispatch=dispatch, schema="s", vector=np.zeros(1, np.float32)
+    )
+
+
+def answered(rule: Any = None, **settings: Any) -> Core:
+    """A run in which a and b have handed in an update each, at 1 s and at 3 s."""
+    core, _ = started(**({} if rule is None else {"rule": rule}), **settings)
+    core.update("a", message("a", 1), 4, 1.0)
+    core.update("b", message("b", 2), 4, 3.0)
+    core.end_of_instant(3.0)
+    return core
+
+
+def test_silence_for_longer_than_any_round_is_noticed_and_those_at_work_are_asked() -> None:
+    core = answered()
+    assert silent(core, 3.0 + 15.0) is None  # five rounds of 3 s
+    assert silent(core, 3.0 + 15.1) == 3.0
+    done = stalled(core, 3.0, 18.1)
+    assert records(done) == [events.Disrupted(18.1, 3.0, "nothing arrived")]
+    assert of(act.AskForReport, done) == [act.AskForReport("a"), act.AskForReport("b")]
+    assert silent(core, 20.0) is None
+    assert silent(core, 34.0) is not None  # and again, if that did not help
+    done = core.update("a", message("a", 3, base_version=1, sequence=2), 4, 35.0)
+    assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")
+
+
+def test_a_stall_lasts_until_the_end_of_the_run() -> None:
+    core = answered()
+    stalled(core, 3.0, 18.1)
+    core.end("interrupted", 20.0)
+    (over,) = [r for r in records(core.evaluated(2, 0.1, 0.9, 20.0)) if isinstance(r, events.Disrupted)]
+    assert over == events.Disrupted(20.0, 3.0, "nothing arrived")
+
+
+def test_nobody_is_missed_whom_the_emulator_keeps_from_working() -> None:
+    core = answered()
+    progress = core.core.progress
+    progress.acted("a", Pause())
+    assert silent(core, 1000.0) is None
+    progress.acted("a", Resume())
+    assert silent(core, 1000.0) is None  # its next round has not ended yet
+    core.update("a", message("a", 3, base_version=1, sequence=2), 4, 1000.0)
+    core.end_of_instant(1000.0)
+    assert silent(core, 7000.0) == 1000.0
+    progress.acted("b", SetCpu(0.01))
+    assert silent(core, 7000.0) is None
+    progress.acted("b", Crash())
+    core.status("b", "offline", 7000.0)
+    assert silent(core, 7000.0) == 1000.0
+
+
+def test_a_first_round_may_take_as_long_as_it_likes_unless_it_is_planned() -> None:
+    core, _ = started()
+    assert silent(core, 1e6) is None
+    core.core.progress.expected = {"a": 20 * SECOND, "b": 40 * SECOND}
+    assert silent(core, 39.0) is None
+    assert silent(core, 41.0) == 0.0
+
+
+def test_where_all_wait_for_a_model_and_no_timer_is_set_they_start_over() -> None:
+    core, server = started(FedAvg())
+    assert list(server.clients) == ["a", "b"]
+    core.core._dispatches.forget("a")  # as a rule would that forgot to answer
+    core.core._dispatches.forget("b")
+    assert silent(core, 1.0) is None
+    assert silent(core, 2.5) == 0.0
+    done = [*stalled(core, 0.0, 2.5), *core.end_of_instant(2.5)]
+    assert of(act.Dispatch, done)
+
+
+def test_while_the_run_clock_stands_still_nothing_is_missed_and_nobody_is_asked() -> None:
+    core = answered()
+    reconnected(core)
+    core.core.handle(inputs.Suspended(int(6 * SECOND), "part 2"))
+    assert silent(core, 1000.0) is None
+    assert reconnected(core, 1000.0) == []
+    assert reported(core, "a", 0, 1000.0) == []
+    assert core.next_timer is None or core.next_timer > 60
+
+
+def test_what_is_asked_and_what_is_known_of_the_rounds_is_in_a_checkpoint(tmp_path: Path) -> None:
+    core = answered()
+    core.core.progress.acted("a", Pause())
+    stalled(core, 3.0, 18.1)
+    snapshot.save(core.core, tmp_path / "checkpoint")
+    core.core = snapshot.load(tmp_path / "checkpoint")
+    assert silent(core, 1000.0) is None
+    core.core.progress.acted("a", Resume())
+    assert of(act.Dispatch, reported(core, "a", 0, 19.0))
+    done = core.update("b", message("b", 4, base_version=2, sequence=2), 4, 35.0)
+    assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")

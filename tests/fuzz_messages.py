@@ -1,0 +1,293 @@
+"""Malformed messages against the real decoding of aggregator, controller and router.
+
+    python -m tests.fuzz_messages --count 10000 --seed 1
+
+Each is a valid message with a few things made wrong, on a topic that a device may write to (or, for the
+router, that the controller does). Every one must be taken or refused for a reason that is short and fit
+to be printed, nothing else may be raised, and the model must stay finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import messages, shards, wire
+from agents.aggregator.core import AggregatorCore
+from agents.aggregator.main import Aggregator
+from agents.allowance import Allowance
+from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
+from agents.device_actions import Crash, SetLink
+from agents.router.main import Router
+from agents.tasks.quadratic import Quadratic
+from agents.topics import AGGREGATOR, ROUTER, Topics
+from agents.transport import Received
+from testbed.run.controller import Controller
+from testbed.view import View
+from tests.testbed.test_controller import Idle
+from tests.testbed.test_process_runtime import spec
+
+NASTY: list[Any] = [
+    None, True, [], {}, "", "\x1b[2J\x1b]0;x\x07", "\u202e", "\ud800", "x" * 5000, "d-2", "+", "nan",
+    "1e999", 0, -1, 2**63, -(2**64), 10**400, 0.5, 1e300, -1e300, float("inf"), float("nan"),
+    {"a": {"b": {"c": {}}}},
+]  # fmt: skip
+BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
+VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
+
+
+class Fuzz:
+    """The three parts, and what became of what they were sent."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """By part and reason, numbers and quotations left out; `taken` where there was none."""
+        self._random = random.Random(seed)
+        self._refused = 0
+        run = spec(folder)
+        self._names = Topics(run.directory.run)
+        self._written: list[str] = []
+        self._controller = Controller(run, Idle(), View())
+        self._aggregator = _aggregator(folder, self._names.run)
+        self._router = _router(self._names.run)
+        for topic, message in (
+            (self._names.status("d-1"), messages.Status("d-1", "ready")),
+            (self._names.control(AGGREGATOR), messages.Start()),
+        ):
+            self._aggregator._receive(Received(topic, messages.encode(message), 0))
+        self._sequence = 0
+
+    def refused(self, part: str, reason: str) -> None:
+        assert len(reason) <= 300, reason
+        assert reason.isprintable(), reason
+        self._refused += 1
+        plain = re.sub(r"(found|run|kind|schema|from|field|header:|Error\() .*|\(.*", r"\1 …", reason)
+        plain = re.sub(r"'.*|\b[\d.]+(e[-+]?\d+)?\b|\b(nan|inf)\b", "…", plain)
+        self.outcomes[part, plain] += 1
+
+    def step(self) -> None:
+        """One message, to one of the parts."""
+        before = self._refused
+        part, send = self._random.choice(
+            [
+                ("aggregator", self._update),
+                ("aggregator", self._status),
+                ("controller", self._telemetry),
+                ("controller", self._failure),
+                ("controller", self._status_to_controller),
+                ("router", self._order),
+            ]
+        )
+        send()
+        if self._refused == before:
+            self.outcomes[part, "taken"] += 1
+        assert np.isfinite(self._aggregator._server.w).all()
+
+    def check_files(self) -> None:
+        """What was written is whole, harmless, and of the device that said it."""
+        self._aggregator._durable.sync(told=True)
+        for line in (self._aggregator._durable._directory / "events.jsonl").read_text().splitlines():
+            assert str(json.loads(line).get("reason", "")).isprintable()
+        assert all(json.loads(line)["device"] == "d-1" for line in self._written)
+
+    def _update(self) -> None:
+        self._sequence += 1
+        aggregator, epoch = self._aggregator, self._aggregator._epoch or 0
+        number, dispatch = max(
+            aggregator._core._dispatches._open.get("d-1", {}).items(), default=(0, None)
+        )
+        begun = epoch + dispatch.at if dispatch else aggregator._clock.now()
+        message = wire.UpdateMessage(
+            run=self._names.run,
+            client="d-1",
+            sequence=self._sequence,
+            dispatch=number,
+            base_version=0 if dispatch is None else dispatch.version,
+            schema=aggregator._schema,
+            kind="model",
+            samples=1,
+            steps=1,
+            effective_steps=1.0,
+            loss=0.5,
+            downloaded=begun,
+            train_start=begun,
+            train_end=begun,
+            sent=begun,
+            vector=np.zeros(1, np.float32),
+        )
+        if self._random.random() < 0.3:
+            vector = np.array(self._random.choice(VECTORS), np.float32)
+            message = replace(message, vector=vector)
+        if self._random.random() < 0.5:
+            field = self._random.choice([name for name in message.__slots__ if name != "vector"])
+            message = replace(message, **{field: self._random.choice(NASTY)})
+        payload = _unlimited(lambda: wire.encode(message))
+        at = aggregator._clock.now()
+        aggregator._receive(Received(self._names.update("d-1"), self._damaged(payload), at))
+
+    def _status(self) -> None:
+        payload = self._damaged(self._random.choice([b"ready", b"joining", b"offline"]))
+        ready = Received(self._names.status("d-1"), b"ready", 0)
+        self._aggregator._receive(Received(self._names.status("d-1"), payload, 0))
+        self._aggregator._receive(ready)  # else most updates would be refused for that alone
+
+    def _status_to_controller(self) -> None:
+        self._hear(self._names.status("d-1"), b"ready")
+
+    def _telemetry(self) -> None:
+        sample: Any = {"device": "d-1", "at": 1.0, "cpu": 1.0, "memory": 1}
+        probe: Any = {"device": "d-1", "at": 1.0, "probe": {"up": 1e6}}
+        fields = self._random.choice([sample, probe])
+        if self._random.random() < 0.6:
+            fields[self._random.choice([*fields, "periods", "probe", "x"])] = self._random.choice(NASTY)
+        payload = _unlimited(lambda: json.dumps(fields).encode())
+        self._hear(self._names.telemetry("d-1"), payload)
+
+    def _failure(self) -> None:
+        text = str(self._random.choice(["`tc` failed", "\x1b[2J\nno\r", "x" * 5000, "\u202e"]))
+        self._hear(self._names.failure("d-1"), text.encode())
+
+    def _hear(self, topic: str, payload: bytes) -> None:
+        message = Received(topic, self._damaged(payload), 0)
+        self._controller._received(message, self._written.append)
+        self._controller._orders.clear()
+        self._controller.failures.clear()
+
+    def _order(self) -> None:
+        action = Crash() if self._random.random() < 0.5 else SetLink({"rtt": 0.1})
+        payload = messages.encode(messages.DeviceOrder("d-1", action))
+        self._router._carry_out(Received(self._names.control(ROUTER), self._damaged(payload), 0))
+
+    def _damaged(self, payload: bytes) -> bytes:
+        """`payload`, in half of the cases with something cut out or put in."""
+        if self._random.random() < 0.5:
+            return payload
+        at = self._random.randrange(len(payload) + 1)
+        put, left_out = self._random.choice(BYTES), self._random.choice([0, 1, 8, len(payload)])
+        return payload[:at] + put + payload[at + left_out :]
+
+
+def _unlimited(encode: Callable[[], bytes]) -> bytes:
+    """What `encode` gives: a peer need not be Python, which writes no integer of 5000 digits."""
+    digits = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        return encode()
+    finally:
+        sys.set_int_max_str_digits(digits)
+
+
+class _Silent:
+    """In place of a connection, and of the kernel's delay line."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def open(self, _timeout: float = 0.0) -> None: ...
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None: ...
+    def change(self, queue: int, impairment: object) -> None: ...
+
+    publish_status = publish
+
+
+def _aggregator(folder: Path, run: str) -> Aggregator:
+    (folder / "models").mkdir()
+    shards.save(Quadratic(((1.0,),)).shards()[0], folder / "shard")
+    return Aggregator(
+        AggregatorConfig(
+            run=run,
+            broker=Broker("localhost", 1883, "a", ""),
+            task=Named("quadratic", {"centers": [[1.0]]}),
+            rule=Named("fedasync", {}),
+            clients={"d-1": 1.0},
+            evaluate_every=1e6,
+            stop=Stop(after=1e6),
+            seed=1,
+            test_set=str(folder / "shard"),
+            run_directory=str(folder),
+            threads=1,
+            patient=True,
+        )
+    )
+
+
+def _router(run: str) -> Router:
+    return Router(
+        RouterConfig(
+            run=run,
+            broker=Broker("localhost", 1883, "a", ""),
+            targets={"broker": 1883},
+            addresses={"d-1": "10.0.0.2"},
+            links={"d-1": {"rtt": 0.2}},
+            access={},
+            seed=1,
+        )
+    )
+
+
+@contextmanager
+def fuzzing(seed: int) -> Iterator[Fuzz]:
+    """Inside, the parts are there, without network; nothing is left out for being too much."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr("agents.aggregator.main.Connection", _Silent)
+        patch.setattr("agents.router.main.Connection", _Silent)
+        patch.setattr("agents.router.main.DelayServer", _Silent)
+        patch.setattr("agents.router.main.iptables", lambda: "iptables")
+        patch.setattr("agents.router.main.run", lambda _: "")
+        patch.setattr(Allowance, "has", lambda *_: True)
+        fuzz = Fuzz(Path(folder), seed)
+        add, reject = messages.Refusals.add, AggregatorCore._reject
+        parts = {
+            id(part._refusals): name
+            for name, part in (
+                ("aggregator", fuzz._aggregator),
+                ("controller", fuzz._controller),
+                ("router", fuzz._router),
+            )
+        }
+
+        def counted(refusals: messages.Refusals, topic: str, error: messages.MessageError) -> int:
+            fuzz.refused(parts[id(refusals)], str(error))
+            refusals.log = lambda _: None
+            return add(refusals, topic, error)
+
+        def rejected(core: AggregatorCore, *what: Any) -> Any:
+            actions = reject(core, *what)
+            for action in actions:
+                fuzz.refused("aggregator", action.record.reason)  # type: ignore[union-attr]
+            return actions
+
+        patch.setattr(messages.Refusals, "add", counted)
+        patch.setattr(AggregatorCore, "_reject", rejected)
+        yield fuzz
+        fuzz.check_files()
+        fuzz._aggregator._durable.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with fuzzing(options.seed) as fuzz:
+        for _ in range(options.count):
+            fuzz.step()
+    for (part, reason), count in fuzz.outcomes.most_common():
+        print(f"{count:6}  {part:10}  {reason}")
+    taken = sum(count for (_, reason), count in fuzz.outcomes.items() if reason == "taken")
+    print(f"{options.count} messages: {taken} taken, {fuzz.outcomes.total() - taken} refused")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Run directories and topologies that somebody has damaged, or made to do harm; disks that are full."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from agents import events, files
+from analysis import load, records
+from analysis.charts import CHARTS
+from testbed import topology
+from testbed.errors import BadInputError, HostError, of_os
+from testbed.plan import datasets
+from testbed.run import replay
+from testbed.rundir.directory import RunDirectory, listing
+from testbed.rundir.tail import Samples
+from testbed.topology import traces
+from testbed.topology.devices import LinkTrace
+from testbed.watching import usage
+from tests import fuzz_directories, fuzz_topologies
+from tests.running import Testbed
+
+HEAD = (
+    "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\nstop: {after: 1s}\n"
+)
+
+
+def manifest(runs: Path, run: str, **entries: object) -> RunDirectory:
+    directory = RunDirectory.create(runs, run)
+    directory.manifest.write_text(json.dumps(entries))
+    return directory
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other_run(tmp_path: Path, testbed: Testbed) -> None:
+    ended = {"outcome": "after", "cpus": {}}
+    manifest(tmp_path, "a", created=1.0, **ended, validity={"valid": True})
+    manifest(tmp_path, "b", created=2.0, **ended, validity={"valid": False, "reasons": ["busy"]})
+    manifest(tmp_path, "c", created=3.0, **ended)
+    manifest(tmp_path, "d", created=4.0)
+    manifest(tmp_path, "e", created="yesterday", devices=[1])
+    os.mkfifo(manifest(tmp_path, "f").manifest.with_name("pipe"))
+    (tmp_path / "f" / "pipe").rename(tmp_path / "f" / "manifest.json")
+    found = {row["run"]: (row["outcome"], row["verdict"]) for row in listing(tmp_path)}
+    assert found == {
+        "a": ("after", "valid"),
+        "b": ("after", "not valid"),
+        "c": ("after", "not judged"),
+        "d": ("crashed", None),
+        "e": ("unreadable", None),
+        "f": ("unreadable", None),
+    }
+    assert "not valid" in testbed("runs", "--runs", tmp_path).out
+    said = testbed("export", tmp_path / "e")
+    assert said.code == 2
+    assert "manifest.json: no manifest: created: Input should be a valid number" in said.err
+
+
+def test_what_a_killed_controller_has_left_is_removed_and_nothing_else(
+    tmp_path: Path, testbed: Testbed
+) -> None:
+    dead = {"pid": 2**22 - 1, "started": 1.0}
+    directories = [manifest(tmp_path, run, controller=dead) for run in ("one", "two", "far")]
+    for directory in directories:
+        (directory.work / "fast.json").write_text("a password")
+        (directory.models / "final.safetensors").write_text("a model")
+    directories[2].write_manifest(host={"name": "another host"})
+    assert testbed("down", "one", "--runs", tmp_path).out == "one: down\n"
+    assert [directory.work.exists() for directory in directories] == [False, True, True]
+    assert testbed("down", "--all", "--runs", tmp_path).out.endswith("two: down\n")
+    assert [directory.work.exists() for directory in directories] == [False, False, True]
+    assert all((directory.models / "final.safetensors").exists() for directory in directories)
+
+
+@pytest.mark.parametrize(
+    "line", [b"null", b'{"device":"a","at":1}null', b' null{"device":"a"}', b"[1]", b"{" * 5000]
+)
+def test_no_line_ends_the_process(line: bytes) -> None:
+    """Arrow's reader of JSON crashes where a line is `null`."""
+    whole = b'{"device":"a","at":1.0,"cpu":2.0,"more":"}x"}\n'
+    for block in (line + b"\n", whole + line + b"\n" + whole):
+        samples, probes = records.parse_samples(block)
+        assert samples["cpu"].to_pylist() == [2.0] * block.count(whole)
+        assert not len(probes)
+    tail = records.Tail(Path("events.jsonl"))
+    with pytest.raises(ValueError, match=r"events\.jsonl:1"):
+        records.parse_events(tail, line + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("at", '"1"'),
+        ("at", "1e999"),
+        ("at", "true"),
+        ("version", "1.5"),
+        ("version", "9" * 30),
+        ("loss", "[1]"),
+    ],
+)
+def test_a_record_has_the_types_of_its_fields(field: str, value: str, tmp_path: Path) -> None:
+    fields = {"at": "1.0", "version": "1", "loss": "null", "accuracy": "0.5", field: value}
+    line = '{"event":"evaluation",' + ",".join(f'"{name}":{text}' for name, text in fields.items()) + "}"
+    with pytest.raises(ValueError, match=f"{field} of a record 'evaluation'"):
+        events.from_line(line)
+    manifest(tmp_path, "run").events.write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"events\.jsonl:1"):
+        load.load(tmp_path / "run")
+
+
+def test_a_number_too_large_for_a_float_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    path.write_text("".join(f'{{"device":"a","at":{at}}}\n' for at in (10**400, "NaN", 1)))
+    assert [sample["at"] for sample in Samples(path).read()] == [1]
+    assert isnan(usage.number(10**400))
+
+
+def test_a_recording_of_a_rule_with_other_parameters_is_refused(tmp_path: Path) -> None:
+    path = fuzz_directories.whole_run(tmp_path)
+    inputs = path / "inputs.bin"
+    inputs.write_bytes(inputs.read_bytes().replace(b"buffer_size", b"buffer|size", 1))
+    with pytest.raises(BadInputError, match=r"inputs\.bin names no rule of ours"):
+        replay.replay(RunDirectory(path))
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="not a regular file"):
+            files.open_regular(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        traces.read(LinkTrace(down="/dev/zero"), tmp_path)
+    (tmp_path / "large").write_bytes(b"12345")
+    with pytest.raises(OSError, match="larger than"):
+        files.read(tmp_path / "large", 4)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("devices:\n" + "  - {name: d, cpu: 0.1}\n" * 90_000, "too many values"),
+        (
+            "devices:\n" + "  - {name: d, cpu: 0.1}\n" * 2001,
+            "devices: found 2,001 groups, expected at most",
+        ),
+        (
+            "devices:\n" + "  - {name: d, cpu: 0.1, count: 90000}\n" * 2,
+            "found 180,000 devices, expected at most",
+        ),
+        ("devices: " + "[" * 100_000, "nested too deeply"),
+        ("devices: !!timestamp x", "this is no tag:yaml.org,2002:timestamp"),
+        ("devices: [" + "x, " * 60 + "\x07]", "is not allowed"),
+        (
+            "devices: [{name: d, count: 90000, cpu: 0.1}]\nscenario:\n"
+            + "  - {at: 1s, leave: d}\n" * 12,
+            "scenario: acts on devices 1,080,000 times, expected at most",
+        ),
+    ],
+)
+def test_a_large_or_malformed_topology_is_refused_soon(text: str, told: str) -> None:
+    with pytest.raises(BadInputError, match=told):
+        topology.parse(HEAD + text)
+
+
+def test_a_topology_of_30_mb_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text("#" * 30_000_000)
+    with pytest.raises(BadInputError, match=r"t\.yaml: cannot be read: this is larger than 4 MiB"):
+        topology.load(tmp_path / "t.yaml")
+
+
+def test_a_full_disk_is_told_while_data_are_prepared(tmp_path: Path) -> None:
+    """As by a limit on the size of files."""
+    parsed = topology.parse(HEAD + "devices: [{name: d, cpu: 0.1}]\n")
+    prepared = datasets.prepare(parsed, None)
+    directory = RunDirectory.create(tmp_path, "run")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(HostError, match=r"test\.safetensors could not be written .* Make room"):
+            datasets.write(prepared, directory)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_told_with_a_place_and_the_mend() -> None:
+    with pytest.raises(OSError, match="No space left") as raised:
+        Path("/dev/full").write_text("x")
+    told = "runs/a: No space left on device. Make room on that disk"
+    assert str(of_os(raised.value, Path("runs/a"))).startswith(told)
+
+
+def test_a_chart_of_no_runs_says_so() -> None:
+    with pytest.raises(ValueError, match="no runs: the chart of devices takes one or more"):
+        CHARTS["devices"]([])
+
+
+def test_damaged_directories_are_refused() -> None:
+    """A few; `python -m tests.fuzz_directories` damages many."""
+    cheap = [name for name in fuzz_directories.COMMANDS if name not in ("report", "figure", "page")]
+    found, bad = fuzz_directories.fuzz(8, 1, cheap)
+    assert not bad, "\n".join(bad)
+    assert found["export refused"] > 0
+
+
+def test_malformed_topologies_are_refused() -> None:
+    """A few; `python -m tests.fuzz_topologies` makes many."""
+    found, bad = fuzz_topologies.fuzz(30, 1)
+    assert not bad, "\n".join(bad)
+    assert found["validate refused"] > 10

@@ -1,0 +1,62 @@
+"""Runs whose broker, aggregator or connections break down: they go on, and say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents import events
+from agents.topics import AGGREGATOR
+from testbed.broker import BROKER
+from testbed.runtimes import process
+from tests import chaos
+from tests.chaos import Fault, Outcome
+
+KILLED = "ended with exit code -9 at"
+CUT_OFF = "the aggregator had no connection to the broker from"
+
+
+@pytest.fixture(scope="module")
+def recovered(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A run in rounds, in which everyone waits for everyone: a connection breaks, the broker is killed,
+    the aggregator is killed."""
+    faults = [Fault(0.7, "break", AGGREGATOR), Fault(2.5, "kill", BROKER), Fault(5, "kill", AGGREGATOR)]
+    folder = tmp_path_factory.mktemp("recovered")
+    return chaos.run(folder, chaos.RULES["fedavg"], faults, after=11.0, calm=2.0)
+
+
+def test_all_clients_go_on_and_no_update_is_applied_twice(recovered: Outcome) -> None:
+    assert recovered.wrong == [], recovered.output
+    assert isinstance(recovered.run.records[-1], events.RunEnded)
+    assert recovered.run.records[-1].reason == "after"
+    assert not [info for info in process.find() if info.run == recovered.run.path.name]
+
+
+def test_the_verdict_says_what_broke_down(recovered: Outcome) -> None:
+    assert recovered.run.manifest["validity"]["valid"] is False
+    reasons = "\n".join(recovered.reasons)
+    assert CUT_OFF in reasons
+    assert f"the broker {KILLED}" in reasons
+    notes = [r.message for r in recovered.run.records if isinstance(r, events.Note)]
+    for part in (BROKER, AGGREGATOR):
+        assert any(note.startswith(f"the {part} {KILLED}") for note in notes), notes
+
+
+def test_the_clock_goes_on_while_the_aggregator_is_away(recovered: Outcome) -> None:
+    assert sum(isinstance(record, events.RunStarted) for record in recovered.run.records) == 1
+    away = [r for r in recovered.run.records if isinstance(r, events.Disrupted)][-1]
+    assert away.since == pytest.approx(5.0, abs=0.5)
+    assert away.at > away.since + 0.5
+
+
+def test_nothing_is_lost(recovered: Outcome) -> None:
+    assert recovered.unanswered == 0
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_under_random_faults_runs_go_on(seed: int, tmp_path: Path) -> None:
+    rule = chaos.RULES[list(chaos.RULES)[seed % len(chaos.RULES)]]
+    faults, scenario = chaos.drawn(seed, "process", until=4.0)
+    found = chaos.run(tmp_path, rule, faults, scenario=scenario, after=10.0, calm=2.0)
+    assert found.wrong == [], found.output
