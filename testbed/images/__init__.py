@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import secrets
 import shutil
 import tarfile
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,9 @@ LABEL = "testbed.image"
 
 _BUILD_LABEL = "testbed.build"
 """Label with one value for each build, by which the containers of an interrupted one are found."""
+
+_REGISTER = "images-in-use"
+"""Folder of the cache, with a file for each checkout: which images it uses."""
 
 _DISCARD_TIMEOUT_SECONDS = 5.0
 
@@ -65,12 +69,13 @@ def ensure(client: docker.DockerClient, progress: Progress, *, force: bool = Fal
     Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails.
     """
     tags = current_tags(FOLDER, AGENTS)
+    register(tags)
     if force or _missing(client, tags):
         try:
             with _one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
                 _Builder(client, tags, scratch, progress).build(todo)
-                remove_superseded(client, tags)
+                remove_superseded(client, registered())
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     return Images(tags["agent"], tags["broker"])
@@ -285,10 +290,23 @@ def _discard(client: docker.DockerClient, token: str) -> None:
             time.sleep(0.3)
 
 
-def remove_superseded(client: docker.DockerClient, tags: Tags) -> None:
-    """Remove our images of other versions, but for those that a container still uses."""
+def register(tags: Tags) -> None:
+    """Keep in the cache which images this checkout uses: no other checkout's build removes them."""
+    name = hashlib.sha256(str(FOLDER).encode()).hexdigest()[:12]
+    entry = {"folder": str(FOLDER), "tags": [*tags.values()]}
+    cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
+
+
+def registered() -> set[str]:
+    """The tags that the checkouts of this user use, as far as the checkouts are still there."""
+    registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
+    return {tag for one in registers if Path(one["folder"]).is_dir() for tag in one["tags"]}
+
+
+def remove_superseded(client: docker.DockerClient, used: Collection[str]) -> None:
+    """Remove our images that no checkout uses (`used`: their tags), but for those of a container."""
     for image in client.images.list(filters={"label": LABEL}):
-        for name in set(image.tags) - set(tags.values()):
+        for name in set(image.tags) - set(used):
             if name.startswith("testbed-"):
                 with contextlib.suppress(APIError):  # in use
                     client.images.remove(name)

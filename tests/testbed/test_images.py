@@ -249,14 +249,28 @@ def test_superseded_images_go_once_no_container_uses_them(
     user = engine.containers.create(old, "mosquitto")
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     try:
-        images.remove_superseded(engine, tags)
+        images.remove_superseded(engine, tags.values())
         engine.images.get(old)  # in use
     finally:
         user.remove()
     try:
-        images.remove_superseded(engine, tags)
+        images.remove_superseded(engine, tags.values())
         with pytest.raises(ImageNotFound):
             engine.images.get(old)
         engine.images.get(built.broker)
     finally:
         engine.images.remove(foreign)  # raises if it had gone as well
+
+
+def test_images_of_all_checkouts_that_are_there_are_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkouts = [tmp_path / name for name in ("one", "other", "deleted")]
+    for checkout in checkouts:
+        checkout.mkdir()
+        monkeypatch.setattr(images, "FOLDER", checkout)
+        images.register({"agent": f"testbed-agent:{checkout.name}-before"})
+        images.register({"agent": f"testbed-agent:{checkout.name}"})
+    checkouts[2].rmdir()
+    assert images.registered() == {"testbed-agent:one", "testbed-agent:other"}
