@@ -143,6 +143,8 @@ class AggregatorConfig:
     rule: Named
     clients: Mapping[str, float]
     """Importance p_i of each client; sums to 1."""
+    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of each client's shard."""
     evaluate_every: float
     stop: Stop
     seed: int

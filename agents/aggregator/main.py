@@ -98,6 +98,7 @@ class Aggregator:
             schema=self._schema,
             side=rule.client_side,
             importance=cfg.clients,
+            samples=cfg.samples,
             stop=cfg.stop,
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,

@@ -211,6 +211,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         task=topology.task.named,
         rule=topology.rule.named,
         clients=importance(topology, spec.samples),
+        samples=spec.samples,
         evaluate_every=topology.evaluate.every,
         stop=topology.stop.build(),
         seed=topology.seed,
