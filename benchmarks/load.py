@@ -3,11 +3,11 @@
     python -m benchmarks.load [--seconds 120] [--clients 100] [--parameters 10000] [--flooding 1]
 
 Mosquitto and the aggregator's own process over loopback, with `durability: update`; clients without any
-learning in processes of their own answer each model at once. Those that flood send megabytes that answer
-nothing, as fast as the broker takes them, and heed nobody. Every tenth of the time: updates/s that were
-acknowledged, and each process's share of a core and its memory, in which shared pages count in part. At
-the end each update that the aggregator has acknowledged must be among its records, applied or rejected,
-once; else the exit code is 1. The busiest process, at a whole core, is the bottleneck.
+learning, a hundred in a process, answer each model at once. Those that flood send what is as large as an
+update and is none, as fast as the broker takes it, and heed nobody. Every tenth of the time: updates/s
+that were acknowledged, the cores that each part keeps busy, and its memory, in which shared pages count
+in part. At the end each update that the aggregator has acknowledged must be among its records, applied
+or rejected, once; else the exit code is 1. The busiest process, at a whole core, is the bottleneck.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ from testbed.runtimes.process import HOST, find_mosquitto, free_ports
 _RUN, _TOPICS = "load", Topics("load")
 _CONNECTIONS = 100
 """Of one process of clients, at most."""
-_FLOOD = 2**20
-"""Bytes of each message that floods."""
 
 
 class Client:
@@ -122,20 +120,19 @@ def push(logins: list[Broker], acknowledged: Any, told: Any) -> None:
         client.close()
 
 
-def flood(login: Broker) -> None:
-    """A process that floods on its own topic, and reads what the broker says only to throw it away."""
+def flood(login: Broker, size: int) -> None:
+    """A process that floods with messages of `size` bytes on its own topic."""
     connection = Connection(login, [], lambda _: None, keepalive=3600)  # its pings would tear a packet
     connection.open()
-    sock = connection._paho.socket()
-    assert sock is not None
+    sock: Any = connection._paho.socket()
     topic = _TOPICS.update(login.username).encode()
-    rest = len(topic).to_bytes(2, "big") + topic + bytes(_FLOOD)
+    rest = len(topic).to_bytes(2, "big") + topic + bytes(size)
     length, head = len(rest), bytearray([0x30])  # PUBLISH with QoS 0
     while length:
         length, digit = divmod(length, 128)
         head.append(digit | (0x80 if length else 0))
     packet = bytes(head) + rest
-    sock.setblocking(True)
+    sock.settimeout(None)
     with suppress(OSError):  # the broker ends
         while True:
             sock.sendall(packet)
@@ -183,7 +180,7 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
     (port,) = free_ports(1)
     spawn = multiprocessing.get_context("spawn")
     acknowledged: Synchronized[int] = spawn.Value("q", 0)
-    with tempfile.TemporaryDirectory(dir=".") as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "models").mkdir()
         limits = Limits.of(parameters, len(names + floods))
@@ -225,7 +222,8 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
                 )
                 pipes.append(ours)
             flooders = [
-                spawn.Process(target=flood, args=(made[one].at(HOST, port),), daemon=True) for one in floods
+                spawn.Process(target=flood, args=(made[one].at(HOST, port), 4 * parameters), daemon=True)
+                for one in floods
             ]
             for each in fleet:
                 each.start()
@@ -233,7 +231,9 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
             while len(set(ready)) <= clients:
                 time.sleep(0.1)
                 if time.monotonic() > until:
-                    raise TimeoutError(f"{len(set(ready))} of {clients} clients and the aggregator are ready")
+                    raise TimeoutError(
+                        f"{len(set(ready))} of {clients} clients and the aggregator are ready"
+                    )
             start = messages.encode(messages.Start())
             controller.publish(_TOPICS.control(AGGREGATOR), start)
             for each in flooders:
@@ -269,7 +269,9 @@ def _watch(seconds: float, acknowledged: Any, meters: dict[str, Meter], server: 
         now = acknowledged.value
         looks = [meter.look() for meter in meters.values()]
         shown = (f"{cores:>14.2f} {memory:>6.0f}" for cores, memory in looks)
-        print(f"{time.monotonic() - begin:>5.0f}{(now - before) * 10 / seconds:>11.0f}", *shown, flush=True)
+        print(
+            f"{time.monotonic() - begin:>5.0f}{(now - before) * 10 / seconds:>11.0f}", *shown, flush=True
+        )
         before = now
 
 
