@@ -232,6 +232,8 @@ class DeviceConfig:
     """Name of what it shares with other devices on that way; else its own."""
     client_config: str
     """Path of the ClientConfig for the client process that init starts."""
+    isolated: str
+    """Path of a file that is there as soon as the device is isolated: before, no client starts."""
     user: int
     """Numeric user and group of the client process."""
     present: bool = True

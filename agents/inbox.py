@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """A queue between a connection's thread and the one that handles what comes. While it is full nothing
-    is read from the connection: the broker keeps what comes, and limits that too.
+    """A queue between a connection's thread and the one that handles what comes. While it is full,
+    nothing is read from the connection: the broker keeps what comes, and limits that too.
 
     `most`: bytes of messages that may wait before no further one is let in.
     """
@@ -31,8 +31,9 @@ class Inbox(Generic[T]):
         self._bounded, self._closed = False, False
 
     def receive(self, message: Received) -> None:
-        """Put `message`, as soon as there is room: the sink of a connection. Before the first `take` there
-        always is: the connection is being opened, and among the messages is the broker's answer to that."""
+        """Put `message`, as soon as there is room: the sink of a connection. Before the first `take`
+        there always is: the connection is being opened, and the broker's answer to that comes among the
+        messages."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
             self._waiting += _size(message)

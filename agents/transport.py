@@ -45,8 +45,8 @@ class Received:
 
 
 class Connection:
-    """One MQTT connection. Messages go to `sink`, called in paho's thread: while it waits, nothing is read
-    from the connection, and nothing sent."""
+    """One MQTT connection. Messages go to `sink`, called in paho's thread: while that waits, nothing is
+    read from the connection, and nothing sent."""
 
     def __init__(
         self,
