@@ -143,6 +143,8 @@ class AggregatorConfig:
     rule: Named
     clients: Mapping[str, float]
     """Importance p_i of each client; sums to 1."""
+    samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of each client's shard."""
     evaluate_every: float
     stop: Stop
     seed: int
@@ -230,6 +232,8 @@ class DeviceConfig:
     """Name of what it shares with other devices on that way; else its own."""
     client_config: str
     """Path of the ClientConfig for the client process that init starts."""
+    isolated: str
+    """Path of a file that is there as soon as the device is isolated: before, no client starts."""
     user: int
     """Numeric user and group of the client process."""
     present: bool = True

@@ -45,7 +45,8 @@ class Received:
 
 
 class Connection:
-    """One MQTT connection. Messages go to `sink`, called in paho's thread: it must not block."""
+    """One MQTT connection. Messages go to `sink`, called in paho's thread: while that waits, nothing is
+    read from the connection, and nothing sent."""
 
     def __init__(
         self,

@@ -271,6 +271,11 @@ def calling(what: str, number: int, *arguments: int | bytes) -> Attack:
     return named(attack, what)
 
 
+def ask_for_a_name(_: Facts) -> None:
+    """have the engine ask the world for a name"""
+    socket.getaddrinfo("example.com", 80)
+
+
 def sniff(_: Facts) -> None:
     """hear what others send (a packet socket)"""
     socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3).close()
@@ -335,6 +340,7 @@ ON_THE_NETWORK: Sequence[Attack] = (
     *map(reaching, ("the host", "another device", "behind the router")),
     reaching("the host", bound=True),
     reaching("behind the router", bound=True),
+    ask_for_a_name,
 )
 ON_THE_CONTAINER: Sequence[Attack] = (
     sniff,

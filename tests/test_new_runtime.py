@@ -40,7 +40,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
     return True
 
 
-def logs(run: str, tail: int) -> dict[str, str]:
+def logs(run: str, tail: int) -> dict[str, list[str]]:
     return {}
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never, cast
 
@@ -102,6 +102,9 @@ class Settings:
     """What the rule requires of its clients."""
     importance: Mapping[str, float]
     """p_i of every client that may take part, in device order."""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """Of each client's shard: what its updates must say, as a rule may weight with it. Of a client that
+    is not here, any number is taken."""
     stop: Stop
     evaluate_every: Nanoseconds
     checkpoint_every: Nanoseconds | None = None
@@ -629,6 +632,9 @@ class AggregatorCore:
             return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
+        planned = settings.samples.get(event.sender, message.samples)
+        if message.samples != planned:
+            return f"{message.samples} samples, its shard has {planned}"
         # While the clock stands still a client that outlived it is ahead of it.
         end = math.inf if self._suspended else self._epoch + event.arrived
         return _impossible(message, self._epoch + dispatch.at, end)

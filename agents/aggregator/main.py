@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import signal
 import sys
 import time
@@ -34,6 +33,7 @@ from agents.allowance import Allowance
 from agents.clock import Clock
 from agents.config import AggregatorConfig
 from agents.flat import first_model
+from agents.inbox import Inbox
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
@@ -44,6 +44,8 @@ from agents.transport import Connection, ConnectionFailedError, Received
 _CHECKPOINT_EVERY = 30 * SECOND
 _STATUSES = 100, 10.0
 """At once, and a second of the host: what one client may say; each is recorded, and some answered."""
+_WAITING = 64 * 2**20
+"""Bytes of messages that may wait to be handled."""
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -58,7 +60,8 @@ class _Reconnected:
     since: Nanoseconds
 
 
-_Input = Received | Future[Evaluation] | messages.Stop | _Reconnected
+_Other = Future[Evaluation] | messages.Stop | _Reconnected
+_Input = Received | _Other
 
 
 def main() -> None:
@@ -95,6 +98,7 @@ class Aggregator:
             schema=self._schema,
             side=rule.client_side,
             importance=cfg.clients,
+            samples=cfg.samples,
             stop=cfg.stop,
             evaluate_every=from_seconds(cfg.evaluate_every),
             checkpoint_every=_CHECKPOINT_EVERY,
@@ -119,7 +123,7 @@ class Aggregator:
         self._epoch = self._core.epoch
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
-        self._inbox: queue.SimpleQueue[_Input] = queue.SimpleQueue()
+        self._inbox: Inbox[_Other] = Inbox(_WAITING)
         later = directory / "models" if cfg.evaluate_after else None
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
@@ -139,7 +143,7 @@ class Aggregator:
         self._connection = Connection(
             cfg.broker,
             subscriptions,
-            self._inbox.put,
+            self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
@@ -159,6 +163,7 @@ class Aggregator:
             self._serve()
         finally:
             self._durable.close()
+        self._inbox.close()
         self._connection.close()
 
     def _serve(self) -> None:
@@ -216,13 +221,7 @@ class Aggregator:
         timeout = _WATCH_EVERY_S
         if timer is not None:
             timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))
-        try:
-            arrived = [self._inbox.get(timeout=timeout)]
-        except queue.Empty:
-            return []
-        while not self._inbox.empty():
-            arrived.append(self._inbox.get())
-        return arrived
+        return self._inbox.take(timeout)
 
     def _receive(self, event: _Input) -> None:
         match event:
@@ -256,18 +255,16 @@ class Aggregator:
                 self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
             return
         try:
+            if sender != topics.AGGREGATOR and not self._allowance.has(sender, time.monotonic()):
+                raise messages.MessageError("too many")
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
-                    if not self._allowance.has(client, time.monotonic()):
-                        raise messages.MessageError("too many")
                     wanted = self._durable.handle(inputs.StatusChanged(at, client, state))
                     self._execute(wanted)
                     asked = act.AskForReport(client) in wanted
                     if state == "ready" and client in self._clients and not asked:
                         self._request(client, "report")  # has it send what is not acknowledged
                 case messages.Report(client, dispatch):
-                    if not self._allowance.has(client, time.monotonic()):
-                        raise messages.MessageError("too many")
                     self._handle(inputs.Reported(at, client, dispatch))
                 case order if isinstance(order, messages.AggregatorOrder):
                     self._carry_out(order)

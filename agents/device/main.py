@@ -37,6 +37,7 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.messages import DeviceOrder, MessageError, RemoteAction
+from agents.retry import retry
 from agents.transport import Connection, ConnectionFailedError, Received
 
 
@@ -82,6 +83,8 @@ class Init:
         ConnectionFailedError."""
         if self._config.link is not None:
             self._shape(self._config.link)
+        # Before that it could reach other devices, and, where there is a router, the broker not yet.
+        retry(Path(self._config.isolated).stat, self._config.timeout_s)
         if self._wanted:
             self._start()
         self._connection.open()

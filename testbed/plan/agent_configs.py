@@ -30,6 +30,8 @@ RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
+ISOLATED = "isolated"
+"""Name of the file in that folder that says that the devices are isolated from each other."""
 """Of the broker's Unix socket, for the devices' inits."""
 DISK = "/testbed/disk"
 """A client's own folder."""
@@ -211,6 +213,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         task=topology.task.named,
         rule=topology.rule.named,
         clients=importance(topology, spec.samples),
+        samples=spec.samples,
         evaluate_every=topology.evaluate.every,
         stop=topology.stop.build(),
         seed=topology.seed,
@@ -267,5 +270,6 @@ def _device(
         present=present,
         timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
+        isolated=f"{CONTROL_FOLDER}/{ISOLATED}",
         user=CLIENT_USER,
     )

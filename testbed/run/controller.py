@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
 
 from agents import events, messages
 from agents.allowance import Allowance
 from agents.clock import in_device_time
 from agents.config import Broker
 from agents.device_actions import SetCpu
+from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -41,6 +41,8 @@ _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
+_WAITING = 8 * 2**20
+"""Bytes of messages that may wait to be handled."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -68,7 +70,7 @@ class Controller:
         self._runtime = runtime
         self._view = view
         self._topics = Topics(spec.directory.run)
-        self._inbox: queue.SimpleQueue[Received] = queue.SimpleQueue()
+        self._inbox: Inbox[Never] = Inbox(_WAITING)
         self._devices = {device.name for device in spec.plan.devices}
         self._awaited = self._devices - spec.absent
         """Devices that the run clock waits for."""
@@ -154,16 +156,18 @@ class Controller:
         except KeyboardInterrupt:
             if self._status.get(AGGREGATOR) in ("ready", "over"):
                 self._view.progress("Stopping: the aggregator finishes its records")
+                self._inbox.close()  # nothing is taken any more, and all that is to be sent must be
                 self._send(connection, (AGGREGATOR, messages.Stop()))
                 self._await_aggregator(_STOP_TIMEOUT_SECONDS)
             raise
         finally:
+            self._inbox.close()
             connection.close()
 
     def _connect(self, broker: Broker) -> Connection:
         names = self._topics
         subscriptions = [names.status("+"), names.telemetry("+"), names.failure("+")]
-        connection = Connection(broker, subscriptions, self._inbox.put)
+        connection = Connection(broker, subscriptions, self._inbox.receive)
         try:
             connection.open()
         except ConnectionFailedError as error:
@@ -268,8 +272,8 @@ class Controller:
         supervise = lateness = 0.0
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
-                while not self._inbox.empty():
-                    self._received(self._inbox.get(), telemetry.write)
+                for message in self._inbox.take(0.0):
+                    self._received(message, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.telemetry():

@@ -24,11 +24,11 @@ def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[st
     directory = live_runs.located(run, runs)
     name = directory.run
     live = next((found for found in live_runs.find() if found.run == name), None)
-    texts = {path.stem: "\n".join(tail_of(path, tail)) for path in directory.logs.glob("*.log")}
+    texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime is not None:
         texts |= emulator(live.runtime).logs(name, tail)
     if part is not None and part not in texts:
         raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
     for each in sorted(texts) if part is None else [part]:
-        lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each].splitlines()[-tail:])
+        lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)

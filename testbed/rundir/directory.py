@@ -149,7 +149,12 @@ def tail_of(path: Path, lines: int) -> list[str]:
     """The last `lines` lines of a text file, in its last 4 MiB. Raises OSError."""
     with files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))
-        return file.read(_MAX_TAIL_BYTES).decode("utf-8", "replace").splitlines()[-lines:]
+        return last_lines(file.read(_MAX_TAIL_BYTES), lines)
+
+
+def last_lines(text: bytes, lines: int) -> list[str]:
+    """The last `lines` lines of what a process has printed."""
+    return text.decode("utf-8", "replace").splitlines()[-lines:]
 
 
 def listing(runs: Path) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ class Emulator(Protocol):
         """Remove what is left of `run`, its logs saved to `directory`; False where it is not
         available. Raises HostError where something may be left."""
 
-    def logs(self, run: str, tail: int) -> dict[str, str]:
+    def logs(self, run: str, tail: int) -> dict[str, list[str]]:
         """The last `tail` lines of each part's log, as far as the run directory lacks it while `run`
         lives."""
 

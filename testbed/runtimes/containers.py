@@ -80,7 +80,10 @@ class Container:
     """Its root file system."""
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
     sysctls: Mapping[str, str]
-    log: Mapping[str, str] = field(default_factory=lambda: {"max-size": "8m", "max-file": "1"})
+    dns: tuple[str, ...] = ("127.0.0.1",)
+    """Whom the engine asks, in the container's own network, for names that are not its own: nobody.
+    Otherwise it would ask the host's servers, some engines in the host's network, from where names
+    carry words out of a network that has no way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         return client is not None
 
 
-def logs(run: str, tail: int) -> dict[str, str]:
+def logs(run: str, tail: int) -> dict[str, list[str]]:
     """The last `tail` lines of each container of `run`, by its part; none where no engine answers."""
     with docker_engine.if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
@@ -228,8 +228,8 @@ class DockerRuntime:
             executor.create_network(self._engine, network)
         port = executor.published_port(self._engine, self._start(self._launch.broker), MQTT_PORT)
         if port is None:
-            log = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, "")
-            raise HostError(f"the broker ended as soon as it was started:\n{log}")
+            log = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, [])
+            raise HostError("\n".join(["the broker ended as soon as it was started:", *log]))
         return port
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
@@ -239,6 +239,7 @@ class DockerRuntime:
         network = name_of(self._directory.run, "data")
         image = self._launch.aggregator.image
         executor.isolate(self._engine, image, self._directory.run, network, endpoints)
+        (self._directory.control / agent_configs.ISOLATED).touch()  # now clients start
 
     def _start_router(
         self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
@@ -267,6 +268,7 @@ class DockerRuntime:
         may read their own configurations and shards alone. On the host `work/` is closed to others."""
         directory = self._directory
         directory.control.mkdir(exist_ok=True)
+        (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # of an earlier part
         for path in directory.work.iterdir():
             self._own(path)
         for device in self._devices:

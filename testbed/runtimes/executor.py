@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -22,8 +23,9 @@ from agents.isolation import Endpoint
 from testbed.errors import HostError, of_os
 from testbed.host import cgroups
 from testbed.host.docker_engine import ERRORS
-from testbed.rundir.directory import RunDirectory
+from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
+from testbed.runtimes.logwriter import CUT, LOG_BYTES
 
 PARALLEL = 2
 """Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
@@ -65,7 +67,10 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         security_opt=list(container.security),
         pids_limit=container.pids,
         tmpfs=dict(container.tmpfs),
-        log_config=types.LogConfig(type="json-file", config=dict(container.log)),
+        dns=list(container.dns),
+        log_config=types.LogConfig(
+            type="json-file", config={"max-size": f"{LOG_BYTES}", "max-file": "2"}
+        ),
         mounts=[
             types.Mount(m.target, m.source, "bind", read_only=m.read_only) for m in container.mounts
         ],
@@ -283,6 +288,8 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
             with _if_there():
                 text = engine.api.logs(container["Id"])
                 with path.open("ab") as file:
+                    if _stored(text) > 0.98 * LOG_BYTES:  # less is there before anything is cut
+                        file.write(CUT)
                     file.write(text)  # appended: a resumed run has a log already
         except ERRORS as error:
             unsaved.append(f"{path}: {error}")
@@ -314,6 +321,12 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
         raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
 
 
+def _stored(text: bytes) -> int:
+    """Bytes of the engine's log for `text`: each line is a JSON object with its time."""
+    escaped = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
+    return len(escaped) + 5 * sum(map(text.count, (b"<", b">", b"&"))) + 69 * text.count(b"\n")
+
+
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
     """Remove a network, trying again while the engine still believes that a container is on it."""
     deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
@@ -326,14 +339,14 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
             time.sleep(0.2)
 
 
-def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, str]:
+def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str]]:
     """The last `tail` lines of each container of `run`, by its part."""
-    texts: dict[str, str] = {}
+    texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
             with _if_there():
                 text = engine.api.logs(container["Id"], tail=tail)
-                texts[container["Labels"][PART_LABEL]] = text.decode("utf-8", "replace")
+                texts[container["Labels"][PART_LABEL]] = last_lines(text, tail)
     return texts
 
 

@@ -41,7 +41,7 @@ from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker
 from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError, HostError
+from testbed.errors import BadInputError, HostError, of_os
 from testbed.host import die_with_parent
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
@@ -50,6 +50,7 @@ from testbed.relay.traffic import Traffic
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
 from testbed.runtimes.dutycycle import DutyCycle, cpu_clock
+from testbed.runtimes.logwriter import LogWriter
 from testbed.view import View
 
 HOST = "127.0.0.1"
@@ -78,8 +79,9 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
-            "The broker is the embedded one, which may lose messages when a connection breaks; where "
-            "mosquitto is installed, that is taken"
+            "The broker is the embedded one, which may lose messages when a connection breaks, and "
+            "keeps without limit what waits for a slow process; where mosquitto is installed, that is "
+            "taken"
         )
     yield runtime
 
@@ -103,7 +105,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
     return True
 
 
-def logs(run: str, tail: int) -> dict[str, str]:
+def logs(run: str, tail: int) -> dict[str, list[str]]:
     """None: they grow in the run directory."""
     return {}
 
@@ -130,6 +132,7 @@ class ProcessRuntime:
         self._children: dict[str, psutil.Popen] = {}
         self._commands: dict[str, list[str]] = {}
         """Of broker and aggregator, for when they are started again."""
+        self._logs = LogWriter()
         self._duty_cycle: DutyCycle | None = None
         self._away: set[str] = set()
         """Devices that were ended by an action, and may come back."""
@@ -315,7 +318,10 @@ class ProcessRuntime:
         return used
 
     def stop(self) -> None:
-        """End every process of the run: agents first, so that none reports a lost broker. Idempotent."""
+        """End every process of the run: agents first, so that none reports a lost broker. Idempotent.
+
+        Raises HostError, once all have ended, where not all that they printed could be kept.
+        """
         self._restarting.clear()
         if self._duty_cycle is not None:
             self._duty_cycle.close()
@@ -326,6 +332,14 @@ class ProcessRuntime:
             child.wait()
         # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
+        if failures := self._logs.close():
+            told = "; ".join(str(of_os(failure)) for failure in failures)
+            run = self._directory.run
+            raise HostError(f"everything of {run} is removed, but logs could not be saved: {told}")
+
+    def _last_words(self, part: str) -> str:
+        self._logs.catch_up()
+        return self._directory.last_words(part)
 
     def _start_relay(self, login: Broker, port: int) -> Mapping[str, int]:
         """Start the relay and measure the links; return each device's port to the broker."""
@@ -335,7 +349,7 @@ class ProcessRuntime:
                 self._spec, login, port, lambda fds: self._spawn(ROUTER, command, pass_fds=fds)
             )
         except OSError as error:
-            log = self._directory.last_words(ROUTER)
+            log = self._last_words(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{log}") from error
         self._probes = started.probes
         self._traffic = started.traffic
@@ -365,7 +379,8 @@ class ProcessRuntime:
         """Start `command` in a session of its own: Ctrl-C in the terminal is the controller's alone."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
-        with (self._directory.logs / f"{name}.log").open("ab") as log:
+        log = self._logs.pipe(self._directory.log(name))
+        try:
             self._children[name] = psutil.Popen(
                 [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
@@ -379,6 +394,8 @@ class ProcessRuntime:
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
+        finally:
+            os.close(log)
 
     def _wait_for_broker(self, port: int) -> None:
         deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
@@ -389,8 +406,7 @@ class ProcessRuntime:
         code = self._children[BROKER].poll()
         what = "does not answer" if code is None else f"ended with exit code {code}"
         raise HostError(
-            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}."
-            f"{self._directory.last_words(BROKER)}"
+            f"the broker ({self.broker_kind}) on {HOST}:{port} {what}.{self._last_words(BROKER)}"
         )
 
 

@@ -131,6 +131,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         schema=schema,
         side=rule.client_side,
         importance=population,
+        samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
         patient=spec.eventful,

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agents import events
-from testbed.errors import BadInputError, RunFailedError
+from testbed.errors import BadInputError, reading
 from testbed.fidelity.validity import Validity
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
@@ -31,7 +31,7 @@ _NICE = 10
 def watch(directory: RunDirectory, console: Console) -> None:
     """Show the run until the user quits or, without a terminal, until it ends.
 
-    Raises BadInputError, RunFailedError where the directory cannot be read.
+    Raises BadInputError, also where the directory cannot be read.
     """
     with suppress(OSError):
         os.nice(_NICE)
@@ -45,10 +45,8 @@ def watch(directory: RunDirectory, console: Console) -> None:
                 next_check = now + _STATUS_INTERVAL_SECONDS
                 over = directory.controller() is None
                 view.over(*_outcome(directory.read_manifest()) if over else ("", None))
-            try:
+            with reading(directory.path):
                 records = follower.read(_READ_BYTES)
-            except (OSError, ValueError) as error:
-                raise RunFailedError(str(error)) from error
             for record in records:
                 view.record(record)
             view.refresh(now)

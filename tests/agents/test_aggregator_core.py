@@ -197,6 +197,17 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     assert list(server.clients) == ["a", "b"]
 
 
+def test_a_client_cannot_weigh_more_than_its_shard() -> None:
+    core, server = started(samples={"a": 10, "b": 20})
+    log, *_, again = core.update("a", message("a", 1, samples=2**40), 4, 1.0)
+    (record,) = records([log])
+    assert isinstance(record, events.UpdateRejected)
+    assert record.reason == "1099511627776 samples, its shard has 10"
+    assert server.version == 0
+    core.update("a", message("a", again.number, samples=10, **done(1.5)), 4, 2.0)  # type: ignore[union-attr]
+    assert server.version == 1
+
+
 @pytest.mark.parametrize(
     "fields",
     [

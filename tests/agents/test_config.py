@@ -64,6 +64,7 @@ EXAMPLES: list[Any] = [
         probed=LINK,
         shared="wifi",
         client_config="/config",
+        isolated="/isolated",
         user=1000,
     ),
     config.DeviceConfig(
@@ -75,6 +76,7 @@ EXAMPLES: list[Any] = [
         probed=None,
         shared="a",
         client_config="/config",
+        isolated="/isolated",
         user=1000,
         telemetry_every=0.5,
     ),

@@ -231,7 +231,7 @@ def test_the_clock_waits_until_all_links_are_measured_also_of_who_comes_later(tm
     controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
 
     def say(topic: str, text: str) -> None:
-        controller._inbox.put(Received(topic, text.encode(), 0))
+        controller._inbox.receive(Received(topic, text.encode(), 0))
 
     for part in ("aggregator", "d-1"):
         say(names.status(part), "ready")

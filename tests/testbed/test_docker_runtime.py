@@ -15,10 +15,12 @@ from testbed.errors import BadInputError, HostError
 from testbed.plan import Host, datasets, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import executor
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import CpuLimits
 from testbed.runtimes.docker import DockerRuntime
 from testbed.runtimes.launch import UNLIMITED
+from testbed.runtimes.logwriter import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.running import left_in_docker
 
@@ -83,7 +85,7 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     spec: RunSpec, engine: docker.DockerClient
 ) -> None:
     """A share that the engine refuses is forgotten: the next limit is as planned. That a log
-    cannot be saved keeps nothing from being removed."""
+    cannot be saved keeps nothing from being removed. A device that prints for ever fills no disk."""
     datasets.write(datasets.prepare(spec.topology, None), spec.directory)
     built = images.ensure(engine, lambda _: None)
     runtime = DockerRuntime(engine, built, spec)
@@ -105,6 +107,12 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
         assert quota()[0] == -1
         assert runtime.ended() == {}
 
+        flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
+        printing = replace(
+            runtime._launch.aggregator, part="p", name=f"p-{spec.directory.run}", mounts=()
+        )
+        printer = executor.start(engine, replace(printing, command=("sh", "-c", flood)))
+        engine.containers.get(printer).wait()
         container.kill()
         container.wait()
         assert runtime.ended() == {"d": 137}
@@ -118,4 +126,14 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     finally:
         runtime.stop()
     assert spec.directory.run not in " ".join(left_in_docker(engine))
-    assert {path.stem for path in spec.directory.logs.glob("*.log")} == {"broker", "aggregator", "d"}
+    assert {path.stem for path in spec.directory.logs.glob("*.log")} == {
+        "broker",
+        "aggregator",
+        "d",
+        "p",
+    }
+    kept = spec.directory.log("p").read_bytes()
+    assert kept.startswith(CUT)
+    assert kept.endswith(b"x\nend\n")
+    assert 2 * 2**20 < len(kept) <= 2 * LOG_BYTES
+    assert not spec.directory.log("aggregator").read_bytes().startswith(CUT)

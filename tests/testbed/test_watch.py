@@ -144,7 +144,7 @@ ENDINGS: dict[str, tuple[Callable[[Terminal, RunDirectory], None], int]] = {
     "q": (lambda shown, _: shown.press("q"), 0),
     "Ctrl-C": (lambda shown, _: shown.press("\x03"), 130),
     "SIGTERM": (lambda shown, _: shown.signal(signal.SIGTERM), 130),
-    "an error": (lambda _, run: _damage(run), 1),
+    "an error": (lambda _, run: _damage(run), 2),
 }
 
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,7 +47,9 @@ CONFIG = DeviceConfig(
     probed=None,
     shared="pi",
     client_config="client.json",
+    isolated="isolated",
     user=1000,
+    timeout_s=0.1,
 )
 
 
@@ -168,3 +172,21 @@ def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init)
     assert isinstance(init._connection, Connection)
     assert [topic for topic, _ in init._connection.published] == ["testbed/r/failure/pi"] * 3
     assert b"the message that of nano" in init._connection.published[1][1]
+
+
+def test_no_client_starts_before_the_device_is_isolated(
+    monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(link, "interface", lambda: "eth0")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("agents.device.main.Connection", Connection)
+    started: list[str] = []
+    monkeypatch.setattr(Init, "_start", lambda _: started.append("client"))
+    init = Init(replace(CONFIG, isolated=str(tmp_path / "isolated")))
+    with pytest.raises(FileNotFoundError):
+        init.run()
+    assert started == []
+    (tmp_path / "isolated").touch()
+    with pytest.raises(AttributeError, match="open"):  # it goes on to the broker
+        init.run()
+    assert started == ["client"]

@@ -1,0 +1,51 @@
+"""What local processes print is kept, up to a bound, whoever prints and however much."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import of_os
+from testbed.runtimes import logwriter
+from testbed.runtimes.logwriter import CUT, LogWriter
+
+MANY = "for number in range(20_000): print(f'{number:049}')"
+"""A megabyte."""
+
+
+def printing(writer: LogWriter, path: Path, code: str) -> None:
+    descriptor = writer.pipe(path)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], stdout=descriptor, timeout=30, check=True)
+    finally:
+        os.close(descriptor)
+    assert done.returncode == 0
+
+
+def test_a_log_has_all_that_was_printed_until_it_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logwriter, "LOG_BYTES", 100_000)
+    writer, path = LogWriter(), tmp_path / "d-1.log"
+    path.write_text("of an earlier part\n")
+    printing(writer, path, "print('begun')")
+    writer.catch_up()
+    assert path.read_text() == "of an earlier part\nbegun\n"
+    printing(writer, path, MANY)
+    printing(writer, path, "print('ended')")
+    assert writer.close() == []
+    first, *rest, before, last = path.read_bytes().splitlines(keepends=True)
+    assert (first, before, last) == (CUT, b"%049d\n" % 19_999, b"ended\n")
+    assert rest == [b"%049d\n" % number for number in range(19_999 - len(rest), 19_999)]
+    assert 100_000 < path.stat().st_size < 300_000
+
+
+def test_a_full_disk_keeps_no_process_waiting_and_is_told() -> None:
+    writer = LogWriter()
+    printing(writer, Path("/dev/full"), MANY)
+    (failure,) = writer.close()
+    assert str(of_os(failure)).startswith("/dev/full: No space left on device. Make room")
