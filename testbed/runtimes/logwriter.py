@@ -31,6 +31,7 @@ class LogWriter:
 
     def pipe(self, path: Path) -> int:
         """A descriptor to print to, for the log at `path`; the caller closes it."""
+        path.touch()
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         with self._lock:
