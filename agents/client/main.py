@@ -125,9 +125,9 @@ class Client:
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
                         self._outbox.acknowledged(dispatch)
-                case messages.Request(client, "report"):
+                case messages.ReportRequest(client, about):
                     self._resend()
-                    report = messages.encode(messages.Report(client, self._core.works_on))
+                    report = messages.encode(messages.Report(client, self._core.works_on, about))
                     self._connection.publish(self._topics.report(client), report)
                 case _:
                     raise messages.MessageError("it is no request that waits for its turn")
