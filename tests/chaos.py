@@ -27,15 +27,19 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agents import events
+from agents.device_actions import Restart, to_json
 from agents.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
+from testbed.errors import TestbedError
+from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
 from testbed.run.live_runs import COMPLETE
+from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
 from testbed.runtimes import process
@@ -69,21 +73,18 @@ if os.environ.get("WITHOUT_MOSQUITTO"):
     which = shutil.which
     shutil.which = lambda name, **more: None if name == "mosquitto" else which(name, **more)
 if os.environ.get("MESSAGES_TWICE"):
-    import random, paho.mqtt.client as paho
-    handle, late = paho.Client._handle_on_message, []
+    import collections, random, paho.mqtt.client as paho
+    handle, recent = paho.Client._handle_on_message, collections.deque(maxlen=3)
     def twice(client, message):
         handle(client, message)
-        while late:
-            handle(client, late.pop())
-        match random.randrange(4):
-            case 0:
-                handle(client, message)
-            case 1:
-                late.append(message)
+        recent.append(message)
+        if random.random() < 0.2:
+            for one in recent:
+                handle(client, one)
     paho.Client._handle_on_message = twice
 """
 """A `sitecustomize` that has a process break its TCP connections when it gets SIGUSR1, and that can have
-every fourth message come twice, and every fourth once more after the next."""
+the latest messages come once more, in order, as from a broker that has missed their acknowledgement."""
 _MOST_RESUMES = 6
 _DISK_MIB = 96
 _FULL_SECONDS = 1.5
@@ -318,7 +319,8 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
                     info.process.send_signal(sent)
     if (fault.what, runtime) == ("kill", "process") and fault.part in CLIENTS:
         time.sleep(1.0)
-        cli("restart", name, fault.part, "--runs", runs)
+        with suppress(TestbedError):  # it may have ended, or be busy with its end
+            commands.send(RunDirectory(runs / name), {"device": fault.part, **to_json(Restart())})
 
 
 def _fill(file: Path) -> None:
@@ -337,7 +339,8 @@ def _break_container(container: str) -> None:
     inspect = ["docker", "inspect", "-f", "{{.State.Pid}}", container]
     pid = subprocess.run(inspect, capture_output=True, text=True, check=False).stdout.strip()
     if pid and pid != "0":
-        command = ["nsenter", "-t", pid, "-n", "ss", "-K", "state", "established"]
+        ports = f"( dport = :{MQTT_PORT} or dport = :{TLS_PORT} )"
+        command = ["nsenter", "-t", pid, "-n", "ss", "-K", ports]
         subprocess.run(command, capture_output=True, check=False)
 
 
