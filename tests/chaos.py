@@ -178,8 +178,10 @@ class Outboxes:
 class _Live:
     """A run that is started, and resumed whenever it has ended before it was complete."""
 
-    def __init__(self, stack: ExitStack, runs: Path, environment: Mapping[str, str]) -> None:
-        self._stack, self._runs, self._environment = stack, runs, environment
+    def __init__(
+        self, stack: ExitStack, runs: Path, environment: Mapping[str, str], stopped: threading.Event
+    ) -> None:
+        self._stack, self._runs, self._environment, self._stopped = stack, runs, environment, stopped
         self.resumed = 0
         self.output = ""
         self._begun = 0.0
@@ -196,10 +198,15 @@ class _Live:
 
     @property
     def complete(self) -> bool:
-        return RunDirectory(self._runs / self.name).read_manifest().get("outcome") in COMPLETE
+        """Whether it has ended as planned: containers do so also where their controller was killed."""
+        records = Follower(self._runs / self.name / "events.jsonl").read()
+        return any(isinstance(one, events.RunEnded) and one.reason in COMPLETE for one in records)
 
     def goes_on(self) -> bool:
-        """Whether it does; resumes it where it has ended early, as a user would."""
+        """Whether it does; resumes it where it has ended early, as a user would. Raises InterruptedError
+        where the tests are `stopped`."""
+        if self._stopped.is_set():
+            raise InterruptedError
         if self.up.poll() is None:
             return True
         self.output += self.up.communicate()[0]
@@ -239,6 +246,7 @@ def run(
     twice: bool = False,
     after: float = 25.0,
     calm: float = 8.0,
+    stopped: threading.Event | None = None,
 ) -> Outcome:
     """Run four clients for `after` seconds under `faults`; in the last `calm` ones, all have to go on.
     `embedded`: with the embedded broker. `twice`: messages may come twice."""
@@ -266,7 +274,7 @@ def run(
         if full:
             stack.enter_context(_small_disk(runs))
         outboxes = stack.enter_context(Outboxes(runs))
-        live = _Live(stack, runs, environment)
+        live = _Live(stack, runs, environment, stopped or threading.Event())
         live.start(topology, "--runtime", runtime)
         followed = live.until(0) and outboxes.complete
         for fault in sorted(faults, key=lambda fault: fault.at):
@@ -278,7 +286,9 @@ def run(
             found = Finished.only_one_in(runs)
         except (OSError, ValueError) as error:
             raise RuntimeError(f"there was no run: {error}\n{live.output}") from error
-    wrong = [] if live.up.returncode == 0 else [f"exit code {live.up.returncode}: {live.output[-600:]}"]
+    wrong = []
+    if live.up.returncode not in (0, -signal.SIGKILL):
+        wrong.append(f"exit code {live.up.returncode}: {live.output[-600:]}")
     wrong += [] if followed else ["the clients' folders were not followed from the start"]
     return _judged(found, live, outboxes.finished, wrong, after - calm)
 
@@ -347,8 +357,8 @@ def _break_container(container: str) -> None:
 def _judged(
     run: Finished, live: _Live, finished: Counter[tuple[str, int]], wrong: list[str], calm_from: float
 ) -> Outcome:
-    if not isinstance(run.records[-1], events.RunEnded):
-        wrong.append("no end")
+    if not live.complete:
+        wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
     if stuck := sorted(set(CLIENTS) - late):
         wrong.append(f"{', '.join(stuck)} did not go on")
@@ -437,7 +447,7 @@ class _Row:
         )
 
 
-def _row(seed: int, asked: argparse.Namespace) -> _Row:
+def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
     rule = RULES[list(RULES)[seed % len(RULES)]]
     faults, scenario, twice = drawn(seed, asked.runtime, asked.until)
     done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
@@ -453,6 +463,7 @@ def _row(seed: int, asked: argparse.Namespace) -> _Row:
             twice=twice,
             after=asked.after,
             calm=asked.calm,
+            stopped=stopped,
         )
         if found.wrong and asked.keep is not None:
             kept = asked.keep / f"{asked.runtime}-{seed}"
@@ -477,12 +488,18 @@ def main() -> None:
     out.write(
         "seed rule           finished applied reported lost twice resumed  faults; what is wrong\n"
     )
-    rows = []
+    rows, stopped = [], threading.Event()
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for row in pool.map(_row, range(asked.seed, asked.seed + asked.runs), [asked] * asked.runs):
-            rows.append(row)
-            out.write(str(row))
-            out.flush()
+        under_way = [pool.submit(_row, asked.seed + n, asked, stopped) for n in range(asked.runs)]
+        try:
+            for one in under_way:
+                rows.append(row := one.result())
+                out.write(str(row))
+                out.flush()
+        except KeyboardInterrupt:
+            stopped.set()  # and the runs are taken down
+            pool.shutdown(cancel_futures=True)
+            raise
     found = [row.found for row in rows]
     out.write(
         f" all {len(rows):>4} runs      {sum(one.finished for one in found):>8} "
