@@ -406,12 +406,14 @@ def unaccounted(
     ]
 
 
-def drawn(seed: int, runtime: str, until: float) -> tuple[list[Fault], list[dict[str, Any]], bool]:
-    """Faults from outside, those that a scenario makes, up to `until` seconds of a run, and whether
-    messages come twice."""
+def drawn(
+    seed: int, runtime: str, until: float, *, disk: bool = False
+) -> tuple[list[Fault], list[dict[str, Any]], bool]:
+    """Faults from outside, with `disk` full ones among them, those that a scenario makes, up to `until`
+    seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
-    if os.geteuid() == 0:
+    if disk:
         kinds.append(("fill", "disk"))
     if runtime == "process":
         kinds += [("break", rng.choice(CLIENTS)), ("kill", rng.choice(CLIENTS))]
@@ -449,7 +451,7 @@ class _Row:
 
 def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
     rule = RULES[list(RULES)[seed % len(RULES)]]
-    faults, scenario, twice = drawn(seed, asked.runtime, asked.until)
+    faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=os.geteuid() == 0)
     done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
     done += ["messages twice"] if twice else []
     with tempfile.TemporaryDirectory() as folder:
