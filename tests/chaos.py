@@ -26,7 +26,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -494,7 +494,7 @@ def main() -> None:
     with ThreadPoolExecutor(asked.jobs) as pool:
         under_way = [pool.submit(_row, asked.seed + n, asked, stopped) for n in range(asked.runs)]
         try:
-            for one in under_way:
+            for one in as_completed(under_way):
                 rows.append(row := one.result())
                 out.write(str(row))
                 out.flush()

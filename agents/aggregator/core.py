@@ -411,14 +411,15 @@ class AggregatorCore:
         ours = (message.run, message.client) == (self._settings.run, sender)
         if is_new and ours and self._dispatches.were_sent(message.dispatch):
             self._dealt_with.setdefault(sender, deque(maxlen=_REMEMBERED)).append(message.dispatch)
+        number = message.dispatch if self._dispatches.were_sent(message.dispatch) else 0
         if self._ending is not None:
             ended = to_seconds(self._ending[0])
             late = "arrived after the run had ended"
-            return [Log(events.UpdateRejected(ended, sender, late, message.dispatch))]
+            return [Log(events.UpdateRejected(ended, sender, late, number))]
         if isinstance(dispatch, str):
             if is_new:
                 self._ask_again(sender)
-            return self._stray(sender, dispatch, at, message.dispatch)
+            return self._stray(sender, dispatch, at, number)
         self._dispatches.answered(sender, message.dispatch)
         self.progress.arrived(sender, event.arrived - dispatch.at, at)
         return [*self._stall_ends(at), *self._take(event, dispatch)]

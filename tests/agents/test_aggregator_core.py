@@ -139,13 +139,14 @@ def test_the_rule_is_told_all_of_an_update(monkeypatch: pytest.MonkeyPatch) -> N
         ("a", message("a", 1, run="other"), "in run other"),
         ("a", message("a", 1, sequence=0), "duplicate: sequence 0"),
         ("a", message("a", 2), "answers dispatch 2, which is not open"),
+        ("a", message("a", 10**400), "answers dispatch 1000"),
     ],
 )
 def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
     core, server = started()
     (record,) = records(core.update(sender, stray, 4, 1.0))
     assert isinstance(record, events.UpdateRejected)
-    assert record.dispatch == stray.dispatch
+    assert record.dispatch == (stray.dispatch if stray.dispatch <= 2 else 0)
     assert reason in record.reason
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert server.clients.keys() == {"a", "b"}
