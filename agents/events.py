@@ -103,7 +103,7 @@ class UpdateRejected:
     client: str
     reason: str
     dispatch: int = 0
-    """Number of the dispatch that it answers, as it says; 0 where that is none, and in runs of before."""
+    """Number of the dispatch that it answers, as it says; 0 where it is none, and in runs of before."""
 
 
 @dataclass(frozen=True, slots=True)
