@@ -212,8 +212,10 @@ class _Live:
         self.output += self.up.communicate()[0]
         if self.complete or self.resumed == _MOST_RESUMES:
             return False
-        self.resumed += 1
         cli("down", self.name, "--runs", self._runs)
+        if self.complete:  # containers need no controller to get to the end
+            return False
+        self.resumed += 1
         self.start("--resume", self.name)
         return True
 
