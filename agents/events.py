@@ -84,6 +84,9 @@ class UpdateApplied:
     arrived: float
     """Aggregator had received all of it: the end of the upload."""
     applied: float
+    dispatch: int = 0
+    """Number of the dispatch that it answers, counted through the run: with `client` it names the
+    update. 0 in runs of before."""
 
     @property
     def at(self) -> float:
@@ -99,6 +102,8 @@ class UpdateRejected:
     at: float
     client: str
     reason: str
+    dispatch: int = 0
+    """Number of the dispatch that it answers, as it says; 0 where it is none, and in runs of before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,9 @@ class RoundUnfinished:
     """Aggregator took the model that it then sent; of several that are not answered, the first."""
     until: float
     """The update arrived all the same; else, when nothing more was expected of the client (`at`)."""
+    dispatch: int = 0
+    """Number of the newest dispatch of which this tells: what the client finished of that and of those
+    before, and what is not in the records otherwise, was not applied. 0 in runs of before."""
 
 
 @dataclass(frozen=True, slots=True)

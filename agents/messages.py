@@ -149,8 +149,9 @@ def _detail(value: Any, depth: int) -> Any:
 RemoteAction = SetLink | Switching
 """What is not the controller's own to do: CPU limits are."""
 State = Literal["joining", "ready", "over", "offline"]
-ClientCommand = Literal["stop", "pull", "interrupt", "report"]
+ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
+_REPORT = "report "
 
 Text = Annotated[str, _text]
 Line = Annotated[str, _line]
@@ -273,11 +274,19 @@ class Status:
 @dataclass(frozen=True, slots=True)
 class Request:
     """The aggregator requests of `client` to send what it has and go on (`pull`), to cut its training
-    short (`interrupt`), to end (`stop`), or to send once more what is not acknowledged and then say what
-    it works on (`report`)."""
+    short (`interrupt`), or to end (`stop`)."""
 
     client: Name
     what: Annotated[ClientCommand, _one_of(ClientCommand)]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """The aggregator requests of `client` to send once more what is not acknowledged, and then a
+    `Report` `about` a dispatch, 0 for none. On the topic of requests, `report` and the number."""
+
+    client: Name
+    about: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +300,12 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The next update of `client` will answer `dispatch`; 0: it waits for a model."""
+    """The next update of `client` will answer `dispatch`; 0: it waits for a model. It was asked
+    `about` another one."""
 
     client: Name
     dispatch: Count
+    about: Count
 
 
 AggregatorOrder = Start | Stop | Log | Note
@@ -302,7 +313,7 @@ Order = AggregatorOrder | DeviceOrder
 AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
-Message = Order | Telemetry | Failure | Status | Request | Acknowledgement | Report
+Message = Order | Telemetry | Failure | Status | Request | ReportRequest | Acknowledgement | Report
 D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
@@ -324,8 +335,11 @@ def encode(message: Message) -> bytes:
             payload = word.encode()
         case Acknowledgement(_, dispatch):
             payload = str(dispatch).encode()
-        case Report(_, dispatch):
-            payload = json.dumps({"dispatch": dispatch}).encode()
+        case ReportRequest(_, about):
+            payload = f"{_REPORT}{about}".encode()
+        case Report():
+            del fields["client"]  # the topic says it
+            payload = json.dumps(fields).encode()
         case Sample() | Probe() | DeviceOrder():
             payload = json.dumps(fields).encode()
         case _:
@@ -360,6 +374,10 @@ def decode(names: Topics, topic: str, payload: bytes) -> Message:
             return _build(Status, {"part": name, "state": text})
         case "request" if text.isdecimal() and len(text) < 20:
             return _build(Acknowledgement, {"client": name, "dispatch": int(text)})
+        case "request" if (about := text.removeprefix(_REPORT)) != text:
+            if not (about.isdecimal() and len(about) < 20):
+                raise MessageError(f"about: expected a whole number, found {shown(about)}")
+            return _build(ReportRequest, {"client": name, "about": int(about)})
         case "request":
             return _build(Request, {"client": name, "what": text})
         case "report":

@@ -6,6 +6,9 @@ This is the only module that imports paho. Its quirks, met here:
   become ConnectionFailedError.
 - paho reconnects by itself but does not subscribe again: `on_connect` does, unless the broker has kept
   our session. It also publishes our status again, as the broker has published the last will meanwhile.
+- After a reconnect paho sends again what was not acknowledged, but only once the broker has answered;
+  what is published before that would overtake it. So it is held until the broker has answered what we
+  send after that. Recovery relies on the order (docs/recovery.md).
 - A callback that raises would end paho's thread silently: ours do nothing that can raise.
 """
 
@@ -77,6 +80,9 @@ class Connection:
         self._reconnected = reconnected
         self._subscribed = False
         """Whether the broker, as far as we know, has our subscriptions."""
+        self._order = threading.Lock()
+        self._held: list[tuple[str, bytes | str, bool]] | None = None
+        """What is published before all that is older has been sent again; None: nothing is held."""
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
         self._paho = paho.Client(
@@ -93,6 +99,7 @@ class Connection:
         self._paho.reconnect_delay_set(min_delay=1, max_delay=2)
         if will is not None:
             self._paho.will_set(will[0], will[1], qos=1, retain=True)
+        self._paho.on_pre_connect = self._on_pre_connect
         self._paho.on_connect = self._on_connect
         self._paho.on_disconnect = self._on_disconnect
         self._paho.on_subscribe = self._on_subscribe
@@ -120,7 +127,11 @@ class Connection:
 
     def publish(self, topic: str, payload: bytes | str, *, retain: bool = False) -> None:
         """Hand over a message of QoS 1; it is sent in order, also after a reconnect."""
-        self._paho.publish(topic, payload, qos=1, retain=retain)
+        with self._order:
+            if self._held is None:
+                self._paho.publish(topic, payload, qos=1, retain=retain)
+            else:
+                self._held.append((topic, payload, retain))
 
     def publish_status(self, topic: str, payload: bytes) -> None:
         """Publish a retained message, now and after each reconnect."""
@@ -138,6 +149,23 @@ class Connection:
         self._paho.disconnect()
         self._paho.loop_stop()
 
+    def _on_pre_connect(self, _client: paho.Client, _data: Any) -> None:
+        with self._order:
+            self._held = self._held or []
+
+    def _in_order_again(self) -> None:
+        """All that was published before the connection was lost has been sent again."""
+        with self._order:
+            held, self._held = self._held or [], None
+            if self._status is not None:
+                self._paho.publish(*self._status, qos=1, retain=True)
+            for topic, payload, retain in held:
+                self._paho.publish(topic, payload, qos=1, retain=retain)
+        self._answered.set()
+        lost, self._lost = self._lost, None
+        if lost is not None and self._reconnected is not None:
+            self._reconnected(lost)
+
     def _on_connect(
         self, client: paho.Client, _data: Any, flags: Any, reason: Any, _properties: Any
     ) -> None:
@@ -147,15 +175,10 @@ class Connection:
             return
         # A new process subscribes in any case: that brings it the retained messages.
         self._subscribed &= flags.session_present
-        if self._subscriptions and not self._subscribed:
-            client.subscribe(self._subscriptions)
+        if self._subscriptions:  # where the broker has them, one for its answer alone
+            client.subscribe(self._subscriptions[:1] if self._subscribed else self._subscriptions)
         else:
-            self._answered.set()
-        if self._status is not None:  # after the subscriptions: a status may bring an answer
-            self.publish(*self._status, retain=True)
-        lost, self._lost = self._lost, None
-        if lost is not None and self._reconnected is not None:
-            self._reconnected(lost)
+            self._in_order_again()
 
     def _on_disconnect(
         self, _client: paho.Client, _data: Any, _flags: Any, _reason: Any, _properties: Any
@@ -169,7 +192,7 @@ class Connection:
         if any(reason.is_failure for reason in reasons):
             self._refusal = "a subscription is not allowed"
         self._subscribed = True
-        self._answered.set()
+        self._in_order_again()  # now, as our status may bring an answer
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         self._sink(Received(message.topic, bytes(message.payload), time.monotonic_ns()))

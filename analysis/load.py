@@ -67,9 +67,10 @@ class Run:
     statuses: pd.DataFrame
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
-    """`events.UpdateRejected`: `at` (s), `client`, `reason`."""
+    """`events.UpdateRejected`: `at` (s), `client`, `reason`, `dispatch`."""
     unfinished: pd.DataFrame
-    """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version`."""
+    """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
+    `dispatch`."""
     notes: pd.DataFrame
     """`events.Note`: `at` (s), `message`."""
     scenario: pd.DataFrame

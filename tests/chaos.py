@@ -1,33 +1,49 @@
 """Random faults on real runs: `python -m tests.chaos --runs 20 --runtime process`.
 
-Each run has a rule in its turn, and from its seed some faults: the broker or the aggregator is killed,
-the connection of a process to the broker is broken, a client is killed and started again, a device is
-cut off or paused for a while. A run is as it should be if it ends in order, all clients go on after the
-last fault, and no update is applied twice. The table says how many updates were lost.
+Each run has a rule in its turn, and from its seed some faults: broker, aggregator, a client or the
+controller is killed (after the last, the run is resumed), the connection of a process to the broker is
+broken, the disk is full for a while, messages are delivered twice, a device crashes, is cut off or
+paused. A run is as it should be if it completes, all clients go on after the last fault, and of what the
+clients have finished nothing is lost and nothing is applied twice.
+
+What a client has finished is what it has put into its folder, which the kernel tells (`Finished`, by
+inotify); what became of it is in `events.jsonl`, by client and number of the dispatch.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import random
+import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agents import events
-from agents.topics import AGGREGATOR
+from agents.device_actions import Restart, to_json
+from agents.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
+from testbed.errors import TestbedError
+from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
+from testbed.run.live_runs import COMPLETE
+from testbed.rundir import commands
+from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
 from testbed.runtimes import process
-from tests.running import Finished, started, write_topology
+from tests.running import Finished, cli, started, write_topology
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "fedbuff": {"name": "fedbuff", "buffer_size": 2},
@@ -37,7 +53,7 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "port": {"name": "port", "min_updates": 2},
 }
 CLIENTS = ("a", "b", "c", "d")
-BREAKING = """
+FAULTS = """
 import os, shutil, signal, socket, stat
 def break_connections(*_):
     own = {}
@@ -56,19 +72,36 @@ signal.signal(signal.SIGUSR1, break_connections)
 if os.environ.get("WITHOUT_MOSQUITTO"):
     which = shutil.which
     shutil.which = lambda name, **more: None if name == "mosquitto" else which(name, **more)
+if os.environ.get("MESSAGES_TWICE"):
+    import collections, random, paho.mqtt.client as paho
+    handle, recent = paho.Client._handle_on_message, collections.deque(maxlen=3)
+    def twice(client, message):
+        handle(client, message)
+        recent.append(message)
+        if random.random() < 0.2:
+            for one in recent:
+                handle(client, one)
+    paho.Client._handle_on_message = twice
 """
-"""A `sitecustomize` that has a process break its TCP connections when it gets SIGUSR1."""
-_SAME_SECONDS = 0.05
-"""Two updates of a client with one number that were trained that close to each other are the same."""
+"""A `sitecustomize` that has a process break its TCP connections when it gets SIGUSR1, and that can have
+the latest messages come once more, in order, as from a broker that has missed their acknowledgement."""
+_MOST_RESUMES = 6
+_DISK_MIB = 96
+_FULL_SECONDS = 1.5
+_IN_MOVED_TO = 0x80
+_INOTIFY_EVENT = struct.Struct("iIII")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """At `at` seconds of the run: `kill` or `break` (the connection) of `part`, from outside."""
+    """At `at` seconds of the run: `kill`, or `break` (the connection) of `part`, or `fill` the disk."""
 
     at: float
     what: str
     part: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.part} {self.at:g}s"
 
 
 @dataclass(frozen=True)
@@ -78,12 +111,130 @@ class Outcome:
     run: Finished
     output: str
     wrong: Sequence[str] = ()
+    finished: int = 0
+    """Updates that clients have finished."""
     applied: int = 0
-    rejected: int = 0
-    unanswered: int = 0
-    """Models that no applied update answers, but for those that the end of the run cut off."""
+    reported: int = 0
+    """Of what was finished and not applied: what the records tell of."""
+    lost: Sequence[str] = ()
+    """The rest of it."""
+    twice: Sequence[str] = ()
+    """Updates that were applied more than once."""
+    resumed: int = 0
     reasons: Sequence[str] = field(default_factory=list)
     """Why the run is not valid."""
+
+
+class Outboxes:
+    """Follows what clients put into their folders below `runs`, from before the run clock starts."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._inotify = self._libc.inotify_init1(os.O_CLOEXEC)
+        if self._inotify < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._clients: dict[int, str] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+        self.finished: Counter[tuple[str, int]] = Counter()
+        """By client and dispatch."""
+
+    def __enter__(self) -> Outboxes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        os.close(self._inotify)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the folders of all clients are followed."""
+        return set(self._clients.values()) >= set(CLIENTS)
+
+    def _follow(self) -> None:
+        while not self._over.is_set():
+            if not self.complete:
+                for folder in self._runs.glob("*/state/clients/*"):
+                    watched = self._libc.inotify_add_watch(
+                        self._inotify, bytes(folder), ctypes.c_uint32(_IN_MOVED_TO)
+                    )
+                    if watched >= 0:
+                        self._clients[watched] = folder.name
+            while select.select([self._inotify], [], [], 0.05)[0]:
+                self._read(os.read(self._inotify, 1 << 16))
+
+    def _read(self, data: bytes) -> None:
+        while data:
+            watched, _, _, length = _INOTIFY_EVENT.unpack_from(data)
+            name = data[_INOTIFY_EVENT.size : _INOTIFY_EVENT.size + length].rstrip(b"\0").decode()
+            if name.endswith(".update") and not name.startswith("."):
+                self.finished[self._clients[watched], int(name.removesuffix(".update"))] += 1
+            data = data[_INOTIFY_EVENT.size + length :]
+
+
+class _Live:
+    """A run that is started, and resumed whenever it has ended before it was complete."""
+
+    def __init__(
+        self, stack: ExitStack, runs: Path, environment: Mapping[str, str], stopped: threading.Event
+    ) -> None:
+        self._stack, self._runs, self._environment, self._stopped = stack, runs, environment, stopped
+        self.resumed = 0
+        self.output = ""
+        self._begun = 0.0
+        self.up: subprocess.Popen[str]
+
+    def start(self, *arguments: str | Path) -> None:
+        self._begun = time.time()
+        command = ("up", *arguments, "--runs", self._runs)
+        self.up = self._stack.enter_context(started(*command, environment=self._environment))
+
+    @property
+    def name(self) -> str:
+        return next(self._runs.iterdir()).name
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has ended as planned: containers do so also where their controller was killed."""
+        records = Follower(self._runs / self.name / "events.jsonl").read()
+        return any(isinstance(one, events.RunEnded) and one.reason in COMPLETE for one in records)
+
+    def goes_on(self) -> bool:
+        """Whether it does; resumes it where it has ended early, as a user would. Raises InterruptedError
+        where the tests are `stopped`."""
+        if self._stopped.is_set():
+            raise InterruptedError
+        if self.up.poll() is None:
+            return True
+        self.output += self.up.communicate()[0]
+        if self.complete or self.resumed == _MOST_RESUMES:
+            return False
+        cli("down", self.name, "--runs", self._runs)
+        if self.complete:  # containers need no controller to get to the end
+            return False
+        self.resumed += 1
+        self.start("--resume", self.name)
+        return True
+
+    def until(self, at: float) -> bool:
+        """Wait for `at` seconds of the run clock; False where the run has ended before."""
+        while self.goes_on():
+            zero = self._zero()
+            if zero is not None and time.time() >= zero + at:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _zero(self) -> float | None:
+        """The Unix time when the run clock, as it goes now, showed 0; None: it stands still."""
+        for path in self._runs.glob("*/events.jsonl"):
+            starts = [one for one in Follower(path).read() if isinstance(one, events.RunStarted)]
+            if starts and starts[-1].wall_clock >= self._begun:
+                return starts[-1].wall_clock - starts[-1].at
+        return None
 
 
 def run(
@@ -94,13 +245,15 @@ def run(
     scenario: Sequence[Mapping[str, Any]] = (),
     runtime: str = "process",
     embedded: bool = False,
+    twice: bool = False,
     after: float = 25.0,
     calm: float = 8.0,
+    stopped: threading.Event | None = None,
 ) -> Outcome:
     """Run four clients for `after` seconds under `faults`; in the last `calm` ones, all have to go on.
-    `embedded`: with the embedded broker."""
+    `embedded`: with the embedded broker. `twice`: messages may come twice."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(BREAKING)
+    (folder / "sitecustomize.py").write_text(FAULTS)
     devices = [
         {"name": name, "cpu": 0.2, "timing": f"{timing}ms", "link": {"rtt": "1ms"} if scenario else None}
         for name, timing in zip(CLIENTS, (150, 200, 300, 400), strict=True)
@@ -114,113 +267,163 @@ def run(
         evaluate={"every": "5s"},
     )
     paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": paths, "WITHOUT_MOSQUITTO": "yes" if embedded else ""}
+    environment["MESSAGES_TWICE"] = "yes" if twice else ""
     runs = folder / "runs"
-    with (
-        _environment(PYTHONPATH=paths, WITHOUT_MOSQUITTO="yes" if embedded else ""),
-        started("up", topology, "--runtime", runtime, "--runs", runs) as up,
-    ):
-        _inject(up, runs, runtime, faults)
-        output, _ = up.communicate(timeout=120)
+    runs.mkdir()
+    full = any(fault.what == "fill" for fault in faults)
+    with ExitStack() as stack:
+        if full:
+            stack.enter_context(_small_disk(runs))
+        outboxes = stack.enter_context(Outboxes(runs))
+        live = _Live(stack, runs, environment, stopped or threading.Event())
+        live.start(topology, "--runtime", runtime)
+        followed = live.until(0) and outboxes.complete
+        for fault in sorted(faults, key=lambda fault: fault.at):
+            if live.until(fault.at):
+                _do(fault, live.name, runs, runtime)
+        while live.goes_on():
+            time.sleep(0.05)
+        try:
+            found = Finished.only_one_in(runs)
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"there was no run: {error}\n{live.output}") from error
+    wrong = []
+    if live.up.returncode not in (0, -signal.SIGKILL):
+        wrong.append(f"exit code {live.up.returncode}: {live.output[-600:]}")
+    wrong += [] if followed else ["the clients' folders were not followed from the start"]
+    return _judged(found, live, outboxes.finished, wrong, after - calm)
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    """`folder` on a disk of its own, for which one has to be root."""
+    options = f"size={_DISK_MIB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
     try:
-        found = Finished.only_one_in(runs)
-    except (OSError, ValueError) as error:
-        raise RuntimeError(f"there was no run: {error}\n{output}") from error
-    return _judged(found, output, up.returncode, after - calm)
+        yield
+    finally:
+        kept = folder.with_name("kept")
+        subprocess.run(["cp", "-a", f"{folder}/.", str(kept)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+        kept.rename(folder)
 
 
-def _inject(up: subprocess.Popen[str], runs: Path, runtime: str, faults: Sequence[Fault]) -> None:
-    """Do `faults` in time, as long as the run lives."""
-    began = _run_clock(up, runs)
-    for fault in sorted(faults, key=lambda fault: fault.at):
-        while up.poll() is None and time.monotonic() < began + fault.at:
-            time.sleep(0.02)
-        if up.poll() is not None:
-            return
-        _do(fault, next(runs.iterdir()).name, runtime)
+def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
+    match fault.what, runtime:
+        case "fill", _:
+            _fill(runs / "filler")
+        case _ if fault.part == CONTROLLER:
+            controller = RunDirectory(runs / name).controller()
+            if controller is not None:
+                controller.kill()
+                controller.wait()
+        case "kill", "docker":
+            container = f"testbed-{name}-{fault.part}"
+            subprocess.run(["docker", "kill", container], capture_output=True, check=False)
+        case "break", "docker":
+            _break_container(f"testbed-{name}-{fault.part}")
+        case _:
+            sent = {"kill": signal.SIGKILL, "break": signal.SIGUSR1}[fault.what]
+            for info in process.find():
+                if (info.run, info.part) == (name, fault.part):
+                    info.process.send_signal(sent)
+    if (fault.what, runtime) == ("kill", "process") and fault.part in CLIENTS:
+        time.sleep(1.0)
+        with suppress(TestbedError):  # it may have ended, or be busy with its end
+            commands.send(RunDirectory(runs / name), {"device": fault.part, **to_json(Restart())})
 
 
-def _run_clock(up: subprocess.Popen[str], runs: Path) -> float:
-    """The monotonic clock when the run clock started."""
-    while up.poll() is None:
-        for path in runs.glob("*/events.jsonl"):
-            for record in Follower(path).read():
-                if isinstance(record, events.RunStarted):
-                    return time.monotonic() - (time.time() - record.wall_clock)
-        time.sleep(0.05)
-    return 0.0
+def _fill(file: Path) -> None:
+    """Leave no byte of the disk for a while."""
+    try:
+        with file.open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+    except OSError:
+        time.sleep(_FULL_SECONDS)
+    finally:
+        file.unlink()
 
 
-def _do(fault: Fault, name: str, runtime: str) -> None:
-    if runtime == "docker":
-        container = f"testbed-{name}-{fault.part}"
-        subprocess.run(["docker", "kill", container], capture_output=True, check=False)
-        return
-    signals = {"kill": signal.SIGKILL, "break": signal.SIGUSR1}
-    for info in process.find():
-        if (info.run, info.part) == (name, fault.part):
-            info.process.send_signal(signals[fault.what])
+def _break_container(container: str) -> None:
+    inspect = ["docker", "inspect", "-f", "{{.State.Pid}}", container]
+    pid = subprocess.run(inspect, capture_output=True, text=True, check=False).stdout.strip()
+    if pid and pid != "0":
+        ports = f"( dport = :{MQTT_PORT} or dport = :{TLS_PORT} )"
+        command = ["nsenter", "-t", pid, "-n", "ss", "-K", ports]
+        subprocess.run(command, capture_output=True, check=False)
 
 
-def _judged(run: Finished, output: str, code: int, calm_from: float) -> Outcome:
-    wrong = [] if code == 0 else [f"exit code {code}: {output[-600:]}"]
-    if not isinstance(run.records[-1], events.RunEnded):
-        wrong.append("no end")
+def _judged(
+    run: Finished, live: _Live, finished: Counter[tuple[str, int]], wrong: list[str], calm_from: float
+) -> Outcome:
+    if not live.complete:
+        wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
     if stuck := sorted(set(CLIENTS) - late):
         wrong.append(f"{', '.join(stuck)} did not go on")
-    wrong += [f"{one} was applied twice" for one in _twice(run.updates)]
-    validity = run.manifest.get("validity", {})
-    end = run.records[-1].at
+    applied = Counter((update.client, update.dispatch) for update in run.updates)
+    twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
+    lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
+    unknown = len(applied.keys() - finished.keys())
+    wrong += [f"{one} was applied twice" for one in twice] + [f"{one} was lost" for one in lost]
+    wrong += [f"{unknown} updates were applied that nobody has finished"] if unknown else []
     return Outcome(
         run,
-        output,
+        live.output,
         wrong,
-        applied=len(run.updates),
-        rejected=sum(isinstance(r, events.UpdateRejected) for r in run.records),
-        unanswered=sum(isinstance(r, events.RoundUnfinished) and r.at < end for r in run.records),
-        reasons=validity.get("reasons", []),
+        finished=len(finished),
+        applied=len(applied),
+        reported=len(finished.keys() - applied.keys()) - len(lost),
+        lost=lost,
+        twice=twice,
+        resumed=live.resumed,
+        reasons=run.manifest.get("validity", {}).get("reasons", []),
     )
 
 
-def _twice(updates: Sequence[events.UpdateApplied]) -> Iterator[str]:
-    """A client that is started again counts anew, but does not train at the same time."""
-    seen: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for one in updates:
-        times = seen[one.client, one.sequence]
-        if any(abs(one.train_start - other) < _SAME_SECONDS for other in times):
-            yield f"update {one.sequence} of {one.client}"
-        times.append(one.train_start)
+def unaccounted(
+    finished: Mapping[tuple[str, int], int], records: Sequence[events.Record]
+) -> list[tuple[str, int]]:
+    """Which of the `finished` updates (client, dispatch) the records do not tell of: neither applied nor
+    rejected, and an update of a later dispatch was applied before a record `unfinished` included it, or
+    there is no such record."""
+    told = set()
+    closed: defaultdict[str, list[tuple[int, bool]]] = defaultdict(list)
+    for record in records:
+        match record:
+            case events.UpdateApplied(client=client, dispatch=number):
+                told.add((client, number))
+                closed[client].append((number, False))
+            case events.UpdateRejected(client=client, dispatch=number):
+                told.add((client, number))
+            case events.RoundUnfinished(client=client, dispatch=number):
+                closed[client].append((number, True))
+    return [
+        (client, number)
+        for client, number in sorted(finished.keys() - told)
+        if not next((unfinished for n, unfinished in closed[client] if n >= number), False)
+    ]
 
 
-class _environment:  # noqa: N801  (a context manager)
-    """With these variables in the environment."""
-
-    def __init__(self, **variables: str) -> None:
-        self._variables = variables
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._variables}
-        os.environ.update(self._variables)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def drawn(seed: int, runtime: str, until: float) -> tuple[list[Fault], list[dict[str, Any]]]:
-    """Faults from outside, and those that a scenario makes, up to `until` seconds of a run."""
+def drawn(
+    seed: int, runtime: str, until: float, *, disk: bool = False
+) -> tuple[list[Fault], list[dict[str, Any]], bool]:
+    """Faults from outside, with `disk` full ones among them, those that a scenario makes, up to `until`
+    seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
-    kinds = [("kill", BROKER), ("kill", AGGREGATOR)]
+    kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
+    if disk:
+        kinds.append(("fill", "disk"))
     if runtime == "process":
-        kinds += [("break", AGGREGATOR), ("break", rng.choice(CLIENTS))]
-    chosen = rng.sample(kinds, k=min(len(kinds), rng.randint(1, 3)))
+        kinds += [("break", rng.choice(CLIENTS)), ("kill", rng.choice(CLIENTS))]
+    chosen = rng.sample(kinds, k=rng.randint(1, 3))
     faults = [Fault(round(rng.uniform(0.5, until), 2), what, part) for what, part in chosen]
     scenario = []
     for client in rng.sample(CLIENTS, k=rng.randint(0, 2)):
-        step = {"at": f"{rng.uniform(0.5, until - 3):.2f}s"}
+        step = {"at": f"{rng.uniform(0.5, until):.2f}s"}
         match rng.randint(0, 2):
             case 0:
                 step |= {"crash": client, "restart_after": "1s"}
@@ -229,7 +432,48 @@ def drawn(seed: int, runtime: str, until: float) -> tuple[list[Fault], list[dict
             case _:
                 step |= {"disconnect": client, "for": "2s"}
         scenario.append(step)
-    return faults, scenario
+    return faults, scenario, runtime == "process" and rng.random() < 0.3
+
+
+@dataclass(frozen=True)
+class _Row:
+    seed: int
+    rule: str
+    faults: Sequence[str]
+    found: Outcome
+
+    def __str__(self) -> str:
+        found = self.found
+        return (
+            f"{self.seed:>4} {self.rule:14} {found.finished:>8} {found.applied:>7} {found.reported:>8} "
+            f"{len(found.lost):>4} {len(found.twice):>5} {found.resumed:>7}  {', '.join(self.faults)}; "
+            f"{'; '.join(found.wrong) or 'nothing'}\n"
+        )
+
+
+def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
+    rule = RULES[list(RULES)[seed % len(RULES)]]
+    faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=os.geteuid() == 0)
+    done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
+    done += ["messages twice"] if twice else []
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(
+            Path(folder),
+            rule,
+            faults,
+            scenario=scenario,
+            runtime=asked.runtime,
+            embedded=asked.embedded,
+            twice=twice,
+            after=asked.after,
+            calm=asked.calm,
+            stopped=stopped,
+        )
+        if found.wrong and asked.keep is not None:
+            kept = asked.keep / f"{asked.runtime}-{seed}"
+            subprocess.run(["cp", "-a", folder, str(kept)], check=True)
+            (kept / "output.txt").write_text(found.output)
+    return _Row(seed, rule["name"], done, found)
 
 
 def main() -> None:
@@ -237,35 +481,37 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--runtime", choices=("process", "docker"), default="process")
     parser.add_argument("--embedded", action="store_true", help="with the embedded broker")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--after", type=float, default=28.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    parser.add_argument("--until", type=float, default=12.0, help="seconds that have faults")
+    parser.add_argument("--after", type=float, default=25.0, help="seconds of a run")
+    parser.add_argument("--calm", type=float, default=8.0, help="last seconds, in which all must go on")
+    parser.add_argument("--keep", type=Path, help="a folder for runs that are not as they should be")
     asked = parser.parse_args()
     out = sys.stdout
-    out.write("seed rule           applied rejected unanswered  faults; what is wrong\n")
-    failed = 0
-    for index in range(asked.runs):
-        seed = asked.seed + index
-        rule = RULES[list(RULES)[seed % len(RULES)]]
-        faults, scenario = drawn(seed, asked.runtime, asked.after / 2)
-        with tempfile.TemporaryDirectory() as folder:
-            found = run(
-                Path(folder),
-                rule,
-                faults,
-                scenario=scenario,
-                runtime=asked.runtime,
-                embedded=asked.embedded,
-                after=asked.after,
-            )
-        failed += bool(found.wrong)
-        done = [f"{fault.what} {fault.part} {fault.at:g}s" for fault in faults]
-        done += [" ".join(map(str, step.values())) for step in scenario]
-        out.write(
-            f"{seed:>4} {rule['name']:14} {found.applied:>7} {found.rejected:>8} "
-            f"{found.unanswered:>10}  {', '.join(done)}; {'; '.join(found.wrong) or 'nothing'}\n"
-        )
-        out.flush()
-    sys.exit(failed > 0)
+    out.write(
+        "seed rule           finished applied reported lost twice resumed  faults; what is wrong\n"
+    )
+    rows, stopped = [], threading.Event()
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        under_way = [pool.submit(_row, asked.seed + n, asked, stopped) for n in range(asked.runs)]
+        try:
+            for one in as_completed(under_way):
+                rows.append(row := one.result())
+                out.write(str(row))
+                out.flush()
+        except KeyboardInterrupt:
+            stopped.set()  # and the runs are taken down
+            pool.shutdown(cancel_futures=True)
+            raise
+    found = [row.found for row in rows]
+    out.write(
+        f" all {len(rows):>4} runs      {sum(one.finished for one in found):>8} "
+        f"{sum(one.applied for one in found):>7} {sum(one.reported for one in found):>8} "
+        f"{sum(len(one.lost) for one in found):>4} {sum(len(one.twice) for one in found):>5} "
+        f"{sum(one.resumed for one in found):>7}\n"
+    )
+    sys.exit(any(one.wrong for one in found))
 
 
 if __name__ == "__main__":

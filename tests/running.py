@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,9 @@ Testbed = Callable[..., Said]
 
 
 @contextmanager
-def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *arguments: str | Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """`testbed ARGUMENTS` in the background, ended if it still lives when the test is over."""
     # Where the tests themselves run in a shell's background, Ctrl-C is ignored, and that is inherited.
     with_ctrl_c = ["env", "--default-signal=INT"]
@@ -57,7 +59,7 @@ def started(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
     )
     try:
         yield running

@@ -36,6 +36,9 @@ class AskForReport:
     before it, and answered after the updates before it, so the answer tells what was lost."""
 
     client: str
+    about: int
+    """The newest dispatch that the client has not answered, 0 for none. It says so in its answer: of two
+    that are under way, each is known by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class AggregatorCore:
         """Those of them that leave when the instant is over."""
         self._dispatches = Dispatches()
         self._asked: dict[str, int] = {}
-        """By client that is asked for a report: the newest dispatch that it had not answered then."""
+        """By client that owes a report: about which dispatch it was asked last, 0 where it is gone."""
         self.progress = Progress()
         self._stalled_since: Nanoseconds | None = None
         self._acknowledged: dict[str, int] = {}
@@ -243,8 +243,8 @@ class AggregatorCore:
                 return self._status(client, state, at)
             case inputs.EvaluationDone():
                 return self._evaluated(event)
-            case inputs.Reported(at, client, dispatch):
-                return self._reported(client, dispatch, at)
+            case inputs.Reported():
+                return self._reported(event)
             case inputs.Reconnected(at, since):
                 return self._disrupted("the aggregator had no connection to the broker", since, at)
             case inputs.Stalled(at, since):
@@ -373,33 +373,35 @@ class AggregatorCore:
         return [Log(record), *(ask for client in self._server.clients for ask in self._ask(client, at))]
 
     def _ask(self, client: str, at: Nanoseconds) -> list[Action]:
-        self._asked[client] = self._dispatches.newest_open(client)
+        newest = self._asked[client] = self._dispatches.newest_open(client)
         self._timers[_GONE + client] = _Timer(at + _GONE_AFTER)
-        return [AskForReport(client)]
+        return [AskForReport(client, newest)]
 
-    def _answers(self, client: str) -> int:
-        """`client` need not answer any more; what it had been sent last when it was asked."""
+    def _answers(self, client: str) -> None:
+        """`client` need not answer any more."""
         self._timers.pop(_GONE + client, None)
-        return self._asked.pop(client, 0)
+        self._asked.pop(client, None)
 
-    def _reported(self, client: str, dispatch: int, at: Nanoseconds) -> Actions:
-        """`client` will answer `dispatch`. Where the one that it was asked about is newer and still
-        open, that or its update was lost: it gets a model in its place, of which the rule, which waits
-        for the answer, need not know."""
-        if client not in self._asked:
-            return []
-        asked = self._answers(client)
-        if client not in self._server.clients:  # it was taken for gone
+    def _reported(self, event: inputs.Reported) -> Actions:
+        """A client will answer `dispatch`, as of when it was asked about another one. Where that other
+        one is newer and still open, it or its update was lost: the client gets a model in its place, of
+        which the rule, which waits for the answer, need not know."""
+        client, about, at = event.client, event.about, event.at
+        asked = self._asked.get(client, -1)
+        if asked >= 0 and client not in self._server.clients:  # it was taken for gone
+            self._answers(client)
             return self._status(client, "ready", at)
-        if self._ending:
+        if about > asked or self._ending:
             return []
-        self._ask_again(client)  # for its update: that request may be lost
-        lost = self._dispatches.find(client, asked)
-        if lost is None or dispatch >= asked:
+        if about == asked:  # else it was asked again meanwhile, and that answer is to come
+            self._answers(client)
+            self._ask_again(client)  # for its update: that request may be lost
+        lost = self._dispatches.find(client, about)
+        if lost is None or event.dispatch >= about:
             return []
-        self._dispatches.answered(client, asked)
+        self._dispatches.answered(client, about)
         again = self._dispatch(Send(client, lr=lost.lr), at)
-        return [self._unfinished(client, lost, at, at), again]
+        return [self._unfinished(client, lost, about, at, at), again]
 
     def _update(self, event: inputs.UpdateArrived) -> Actions:
         if not self._running or self.cut_short:
@@ -412,13 +414,15 @@ class AggregatorCore:
         ours = (message.run, message.client) == (self._settings.run, sender)
         if is_new and ours and self._dispatches.were_sent(message.dispatch):
             self._dealt_with.setdefault(sender, deque(maxlen=_REMEMBERED)).append(message.dispatch)
+        number = message.dispatch if self._dispatches.were_sent(message.dispatch) else 0
         if self._ending is not None:
             ended = to_seconds(self._ending[0])
-            return [Log(events.UpdateRejected(ended, sender, "arrived after the run had ended"))]
+            late = "arrived after the run had ended"
+            return [Log(events.UpdateRejected(ended, sender, late, number))]
         if isinstance(dispatch, str):
             if is_new:
                 self._ask_again(sender)
-            return self._stray(sender, dispatch, at)
+            return self._stray(sender, dispatch, at, number)
         self._dispatches.answered(sender, message.dispatch)
         self.progress.arrived(sender, event.arrived - dispatch.at, at)
         return [*self._stall_ends(at), *self._take(event, dispatch)]
@@ -433,8 +437,9 @@ class AggregatorCore:
         """Give the rule an update, which answers `dispatch`, if it can be used."""
         at, sender, message = event.at, event.sender, event.message
         if (problem := self._unusable(event, dispatch)) is not None:
-            unfinished = self._unfinished(sender, dispatch, at, event.arrived)
-            rejected = [*self._reject(sender, problem, at), unfinished]
+            number = message.dispatch
+            unfinished = self._unfinished(sender, dispatch, number, at, event.arrived)
+            rejected = [*self._reject(sender, problem, at, number), unfinished]
             if not self._dispatches.has_open(sender):
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
@@ -482,18 +487,21 @@ class AggregatorCore:
             train_end=to_seconds(message.train_end - epoch),
             sent=to_seconds(message.sent - epoch),
             arrived=to_seconds(event.arrived),
+            dispatch=message.dispatch,
         )
 
-    def _reject(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
-        """What `sender` sent cannot be used; the run goes on."""
+    def _reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
+        """What `sender` sent, an answer to `dispatch` as far as is known, cannot be used; the run goes
+        on."""
         if not self._running or self._ending:
             return []
-        return [Log(events.UpdateRejected(to_seconds(at), sender, visible(reason, _MAX_REASON)))]
+        why = visible(reason, _MAX_REASON)
+        return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
-    def _stray(self, sender: str, reason: str, at: Nanoseconds) -> list[Action]:
+    def _stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
         """What `sender` sent answers no dispatch. There can be any number of them, unlike of updates,
         for each of which there was a model."""
-        rejected = self._reject(sender, reason, at)
+        rejected = self._reject(sender, reason, at, dispatch)
         return rejected if rejected and self._strays.has(sender, to_seconds(at)) else []
 
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
@@ -556,13 +564,16 @@ class AggregatorCore:
 
     def _still_open(self, client: str, at: Nanoseconds) -> list[Log]:
         """The record of what `client` has been sent and not answered until now."""
-        dispatch = self._dispatches.first_open(client)
-        return [] if dispatch is None else [self._unfinished(client, dispatch, at, at)]
+        dispatch, newest = self._dispatches.first_open(client), self._dispatches.newest_open(client)
+        return [] if dispatch is None else [self._unfinished(client, dispatch, newest, at, at)]
 
     @staticmethod
-    def _unfinished(client: str, dispatch: Dispatched, at: Nanoseconds, until: Nanoseconds) -> Log:
+    def _unfinished(
+        client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
+    ) -> Log:
         begun, now = to_seconds(dispatch.at), to_seconds(at)
-        return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until)))
+        record = events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number)
+        return Log(record)
 
     def _set_present(self, present: Container[str]) -> None:
         """Bring the rule's view of who is present up to date: in place, in device order."""
@@ -662,7 +673,8 @@ class AggregatorCore:
                     done += self._record(action, at)
                 case rules.Ignored(reason) if update is not None:
                     arrival = self._arrivals.pop((update.client, update.dispatch))
-                    done += [*self._reject(update.client, reason, at), _unapplied(arrival, at)]
+                    rejected = self._reject(update.client, reason, at, update.dispatch)
+                    done += [*rejected, _unapplied(arrival, at)]
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
@@ -793,7 +805,9 @@ class AggregatorCore:
             what = f"not applied yet, but in the rule's buffer: {count}"
             return [Log(events.Note(now, f"updates {what}"))] if count else []
         reason = "in the rule's buffer when the run ended"
-        return [Log(events.UpdateRejected(now, client, reason)) for client, _ in self._arrivals]
+        return [
+            Log(events.UpdateRejected(now, client, reason, number)) for client, number in self._arrivals
+        ]
 
 
 def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
@@ -806,6 +820,7 @@ def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
             base_version=known["base_version"],
             dispatched=known["dispatched"],
             until=known["arrived"],
+            dispatch=known["dispatch"],
         )
     )
 

@@ -9,6 +9,7 @@ models are then what they were, to the bit. How much of this is done is `config.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,8 @@ class State:
     """Of the log, so far: inputs and records of the shell's own."""
     journal: int = 0
     """Bytes of the journal that these have made."""
+    acted: deque[str] = field(default_factory=lambda: deque(maxlen=64))
+    """The latest lines on what was done to devices: an order that comes twice makes no second one."""
     evaluating: list[int] = field(default_factory=list)
     """Versions whose evaluation has been asked for and is not done. Their models are in files: with
     `evaluate: {when: after}` there are many."""
@@ -130,6 +133,8 @@ class DurableCore:
     def write(self, record: events.Record) -> None:
         """Write a record that does not come from the core."""
         written = Written(events.to_line(record))
+        if written.line in self._state.acted:
+            return
         if self._log is not None:
             self._log.write(written)
         self._take_record(written)
@@ -194,8 +199,10 @@ class DurableCore:
         record = events.from_line(written.line)
         if record is not None:
             self._journal.write(record)
-        if isinstance(record, events.Acted) and record.action is not None:
-            self.core.progress.acted(record.device, record.action)
+        if isinstance(record, events.Acted):
+            self._state.acted.append(written.line)
+            if record.action is not None:
+                self.core.progress.acted(record.device, record.action)
 
     def _recover(self, part: str) -> None:
         """Bring back the state as of the last input that is on the disk."""

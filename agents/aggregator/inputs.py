@@ -70,6 +70,8 @@ class Reported:
     at: Nanoseconds
     client: str
     dispatch: int
+    about: int
+    """As it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,11 +261,11 @@ class Aggregator:
                 case messages.Status(client, state):
                     wanted = self._durable.handle(inputs.StatusChanged(at, client, state))
                     self._execute(wanted)
-                    asked = act.AskForReport(client) in wanted
+                    asked = any(isinstance(one, act.AskForReport) for one in wanted)
                     if state == "ready" and client in self._clients and not asked:
-                        self._request(client, "report")  # has it send what is not acknowledged
-                case messages.Report(client, dispatch):
-                    self._handle(inputs.Reported(at, client, dispatch))
+                        self._ask_for_report(client)  # has it send what is not acknowledged
+                case messages.Report(client, dispatch, about):
+                    self._handle(inputs.Reported(at, client, dispatch, about))
                 case order if isinstance(order, messages.AggregatorOrder):
                     self._carry_out(order)
                 case _:
@@ -312,8 +312,8 @@ class Aggregator:
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
                 case Request(client, what):
                     self._request(client, what)
-                case act.AskForReport(client):
-                    self._request(client, "report")
+                case act.AskForReport(client, about):
+                    self._ask_for_report(client, about)
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w)
                 case act.StopClients():
@@ -331,6 +331,10 @@ class Aggregator:
 
     def _request(self, client: str, what: messages.ClientCommand) -> None:
         request = messages.encode(messages.Request(client, what))
+        self._outbox.append((self._topics.request(client), request))
+
+    def _ask_for_report(self, client: str, about: int = 0) -> None:
+        request = messages.encode(messages.ReportRequest(client, about))
         self._outbox.append((self._topics.request(client), request))
 
     def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:

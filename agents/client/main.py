@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
-from agents.client.outbox import Outbox
+from agents.client.outbox import Outbox, written
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
@@ -125,9 +126,9 @@ class Client:
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
                         self._outbox.acknowledged(dispatch)
-                case messages.Request(client, "report"):
+                case messages.ReportRequest(client, about):
                     self._resend()
-                    report = messages.encode(messages.Report(client, self._core.works_on))
+                    report = messages.encode(messages.Report(client, self._core.works_on, about))
                     self._connection.publish(self._topics.report(client), report)
                 case _:
                     raise messages.MessageError("it is no request that waits for its turn")
@@ -144,15 +145,17 @@ class Client:
                     self._cut = True
                 case core.Think(duration):
                     self._thinking_until = self._clock.now() + duration
-                case core.Remember(known) if self._memory is not None:
-                    memory.save(known, self._memory)
+                case core.Remember(known) if (path := self._memory) is not None:
+                    written(partial(memory.save, known, path), self._stopped.wait)
                 case core.SendUpdate(_, message):
                     self._send(message())
 
     def _send(self, update: wire.UpdateMessage) -> None:
         payload = wire.encode(update)
         if self._outbox is not None and update.kind != wire.FAREWELL:
-            self._outbox.put(update.dispatch, payload)
+            put = partial(self._outbox.put, update.dispatch, payload)
+            if not written(put, self._stopped.wait):
+                return
         self._connection.publish(self._topics.update(self._config.client), payload)
 
     def _resend(self) -> None:

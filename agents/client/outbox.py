@@ -5,7 +5,8 @@ They outlive the process, but are not synced: the disk of a device that loses it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agents import files
@@ -37,3 +38,18 @@ class Outbox:
 
     def _file(self, dispatch: int) -> Path:
         return self._folder / f"{dispatch}{_SUFFIX}"
+
+
+def written(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
+    """Whether `write` was done: while the disk is full, it is tried again every second. `wait` waits for
+    so many seconds and says whether to give up. Raises OSError for what is no full disk."""
+    while True:
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if wait(1.0):
+                return False
+        else:
+            return True

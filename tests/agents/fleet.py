@@ -36,7 +36,7 @@ class Device:
 
     core: ClientCore | None = None
     """None while no process runs."""
-    inbox: deque[ModelMessage | str] = field(default_factory=deque)
+    inbox: deque[ModelMessage | act.AskForReport | str] = field(default_factory=deque)
     """Models and requests."""
     training: ModelMessage | None = None
     cut: bool = False
@@ -148,10 +148,10 @@ class Fleet:
                 self._obey(device, device.core.model(message, self._ns))
             case "pull":
                 self._obey(device, device.core.pull(self._ns))
-            case "report":
+            case act.AskForReport(_, about):
                 while device.outbox:  # it comes after them
                     self.arrive(name)
-                report = inputs.Reported(self._ns, name, device.core.works_on)
+                report = inputs.Reported(self._ns, name, device.core.works_on, about)
                 self.execute(self.core.core.handle(report))
             case _:
                 self._obey(device, device.core.interrupt(self._ns))
@@ -226,7 +226,7 @@ class Fleet:
                 case Request(name, what):
                     self._put(name, what)
                 case act.AskForReport(name):
-                    self._put(name, "report")
+                    self._put(name, action)
                 case act.Log(events.VersionMade()):
                     self.models.append(self.server.w.tobytes())
 
@@ -247,7 +247,7 @@ class Fleet:
             ),
         )
 
-    def _put(self, name: str, message: ModelMessage | str) -> None:
+    def _put(self, name: str, message: ModelMessage | act.AskForReport | str) -> None:
         if self.devices[name].core is not None:
             self.devices[name].inbox.append(message)
 

@@ -93,6 +93,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
                 sent=0.5,
                 arrived=1.5,
                 applied=1.5,
+                dispatch=1,
             )
         ),
         Log(events.VersionMade(1.5, 2, 1)),
@@ -138,12 +139,14 @@ def test_the_rule_is_told_all_of_an_update(monkeypatch: pytest.MonkeyPatch) -> N
         ("a", message("a", 1, run="other"), "in run other"),
         ("a", message("a", 1, sequence=0), "duplicate: sequence 0"),
         ("a", message("a", 2), "answers dispatch 2, which is not open"),
+        ("a", message("a", 10**400), "answers dispatch 1000"),
     ],
 )
 def test_a_stray_changes_nothing(sender: str, stray: Any, reason: str) -> None:
     core, server = started()
     (record,) = records(core.update(sender, stray, 4, 1.0))
     assert isinstance(record, events.UpdateRejected)
+    assert record.dispatch == (stray.dispatch if stray.dispatch <= 2 else 0)
     assert reason in record.reason
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert server.clients.keys() == {"a", "b"}
@@ -189,9 +192,10 @@ def test_an_unusable_update_is_dropped_and_its_client_gets_another_model(
     log, unfinished, *then = core.update("a", message("a", 1, **fields), 4, 1.0)
     (record,) = records([log])
     assert isinstance(record, events.UpdateRejected)
+    assert record.dispatch == 1
     assert reason in record.reason
     assert len(record.reason) <= 200
-    assert unfinished == Log(events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0))
+    assert unfinished == Log(events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0, 1))
     assert then == [Dispatch("a", 0, 3)]
     assert (server.w.tolist(), server.version) == ([0.0], 0)
     assert list(server.clients) == ["a", "b"]
@@ -246,7 +250,7 @@ def test_a_diverged_client_that_has_another_model_at_hand_is_left_to_it() -> Non
     assert core.end_of_instant(5.0) == [Dispatch("a", 0, 3), Dispatch("b", 0, 4)]
     rejected, unfinished = records(core.update("a", message("a", 1, float("nan")), 4, 6.0))
     assert isinstance(rejected, events.UpdateRejected)
-    assert unfinished == events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0)
+    assert unfinished == events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0, 1)
     assert core.end_of_instant(6.0) == []
     assert core.update("a", message("a", 3, sequence=2, **done(6.0)), 4, 7.0) == []  # the round takes it
 
@@ -284,8 +288,8 @@ def test_what_the_rule_ignores_is_recorded() -> None:
     core.due(5.0)
     assert server.w.tolist() == [3.0]
     assert records(core.update("a", message("a", 1, 9.0), 4, 6.0)) == [
-        events.UpdateRejected(6.0, "a", "late: its round is over"),
-        events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0),
+        events.UpdateRejected(6.0, "a", "late: its round is over", 1),
+        events.RoundUnfinished(6.0, "a", 0, 0.0, 6.0, 1),
     ]
     assert len(core.core._arrivals) == 0  # nothing of it is kept
     assert server.w.tolist() == [3.0]
@@ -326,7 +330,7 @@ def test_a_client_leaves_and_its_late_update_is_dropped() -> None:
     core, server = started()
     assert records(core.status("a", "offline", 1.0)) == [
         events.ClientStatus(1.0, "a", "offline"),
-        events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0),
+        events.RoundUnfinished(1.0, "a", 0, 0.0, 1.0, 1),
     ]
     assert list(server.clients) == ["b"]
     (record,) = records(core.update("a", message("a", 1), 4, 1.1))

@@ -37,8 +37,8 @@ def test_a_resumed_run_counts_on() -> None:
     again = core.start(1e9, 100.0, at=6.0)
     assert records(again) == [
         events.RunStarted(6.0, 1e9, ("a",), ("b",)),
-        events.RoundUnfinished(6.0, "a", 1, 5.0, 6.0),
-        events.RoundUnfinished(6.0, "b", 0, 0.0, 6.0),
+        events.RoundUnfinished(6.0, "a", 1, 5.0, 6.0, 3),
+        events.RoundUnfinished(6.0, "b", 0, 0.0, 6.0, 2),
     ]
     assert core.end_of_instant(6.0) == [Dispatch("a", 1, 4, acknowledged=1)]
     assert core.next_timer == 6.0
@@ -55,8 +55,8 @@ def test_stop_after() -> None:
     assert actions == [StopClients(), Evaluate(1)]
     assert _end_after(core, 1, actions) == [
         Log(events.Evaluated(10.0, 1, 0.5, 0.8)),
-        Log(events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0)),
-        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0)),
+        Log(events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0, 3)),
+        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0, 2)),
         Save(1, final=True),
         Log(events.RunEnded(10.0, "after", 1, 1)),
         Finish("after"),
@@ -105,9 +105,9 @@ def test_an_update_that_no_version_came_of_is_recorded_at_the_end() -> None:
     core.update("a", message("a", 1), 4, 1.0)
     core.end_of_instant(1.0)  # it is sent another model
     assert _unfinished(core.due(10.0)) == [
-        events.RoundUnfinished(10.0, "a", 0, 0.0, 1.0),
-        events.RoundUnfinished(10.0, "a", 0, 1.0, 10.0),
-        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0),
+        events.RoundUnfinished(10.0, "a", 0, 0.0, 1.0, 1),
+        events.RoundUnfinished(10.0, "a", 0, 1.0, 10.0, 3),
+        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0, 2),
     ]
 
 
@@ -115,10 +115,10 @@ def test_who_has_been_sent_nothing_has_no_unfinished_round() -> None:
     core, _ = started(FedAvg(), stop=Stop(after=10.0))
     core.update("a", message("a", 1), 4, 1.0)  # it waits for b
     left = core.status("b", "offline", 9.0)
-    assert _unfinished(left) == [events.RoundUnfinished(9.0, "b", 0, 0.0, 9.0)]
+    assert _unfinished(left) == [events.RoundUnfinished(9.0, "b", 0, 0.0, 9.0, 2)]
     core.end_of_instant(9.0)
     ended = _end_after(core, 1, core.due(10.0))
-    assert _unfinished(ended) == [events.RoundUnfinished(10.0, "a", 1, 9.0, 10.0)]
+    assert _unfinished(ended) == [events.RoundUnfinished(10.0, "a", 1, 9.0, 10.0, 3)]
 
 
 def test_a_broadcast_that_is_not_answered_is_an_unfinished_round() -> None:
@@ -128,8 +128,8 @@ def test_a_broadcast_that_is_not_answered_is_an_unfinished_round() -> None:
     core.end_of_instant(1.0)
     ended = _end_after(core, 1, core.due(10.0))
     assert _unfinished(ended) == [
-        events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0),
-        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0),
+        events.RoundUnfinished(10.0, "a", 1, 1.0, 10.0, 2),
+        events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0, 2),
     ]
 
 
@@ -182,7 +182,7 @@ def test_nothing_moves_after_the_end(rule: Rule) -> None:
     core.due(4.0)
     w, version = server.w.copy(), server.version
     late = message("b", 2, kind=rule.client_side.kind)
-    told = Log(events.UpdateRejected(4.0, "b", "arrived after the run had ended"))
+    told = Log(events.UpdateRejected(4.0, "b", "arrived after the run had ended", 2))
     waits_for_its_last_evaluation = version > 0
     assert core.update("b", late, 4, 4.1) == [told] * waits_for_its_last_evaluation
     assert core.reject("b", "garbage", 4.1) == []
@@ -245,8 +245,8 @@ def _books(version: int, *notes: str) -> Actions:
     """What closes the books of a run that ended after 10 s by itself."""
     return [
         *(Log(events.Note(10.0, note)) for note in notes),
-        Log(events.RoundUnfinished(10.0, "a", version, 1.0, 10.0)),
-        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0)),
+        Log(events.RoundUnfinished(10.0, "a", version, 1.0, 10.0, 3)),
+        Log(events.RoundUnfinished(10.0, "b", 0, 0.0, 10.0, 2)),
         Save(version, final=True),
         Log(events.RunEnded(10.0, "after", version, 1)),
         Finish("after"),

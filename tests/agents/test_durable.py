@@ -24,6 +24,7 @@ from agents.aggregator.durable import DurableCore
 from agents.aggregator.inputs import Input
 from agents.aggregator.snapshot import SnapshotError
 from agents.config import Named, Stop
+from agents.device_actions import Pause, to_json
 from agents.nanoseconds import SECOND, from_seconds
 from agents.rules import RULES
 from agents.rules.fedbuff import FedBuff
@@ -210,6 +211,19 @@ def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None
     durable.handle(arrival("b"))
     assert durable.server.w.tolist() == [np.float32(0.3) + 1]
     durable.close()
+
+
+def test_an_order_that_comes_twice_is_recorded_once_also_over_a_crash(tmp_path: Path) -> None:
+    paused = events.Acted(1.0, "a", "scenario", 0.001, to_json(Pause()))
+    durable = begun(tmp_path / "run")
+    durable.write(paused)
+    durable.write(paused)
+    durable.sync(told=True)
+    recovered = again(durable, tmp_path / "run")
+    recovered.write(paused)
+    recovered.sync(told=True)
+    assert [one for one in written(tmp_path / "run") if isinstance(one, events.Acted)] == [paused]
+    recovered.close()
 
 
 @pytest.mark.parametrize("torn", [1, 20, 90])

@@ -76,7 +76,8 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.status(AGGREGATOR), messages.Status(AGGREGATOR, "offline")),
     (NAMES.request(PI), messages.Request(PI, "interrupt")),
     (NAMES.request(PI), messages.Acknowledgement(PI, 17)),
-    (NAMES.report(PI), messages.Report(PI, 17)),
+    (NAMES.request(PI), messages.ReportRequest(PI, 17)),
+    (NAMES.report(PI), messages.Report(PI, 16, 17)),
 ]
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True)
@@ -117,7 +118,8 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         details=st.dictionaries(texts, details.filter(lambda value: _depth(value) < 3), max_size=4),
     ),
     messages.Note: st.builds(messages.Note, texts),
-    messages.Report: st.builds(messages.Report, names, counts),
+    messages.ReportRequest: st.builds(messages.ReportRequest, names, counts),
+    messages.Report: st.builds(messages.Report, names, counts, counts),
     messages.DeviceOrder: st.builds(
         messages.DeviceOrder,
         names,
@@ -157,7 +159,7 @@ def _topic(message: Message) -> str:
             return NAMES.failure(name)
         case messages.Status(name):
             return NAMES.status(name)
-        case messages.Request(name) | messages.Acknowledgement(name):
+        case messages.Request(name) | messages.ReportRequest(name) | messages.Acknowledgement(name):
             return NAMES.request(name)
         case messages.Report(name):
             return NAMES.report(name)
@@ -307,10 +309,11 @@ OF_PI = NAMES.telemetry(PI)
             b"READY",
             "state: expected one of joining, ready, over, offline, found 'READY'",
         ),
-        (NAMES.request(PI), b"ready", "expected one of stop, pull, interrupt, report, found 'ready'"),
+        (NAMES.request(PI), b"ready", "expected one of stop, pull, interrupt, found 'ready'"),
+        (NAMES.request(PI), b"report -1", "about: expected a whole number, found '-1'"),
         (NAMES.request(PI), b"9" * 19, "dispatch: expected an integer from 0 to 9223372036854775807"),
-        (NAMES.request(PI), b"9" * 20, "what: expected one of stop, pull, interrupt, report, found"),
-        (NAMES.request(PI), b"-1", "what: expected one of stop, pull, interrupt, report, found '-1'"),
+        (NAMES.request(PI), b"9" * 20, "what: expected one of stop, pull, interrupt, found"),
+        (NAMES.request(PI), b"-1", "what: expected one of stop, pull, interrupt, found '-1'"),
     ],
 )
 def test_what_is_wrong_is_said(topic: str, payload: bytes, complaint: str) -> None:

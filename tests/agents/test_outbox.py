@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from agents.client.outbox import Outbox
+import pytest
+
+from agents.client.outbox import Outbox, written
 
 
 def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Path) -> None:
@@ -20,3 +23,22 @@ def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Pa
     for dispatch in (2, 10, 11):
         again.acknowledged(dispatch)
     assert list(Outbox(tmp_path).payloads()) == []
+
+
+def test_a_full_disk_is_waited_for_until_the_run_ends() -> None:
+    tried: list[float] = []
+
+    def write() -> None:
+        if len(tried) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def wait(seconds: float) -> bool:
+        tried.append(seconds)
+        return False
+
+    assert written(write, wait)
+    assert tried == [1.0, 1.0]
+    tried.clear()
+    assert not written(write, lambda _: True)
+    with pytest.raises(FileNotFoundError):
+        written(lambda: Path("/no/such/folder").mkdir(), wait)

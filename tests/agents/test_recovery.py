@@ -26,8 +26,12 @@ def reconnected(core: Core, at: float = 5.0) -> act.Actions:
     return core.core.handle(inputs.Reconnected(int(at * SECOND), int(3 * SECOND)))
 
 
-def reported(core: Core, client: str, dispatch: int, at: float = 5.0) -> act.Actions:
-    return core.core.handle(inputs.Reported(int(at * SECOND), client, dispatch))
+def reported(
+    core: Core, client: str, dispatch: int, at: float = 5.0, *, about: int | None = None
+) -> act.Actions:
+    """`about`: as it was asked last, where nothing is given."""
+    about = core.core._asked.get(client, 0) if about is None else about
+    return core.core.handle(inputs.Reported(int(at * SECOND), client, dispatch, about))
 
 
 def silent(core: Core, at: float) -> float | None:
@@ -43,7 +47,7 @@ def test_after_a_reconnect_all_are_asked_what_they_work_on() -> None:
     core, _ = started()
     done = reconnected(core)
     assert records(done) == [events.Disrupted(5.0, 3.0, LOST)]
-    assert of(act.AskForReport, done) == [act.AskForReport("a"), act.AskForReport("b")]
+    assert of(act.AskForReport, done) == [act.AskForReport("a", 1), act.AskForReport("b", 2)]
 
 
 def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
@@ -52,9 +56,9 @@ def test_who_has_not_got_its_model_is_sent_one_and_who_has_is_not() -> None:
     assert reported(core, "a", 1) == []
     done = reported(core, "b", 0)
     assert of(act.Dispatch, done) == [act.Dispatch("b", 0, 3)]
-    assert records(done) == [events.RoundUnfinished(5.0, "b", 0, 0.0, 5.0)]
+    assert records(done) == [events.RoundUnfinished(5.0, "b", 0, 0.0, 5.0, 2)]
     late = core.update("b", message("b", 2), 4, 5.5)
-    stray = events.UpdateRejected(5.5, "b", "answers dispatch 2, which is not open")
+    stray = events.UpdateRejected(5.5, "b", "answers dispatch 2, which is not open", 2)
     assert records(late) == [stray]
     assert reported(core, "b", 0) == []  # it was not asked again
 
@@ -82,7 +86,21 @@ def test_a_report_that_crossed_a_model_takes_nothing_back() -> None:
 def test_who_is_ready_though_it_never_was_away_is_asked_too() -> None:
     core, _ = started()
     done = core.status("a", "ready", 4.0)
-    assert of(act.AskForReport, done) == [act.AskForReport("a")]
+    assert of(act.AskForReport, done) == [act.AskForReport("a", 1)]
+
+
+def test_of_two_answers_under_way_each_is_about_what_it_was_asked() -> None:
+    """a is asked twice, and gets a model in between, which its first answer cannot know of. Once more
+    asked, it has not got that model."""
+    core, _ = started()
+    reconnected(core)
+    (new,) = of(act.Dispatch, core.update("a", message("a", 1), 4, 5.5))
+    assert act.AskForReport("a", new.number) in core.status("a", "ready", 6.0)
+    assert reported(core, "a", 0, 6.1, about=1) == []
+    assert reported(core, "a", new.number, 6.2, about=new.number) == []
+    assert act.AskForReport("a", new.number) in core.status("a", "ready", 7.0)
+    assert len(of(act.Dispatch, reported(core, "a", 0, 7.1, about=new.number))) == 1
+    assert reported(core, "a", 0, 7.2, about=new.number) == []
 
 
 def test_who_does_not_answer_is_gone() -> None:
@@ -145,7 +163,7 @@ def test_silence_for_longer_than_any_round_is_noticed_and_those_at_work_are_aske
     assert silent(core, 3.0 + 15.1) == 3.0
     done = stalled(core, 3.0, 18.1)
     assert records(done) == [events.Disrupted(18.1, 3.0, "nothing arrived")]
-    assert of(act.AskForReport, done) == [act.AskForReport("a"), act.AskForReport("b")]
+    assert of(act.AskForReport, done) == [act.AskForReport("a", 3), act.AskForReport("b", 4)]
     assert silent(core, 20.0) is None
     assert silent(core, 34.0) is not None  # and again, if that did not help
     done = core.update("a", message("a", 3, base_version=1, sequence=2), 4, 35.0)

@@ -17,6 +17,7 @@ def update(
     training: float = 0.75,
     upload: float = 0.25,
     waited: float = 0.0,
+    dispatch: int = 0,
 ) -> events.UpdateApplied:
     """An update that the aggregator applied `waited` seconds after it arrived; download, training and
     upload followed each other without a pause."""
@@ -41,6 +42,7 @@ def update(
         sent=sent,
         arrived=arrived,
         applied=arrived + waited,
+        dispatch=dispatch,
     )
 
 

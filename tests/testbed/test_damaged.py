@@ -16,7 +16,7 @@ from analysis.charts import CHARTS
 from testbed import topology
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.plan import datasets
-from testbed.run import replay
+from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory, listing
 from testbed.rundir.tail import Samples
 from testbed.topology import traces
@@ -61,8 +61,9 @@ def test_a_manifest_that_cannot_be_read_hides_no_other_run(tmp_path: Path, testb
 
 
 def test_what_a_killed_controller_has_left_is_removed_and_nothing_else(
-    tmp_path: Path, testbed: Testbed
+    tmp_path: Path, testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(live_runs, "find", list)  # `--all` would end those of other tests
     dead = {"pid": 2**22 - 1, "started": 1.0}
     directories = [manifest(tmp_path, run, controller=dead) for run in ("one", "two", "far")]
     for directory in directories:

@@ -37,6 +37,7 @@ def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
             steps=steps,
             loss=0.5,
             bytes=100,
+            dispatch=1,
             **dict.fromkeys(times, 1.0),
         )
     )

@@ -12,6 +12,7 @@ from testbed.broker import BROKER
 from testbed.runtimes import process
 from tests import chaos
 from tests.chaos import Fault, Outcome
+from tests.testbed import record_factories
 
 KILLED = "ended with exit code -9 at"
 CUT_OFF = "the aggregator had no connection to the broker from"
@@ -51,12 +52,27 @@ def test_the_clock_goes_on_while_the_aggregator_is_away(recovered: Outcome) -> N
 
 
 def test_nothing_is_lost(recovered: Outcome) -> None:
-    assert recovered.unanswered == 0
+    assert recovered.finished > 0
+    assert recovered.lost == []
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+def test_an_update_is_lost_where_no_record_tells_of_it() -> None:
+    """Of a's: 1 is applied; the second record tells of 2 and 3; 4 is passed over; 5 is rejected."""
+    finished = {("a", number): 1 for number in (1, 2, 3, 4, 5, 7)} | {("b", 6): 1}
+    told: list[events.Record] = [
+        record_factories.update("a", 1.0, dispatch=1),
+        events.RoundUnfinished(2.0, "a", 1, 1.0, 2.0, 3),
+        events.UpdateRejected(3.0, "a", "late", 5),
+        record_factories.update("a", 4.0, dispatch=8),
+        events.RoundUnfinished(5.0, "a", 1, 1.0, 2.0, 9),
+    ]
+    assert chaos.unaccounted(finished, told) == [("a", 4), ("a", 7), ("b", 6)]
+
+
+# Of seeds that kill no client: on a busy host it may not be back before so short a run is over.
+@pytest.mark.parametrize("seed", [3, 10])
 def test_under_random_faults_runs_go_on(seed: int, tmp_path: Path) -> None:
     rule = chaos.RULES[list(chaos.RULES)[seed % len(chaos.RULES)]]
-    faults, scenario = chaos.drawn(seed, "process", until=4.0)
-    found = chaos.run(tmp_path, rule, faults, scenario=scenario, after=10.0, calm=2.0)
+    faults, scenario, _ = chaos.drawn(seed, "process", until=4.0)
+    found = chaos.run(tmp_path, rule, faults, scenario=scenario, twice=True, after=10.0, calm=2.0)
     assert found.wrong == [], found.output
