@@ -17,7 +17,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
 from testbed.runtimes.container_actions import Device, respond
-from testbed.runtimes.containers import CpuLimits
+from testbed.runtimes.containers import PART_LABEL, CpuLimits
 from testbed.runtimes.docker import DockerRuntime
 from testbed.runtimes.launch import UNLIMITED
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
@@ -108,8 +108,10 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
         assert runtime.ended() == {}
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
+        aggregator = runtime._launch.aggregator
+        labels = {**aggregator.labels, PART_LABEL: "p"}
         printing = replace(
-            runtime._launch.aggregator, part="p", name=f"p-{spec.directory.run}", mounts=()
+            aggregator, part="p", name=f"p-{spec.directory.run}", labels=labels, mounts=()
         )
         printer = executor.start(engine, replace(printing, command=("sh", "-c", flood)))
         engine.containers.get(printer).wait()
