@@ -102,6 +102,17 @@ class UpdateRejected:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateClipped:
+    """An update was over the bound of the norm, and was shortened to it before the rule was given it."""
+
+    event: ClassVar[str] = "clipped"
+    at: float
+    client: str
+    norm: float
+    """Before."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundUnfinished:
     """A model was sent to a client, and no update that answers it was applied. Written when that is
     certain: the client left or began anew, its update was rejected, or the run ended."""
@@ -208,6 +219,7 @@ Record = (
     | ClientStatus
     | UpdateApplied
     | UpdateRejected
+    | UpdateClipped
     | RoundUnfinished
     | VersionMade
     | Evaluated

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never, cast
 
@@ -40,7 +40,7 @@ from agents.aggregator.actions import (
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
-from agents.config import Named, Stop
+from agents.config import Bounds, Named, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
@@ -106,6 +106,7 @@ class Settings:
     evaluate_every: Nanoseconds
     checkpoint_every: Nanoseconds | None = None
     """None for no checkpoints but the first model and the last."""
+    bounds: Bounds = field(default_factory=Bounds)
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False
@@ -428,7 +429,8 @@ class AggregatorCore:
 
     def _take(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
         """Give the rule an update, which answers `dispatch`, if it can be used."""
-        at, sender, message = event.at, event.sender, event.message
+        at, sender, message, vector = event.at, event.sender, event.message, event.message.vector
+        clipped: list[Log] = []
         if (problem := self._unusable(event, dispatch)) is not None:
             unfinished = self._unfinished(sender, dispatch, at, event.arrived)
             rejected = [*self._reject(sender, problem, at), unfinished]
@@ -436,6 +438,9 @@ class AggregatorCore:
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
             return rejected
+        if (length := self._over_norm(message)) is not None:
+            vector = self._clipped(message, length)
+            clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
         self._arrivals[sender, message.dispatch] = self._record_of(event, dispatch)
@@ -443,7 +448,7 @@ class AggregatorCore:
             client=sender,
             dispatch=message.dispatch,
             base_version=message.base_version,
-            vector=message.vector,
+            vector=vector,
             kind=cast(Kind, message.kind),
             samples=message.samples,
             steps=message.steps,
@@ -456,7 +461,7 @@ class AggregatorCore:
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
         else:
             self._acknowledged[sender] = message.sequence
-        return self._carry_out(wanted, at, update)
+        return [*clipped, *self._carry_out(wanted, at, update)]
 
     def _record_of(
         self, event: inputs.UpdateArrived, dispatch: Dispatched
@@ -631,7 +636,39 @@ class AggregatorCore:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
         # While the clock stands still a client that outlived it is ahead of it.
         end = math.inf if self._suspended else self._epoch + event.arrived
-        return _impossible(message, self._epoch + dispatch.at, end)
+        if (problem := _impossible(message, self._epoch + dispatch.at, end)) is not None:
+            return problem
+        return self._out_of_bounds(message, self._server.version - dispatch.version)
+
+    def _out_of_bounds(self, message: UpdateMessage, staleness: int) -> str | None:
+        """Which bound has the update dropped, or None."""
+        bounds = self._settings.bounds
+        if bounds.staleness is not None and staleness > bounds.staleness:
+            return f"staleness {staleness}, the bound is {bounds.staleness}"
+        if bounds.over_norm == "drop" and (length := self._over_norm(message)) is not None:
+            return f"norm {length:g}, the bound is {bounds.norm:g}"
+        return None
+
+    def _over_norm(self, message: UpdateMessage) -> float | None:
+        """Norm of what the update says the model is to move by, where it is over the bound."""
+        bound = self._settings.bounds.norm
+        if bound is None:
+            return None
+        is_model = message.kind == "model"
+        length = norm(message.vector - self._server.w if is_model else message.vector)
+        return None if length <= bound else length
+
+    def _clipped(self, message: UpdateMessage, length: float) -> Vector:
+        """The update, of norm `length`, with that of the bound."""
+        share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
+        vector = message.vector.astype(w.dtype)
+        if message.kind != "model":
+            vector *= share
+            return vector
+        vector -= w
+        vector *= share
+        vector += w
+        return vector
 
     def _unfit(self, vector: Vector) -> str | None:
         """Why `vector` cannot go into this run's model, or None."""

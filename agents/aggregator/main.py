@@ -100,6 +100,7 @@ class Aggregator:
             checkpoint_every=_CHECKPOINT_EVERY,
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
+            bounds=cfg.bounds,
             last_evaluation=core.LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from agents.client.byzantine import Attacker
 from agents.client.uploads import History, Memory, Uploads
 from agents.config import Local
 from agents.nanoseconds import Nanoseconds
@@ -115,7 +116,7 @@ class ClientCore:
     """One client.
 
     `think` gets the time since the model was there and gives the delay before the update is sent;
-    `memory` is what this client remembered when it last ended.
+    `memory` is what this client remembered when it last ended; `attacker` forges what it sends.
     """
 
     def __init__(
@@ -123,8 +124,10 @@ class ClientCore:
         identity: Identity,
         think: Callable[[Nanoseconds], Nanoseconds],
         memory: Memory | None = None,
+        attacker: Attacker | None = None,
     ) -> None:
         self._identity = identity
+        self._attacker = attacker
         self._think = think
         self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
         self._sequence = self._uploads.memory.newest
@@ -240,7 +243,7 @@ class ClientCore:
 
     def _send(self, done: _Done, at: Nanoseconds) -> list[Action]:
         model, trained, identity = done.model, done.trained, self._identity
-        form = self._uploads.form(done.sequence, model, trained.steps, lambda: trained.outcome().end)
+        form = self._uploads.form(done.sequence, model, trained.steps, lambda: self._end(done))
 
         def message() -> UpdateMessage:
             return UpdateMessage(
@@ -264,3 +267,11 @@ class ClientCore:
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []
         return [*remember, SendUpdate(done.sequence, message)]
+
+    def _end(self, done: _Done) -> Vector:
+        """What its training ended at, as far as it tells."""
+        end = done.trained.outcome().end
+        if self._attacker is None:
+            return end
+        start = None if self._identity.side.kind == "gradient" else done.model.vector
+        return self._attacker.end(done.sequence, start, end)

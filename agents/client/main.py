@@ -18,6 +18,7 @@ import numpy as np
 
 from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
+from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox
 from agents.clock import Clock
 from agents.config import ClientConfig
@@ -72,7 +73,10 @@ class Client:
         identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
-        self._core = core.ClientCore(identity, self._thinking_time(), known)
+        attacker = None
+        if cfg.byzantine is not None:
+            attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
+        self._core = core.ClientCore(identity, self._thinking_time(), known, attacker)
         self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:

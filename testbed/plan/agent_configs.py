@@ -219,6 +219,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         part=secrets.token_hex(4),
         durability=topology.durability,
+        bounds=topology.bounds.build(),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=spec.eventful,
@@ -246,6 +247,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         speed=device.speed,
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if spec.remembers else None,
+        byzantine=device.byzantine,
         outbox=disk,
         timeout_s=spec.topology.start.timeout,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from agents import config, durations
+from agents.client.byzantine import ATTACKS
 from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
@@ -17,6 +18,7 @@ from testbed.topology.fields import (
     Model,
     Name,
     NotNegative,
+    OneOf,
     OrConstant,
     Parameters,
     Positive,
@@ -172,6 +174,13 @@ Speed = Annotated[
 _PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
 
 
+class Byzantine(Variant):
+    """What attackers make of their training before they send it."""
+
+    tag: ClassVar[str] = "kind"
+    kind: str
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -218,6 +227,9 @@ class DeviceGroup(Model):
     )
     thermal: Thermal | None = Field(
         default=None, description="Loss of CPU share by heat; the profile's, where not given"
+    )
+    byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
+        default=None, description="The attack that its devices make; honest ones where not given"
     )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 

@@ -21,6 +21,7 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.client import core as client
 from agents.client import randomness
+from agents.client.byzantine import Attacker
 from agents.client.training import Trainer
 from agents.config import Link, Local
 from agents.device_actions import DeviceState
@@ -134,6 +135,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
         patient=spec.eventful,
+        bounds=topology.bounds.build(),
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w)
@@ -212,6 +214,11 @@ class _Fleet:
         if planned.think is not None:
             think = durations.sampler(planned.think, generator(randomness.THINKING))
         memory = None if last is None else last.memory
+        attacker = None
+        if planned.byzantine is not None:
+            attacker = Attacker(
+                planned.byzantine, lambda update: generator(randomness.ATTACKING, update)
+            )
         if last is None:
             line = self._network.line(planned)
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
@@ -219,7 +226,7 @@ class _Fleet:
             line, speed = last.line, last.speed
         return Device(
             index=index,
-            core=client.ClientCore(identity, thinking_time, memory),
+            core=client.ClientCore(identity, thinking_time, memory, attacker),
             line=line,
             train=train,
             speed=speed,

@@ -14,6 +14,7 @@ from agents.events import Record
 EXAMPLES: list[Record] = [
     events.RunStarted(0.0, 1_700_000_000.25, ("a", "b"), ("c",)),
     events.ClientStatus(1.5, "a", "ready"),
+    events.UpdateClipped(1.5, "a", 12.5),
     events.UpdateApplied(
         client="a",
         sequence=3,
