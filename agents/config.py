@@ -111,6 +111,8 @@ class ClientConfig:
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
+    compression: Named | None = None
+    """Of the updates: a method in `agents.compression.METHODS`, and its parameters."""
     byzantine: Named | None = None
     """An attack in `agents.client.byzantine.ATTACKS`, and its parameters."""
     outbox: str | None = None
@@ -186,6 +188,8 @@ class AggregatorConfig:
     evaluate_after: bool = False
     """Evaluate after the run, and as long as that takes."""
     bounds: Bounds = Bounds()
+    keeps_models: bool = False
+    """Keep each model that is trained from, for updates that come as the difference to it."""
     last_evaluation_timeout_s: float = 30.0
     """Seconds of the host that a run which is over waits for its last evaluation."""
 

@@ -84,6 +84,8 @@ class UpdateApplied:
     arrived: float
     """Aggregator had received all of it: the end of the upload."""
     applied: float
+    bytes_before: float = math.nan
+    """What the payload would be with the vector as float32; NaN in runs of before it was recorded."""
 
     @property
     def at(self) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never, cast
 
@@ -106,6 +106,8 @@ class Settings:
     evaluate_every: Nanoseconds
     checkpoint_every: Nanoseconds | None = None
     """None for no checkpoints but the first model and the last."""
+    keeps_models: bool = False
+    """Clients send models as compressed differences: those that they trained from are needed."""
     bounds: Bounds = field(default_factory=Bounds)
     patient: bool = False
     """Go on where no client is left."""
@@ -170,6 +172,8 @@ class AggregatorCore:
         """By client and dispatch: the record of an update that the rule has received, which lacks only
         what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
         need one model's memory, however many updates go into it."""
+        self._bases: dict[int, Vector] = {}
+        """With `keeps_models`: by version, the models that are trained from."""
         self._applied = 0
         self._evaluating: deque[Nanoseconds] = deque()
         """When the models were taken whose evaluation is not done; it is done in this order."""
@@ -429,15 +433,16 @@ class AggregatorCore:
 
     def _take(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
         """Give the rule an update, which answers `dispatch`, if it can be used."""
-        at, sender, message, vector = event.at, event.sender, event.message, event.message.vector
-        clipped: list[Log] = []
-        if (problem := self._unusable(event, dispatch)) is not None:
+        at, sender = event.at, event.sender
+        message = self._usable(event, dispatch)
+        if isinstance(message, str):
             unfinished = self._unfinished(sender, dispatch, at, event.arrived)
-            rejected = [*self._reject(sender, problem, at), unfinished]
+            rejected = [*self._reject(sender, message, at), unfinished]
             if not self._dispatches.has_open(sender):
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
             return rejected
+        vector, clipped = message.vector, []
         if (length := self._over_norm(message)) is not None:
             vector = self._clipped(message, length)
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
@@ -467,7 +472,7 @@ class AggregatorCore:
         self, event: inputs.UpdateArrived, dispatch: Dispatched
     ) -> partial[events.UpdateApplied]:
         """The record of an update, which answers `dispatch`, but for what is known at application."""
-        message, epoch = event.message, self._epoch
+        message, epoch, packed = event.message, self._epoch, event.message.compressed
         return partial(
             events.UpdateApplied,
             client=event.sender,
@@ -478,6 +483,9 @@ class AggregatorCore:
             steps=message.steps,
             loss=message.loss,
             bytes=event.size,
+            bytes_before=float(
+                event.size if packed is None else event.size - packed.nbytes + 4 * packed.size
+            ),
             dispatched=to_seconds(dispatch.at),
             downloaded=to_seconds(message.downloaded - epoch),
             train_start=to_seconds(message.train_start - epoch),
@@ -525,6 +533,7 @@ class AggregatorCore:
         if self._broadcast_due:
             self._broadcast_due = False
             version = self._server.version
+            self._keep_model()
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
         actions += [self._dispatch(send, at) for send in self._deferred.values()]
         actions += self._requests_due.values()
@@ -621,9 +630,37 @@ class AggregatorCore:
         dispatch = self._dispatches.find(sender, message.dispatch)
         return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 
-    def _unusable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> str | None:
-        """Why a rule cannot be given an update, which answers `dispatch`, or None."""
-        settings, message = self._settings, event.message
+    def _usable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> UpdateMessage | str:
+        """What the rule is given, with its vector, or why it is not."""
+        message = self._expanded(event.message, dispatch)
+        if isinstance(message, str):
+            return message
+        return self._unusable(event, message, dispatch) or message
+
+    def _expanded(self, message: UpdateMessage, dispatch: Dispatched) -> UpdateMessage | str:
+        """The update with its vector, which may have been compressed; or why there is none. No more
+        memory is taken than a model's."""
+        compressed, size = message.compressed, self._server.w.size
+        if compressed is None:
+            return message
+        if compressed.size != size:
+            return f"another model: {compressed.size} parameters, expected {size}"
+        base = self._bases.get(dispatch.version)
+        if message.kind == "model" and base is None:
+            return "compressed, and the model that it was trained from is not kept"
+        try:
+            vector = compressed.dense()
+        except ValueError as error:
+            return f"compressed: {error}"
+        if message.kind == "model":
+            vector += base
+        return replace(message, vector=vector, compressed=None)
+
+    def _unusable(
+        self, event: inputs.UpdateArrived, message: UpdateMessage, dispatch: Dispatched
+    ) -> str | None:
+        """Why a rule cannot be given the update `message`, which answers `dispatch`, or None."""
+        settings = self._settings
         # A client without memory has no residual to send.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
@@ -715,8 +752,19 @@ class AggregatorCore:
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
+        self._keep_model()
         number = self._dispatches.send(send.client, version, at, send.lr)
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
+
+    def _keep_model(self) -> None:
+        """The model is about to be sent, and perhaps what comes of it as the difference to it."""
+        version = self._server.version
+        if not self._settings.keeps_models or version in self._bases:
+            return
+        open_since = [d.version for c in self._server.clients if (d := self._dispatches.first_open(c))]
+        oldest = min(open_since, default=version)
+        self._bases = {known: w for known, w in self._bases.items() if known >= oldest}
+        self._bases[version] = self._server.w.copy()
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, now = aggregated.version, to_seconds(at)

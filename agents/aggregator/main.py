@@ -101,6 +101,7 @@ class Aggregator:
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,
+            keeps_models=cfg.keeps_models,
             last_evaluation=core.LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,

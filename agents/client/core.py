@@ -22,13 +22,15 @@ import numpy as np
 
 from agents.client.byzantine import Attacker
 from agents.client.uploads import History, Memory, Uploads
-from agents.config import Local
+from agents.compression import Compressor
+from agents.config import Local, Named
 from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import ClientSide
 from agents.vectors import Vector
 from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 
-_NOTHING_APPLIED = 0, np.zeros(0, np.float32)
+_NOTHING = np.zeros(0, np.float32)
+_NOTHING_APPLIED = 0, _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ class Identity:
     samples: int
     side: ClientSide
     local: Local
+    compression: Named | None = None
+    """Of its updates: a method in `agents.compression.METHODS`, and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class ClientCore:
     ) -> None:
         self._identity = identity
         self._attacker = attacker
+        wanted = identity.compression
+        self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
         self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
         self._sequence = self._uploads.memory.newest
@@ -246,6 +252,10 @@ class ClientCore:
         form = self._uploads.form(done.sequence, model, trained.steps, lambda: self._end(done))
 
         def message() -> UpdateMessage:
+            vector, compressed = form.vector(), None
+            if self._compressor is not None:
+                change = vector - model.vector if form.kind == "model" else vector
+                vector, compressed = _NOTHING, self._compressor.compress(change)
             return UpdateMessage(
                 run=identity.run,
                 client=identity.client,
@@ -262,7 +272,8 @@ class ClientCore:
                 train_start=trained.started,
                 train_end=trained.ended,
                 sent=at,
-                vector=form.vector(),
+                vector=vector,
+                compressed=compressed,
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []

@@ -70,7 +70,7 @@ class Client:
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
         self._cut = False
-        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local)
+        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
         attacker = None

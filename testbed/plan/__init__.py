@@ -51,6 +51,8 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
+    compression: Named | None = None
+    """Of its updates (`agents.compression`)."""
     byzantine: Named | None = None
     """The attack that its client makes (`agents.client.byzantine`)."""
     power: Mapping[str, float] | None = None
@@ -254,7 +256,7 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 
 _OPTIONAL = (
     *("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
-    "byzantine",
+    *("compression", "byzantine"),
 )
 
 
@@ -277,6 +279,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "access": None if device.access is None else device.access.name,
         "think": _duration(device.think),
         "local": _local(device.local),
+        "compression": None if device.compression is None else device.compression.name,
         "byzantine": None if device.byzantine is None else device.byzantine.name,
     }
 
@@ -318,6 +321,7 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             think=None if group.think is None else group.think.plain(),
             timing=None if group.timing is None else group.timing.plain(),
             gflops=group.gflops,
+            compression=None if group.link is None else group.link.compressed_by,
             byzantine=None if group.byzantine is None else group.byzantine.named,
             power=None if group.power is None else group.power.plain(),
             dilation=dilation,

@@ -308,6 +308,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             )
     accesses: dict[str, config.Access] = {}
     for index, group in enumerate(groups):
+        if side.kind == "residual" and group.link is not None and group.link.compression is not None:
+            yield (
+                ("devices", index, "link", "compression"),
+                f"clients of {topology.rule.name} count on what they sent to be applied whole: remove "
+                "this",
+            )
         access = None if group.access is None else group.access.build()
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (

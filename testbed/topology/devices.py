@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from agents import config, durations
 from agents.client.byzantine import ATTACKS
+from agents.compression import METHODS
 from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
@@ -81,6 +82,13 @@ class LinkTrace(Model):
         return self
 
 
+class Compression(Variant):
+    """How a device compresses its updates."""
+
+    tag: ClassVar[str] = "kind"
+    kind: str
+
+
 class Link(ServerLink):
     """Access link of each device of the group; a rate left out is unlimited."""
 
@@ -93,6 +101,13 @@ class Link(ServerLink):
     jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
     loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
     trace: LinkTrace | None = None
+    compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
+        default=None, description="Of the updates that go over it; float32 where not given"
+    )
+
+    @property
+    def compressed_by(self) -> config.Named | None:
+        return None if self.compression is None else self.compression.named
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

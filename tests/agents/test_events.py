@@ -27,6 +27,7 @@ EXAMPLES: list[Record] = [
         steps=20,
         loss=1.75,
         bytes=2600,
+        bytes_before=10_240.0,
         dispatched=1.0,
         downloaded=1.1,
         train_start=1.2,
