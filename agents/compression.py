@@ -156,8 +156,9 @@ class Int8(Method):
 @dataclass(frozen=True)
 class TopK(Method):
     """The k parameters of the largest magnitude, at 8 bytes each, with error feedback (Stich,
-    Cordonnier, Jaggi 2018, arXiv 1809.07599): u = Δ + e is sent as top_k(u), and e ← u − top_k(u) is kept for
-    the next update; e = 0 when the client's process starts. Of equal magnitudes the first are taken."""
+    Cordonnier, Jaggi 2018, arXiv 1809.07599): u = Δ + e is sent as top_k(u), and e ← u − top_k(u) is
+    kept for the next update; e = 0 when the client's process starts. Of equal magnitudes the first are
+    taken."""
 
     keeps_error: ClassVar[bool] = True
     share: Annotated[float, "share above 0"] = 0.01

@@ -113,13 +113,23 @@ def encode(message: ModelMessage | UpdateMessage) -> bytes:
 
 def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes, memoryview]:
     """The payload of `message` in two: all that comes before the vector, and a view of the vector."""
-    metadata = {"protocol": str(PROTOCOL)}
-    for name in _READERS[type(message)]:
-        metadata[name] = str(getattr(message, name))
+    metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.compressed is not None:
         return _compressed_parts(message.compressed, metadata)
     vector = np.ascontiguousarray(message.vector, dtype="<f4")
-    return _header(vector, metadata), vector.data.cast("B")
+    return _header(vector.size, metadata), vector.data.cast("B")
+
+
+def plain_size(message: UpdateMessage, parameters: int) -> int:
+    """Bytes of the payload of `message`, had it a float32 vector of so many parameters."""
+    return len(_header(parameters, _metadata(message))) + 4 * parameters
+
+
+def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
+    metadata = {"protocol": str(PROTOCOL)}
+    for name in _READERS[type(message)]:
+        metadata[name] = str(getattr(message, name))
+    return metadata
 
 
 def decode_model(payload: bytes) -> ModelMessage:
@@ -141,11 +151,11 @@ def decode_update(payload: bytes) -> UpdateMessage:
 
 def pack(vector: Vector, metadata: dict[str, str]) -> bytes:
     """A safetensors payload with the one float32 tensor `w`; `vector` is contiguous, shape (d,)."""
-    return b"".join((_header(vector, metadata), vector.data))
+    return b"".join((_header(vector.size, metadata), vector.data))
 
 
-def _header(vector: Vector, metadata: dict[str, str]) -> bytes:
-    tensor = f'"dtype":"F32","shape":[{vector.size}],"data_offsets":[0,{vector.nbytes}]'
+def _header(parameters: int, metadata: dict[str, str]) -> bytes:
+    tensor = f'"dtype":"F32","shape":[{parameters}],"data_offsets":[0,{4 * parameters}]'
     return _framed(f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}}}'.encode())
 
 

@@ -40,6 +40,7 @@ from agents.aggregator.actions import (
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
+from agents.compression import Compressed
 from agents.config import Bounds, Named, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
@@ -47,7 +48,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
 from agents.texts import visible
 from agents.vectors import Vector, norm
-from agents.wire import FAREWELL, UpdateMessage
+from agents.wire import FAREWELL, UpdateMessage, plain_size
 
 _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
@@ -172,6 +173,7 @@ class AggregatorCore:
         """By client and dispatch: the record of an update that the rule has received, which lacks only
         what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
         need one model's memory, however many updates go into it."""
+        self._bounded = settings.bounds != Bounds()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
         self._applied = 0
@@ -442,8 +444,9 @@ class AggregatorCore:
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
             return rejected
-        vector, clipped = message.vector, []
-        if (length := self._over_norm(message)) is not None:
+        vector = message.vector
+        clipped: list[Action] = []
+        if self._bounded and (length := self._over_norm(message)) is not None:
             vector = self._clipped(message, length)
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
@@ -466,13 +469,16 @@ class AggregatorCore:
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
         else:
             self._acknowledged[sender] = message.sequence
-        return [*clipped, *self._carry_out(wanted, at, update)]
+        done = self._carry_out(wanted, at, update)
+        return [*clipped, *done] if clipped else done
 
     def _record_of(
         self, event: inputs.UpdateArrived, dispatch: Dispatched
     ) -> partial[events.UpdateApplied]:
         """The record of an update, which answers `dispatch`, but for what is known at application."""
-        message, epoch, packed = event.message, self._epoch, event.message.compressed
+        message, epoch, before = event.message, self._epoch, event.size
+        if message.compressed is not None:
+            before = plain_size(message, message.compressed.size)
         return partial(
             events.UpdateApplied,
             client=event.sender,
@@ -483,9 +489,7 @@ class AggregatorCore:
             steps=message.steps,
             loss=message.loss,
             bytes=event.size,
-            bytes_before=float(
-                event.size if packed is None else event.size - packed.nbytes + 4 * packed.size
-            ),
+            bytes_before=float(before),
             dispatched=to_seconds(dispatch.at),
             downloaded=to_seconds(message.downloaded - epoch),
             train_start=to_seconds(message.train_start - epoch),
@@ -533,7 +537,8 @@ class AggregatorCore:
         if self._broadcast_due:
             self._broadcast_due = False
             version = self._server.version
-            self._keep_model()
+            if self._settings.keeps_models:
+                self._keep_model()
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
         actions += [self._dispatch(send, at) for send in self._deferred.values()]
         actions += self._requests_due.values()
@@ -632,17 +637,20 @@ class AggregatorCore:
 
     def _usable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> UpdateMessage | str:
         """What the rule is given, with its vector, or why it is not."""
-        message = self._expanded(event.message, dispatch)
-        if isinstance(message, str):
-            return message
+        message = event.message
+        if message.compressed is not None:
+            expanded = self._expanded(message, message.compressed, dispatch)
+            if isinstance(expanded, str):
+                return expanded
+            message = expanded
         return self._unusable(event, message, dispatch) or message
 
-    def _expanded(self, message: UpdateMessage, dispatch: Dispatched) -> UpdateMessage | str:
-        """The update with its vector, which may have been compressed; or why there is none. No more
-        memory is taken than a model's."""
-        compressed, size = message.compressed, self._server.w.size
-        if compressed is None:
-            return message
+    def _expanded(
+        self, message: UpdateMessage, compressed: Compressed, dispatch: Dispatched
+    ) -> UpdateMessage | str:
+        """The update with its vector in place of what it was `compressed` to; or why there is none. No
+        more memory is taken than a model's."""
+        size = self._server.w.size
         if compressed.size != size:
             return f"another model: {compressed.size} parameters, expected {size}"
         base = self._bases.get(dispatch.version)
@@ -673,7 +681,8 @@ class AggregatorCore:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
         # While the clock stands still a client that outlived it is ahead of it.
         end = math.inf if self._suspended else self._epoch + event.arrived
-        if (problem := _impossible(message, self._epoch + dispatch.at, end)) is not None:
+        problem = _impossible(message, self._epoch + dispatch.at, end)
+        if problem is not None or not self._bounded:
             return problem
         return self._out_of_bounds(message, self._server.version - dispatch.version)
 
@@ -752,14 +761,15 @@ class AggregatorCore:
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
-        self._keep_model()
+        if self._settings.keeps_models:
+            self._keep_model()
         number = self._dispatches.send(send.client, version, at, send.lr)
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
 
     def _keep_model(self) -> None:
         """The model is about to be sent, and perhaps what comes of it as the difference to it."""
         version = self._server.version
-        if not self._settings.keeps_models or version in self._bases:
+        if version in self._bases:
             return
         open_since = [d.version for c in self._server.clients if (d := self._dispatches.first_open(c))]
         oldest = min(open_since, default=version)

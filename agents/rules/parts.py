@@ -63,8 +63,9 @@ class WeightedSum:
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
         """Take `update` with a = `weight`, so many times."""
-        add_scaled(self.vector, update.vector, times * weight)
-        self.contributions.append(update.contribution(times * weight))
+        weight *= times
+        add_scaled(self.vector, update.vector, weight)
+        self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
         """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""

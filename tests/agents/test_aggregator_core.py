@@ -87,6 +87,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
                 steps=2,
                 loss=0.5,
                 bytes=2600,
+                bytes_before=2600.0,
                 dispatched=0.0,
                 downloaded=0.125,
                 train_start=0.25,

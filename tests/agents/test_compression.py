@@ -137,7 +137,8 @@ def test_the_core_gives_the_rule_the_vector_and_records_both_sizes() -> None:
     done = core.update("a", sent(packed), 1000, 1.0)
     assert server.w.tolist() == [0.0, 5.0, 0.0]
     (applied,) = [r for r in records(done) if isinstance(r, events.UpdateApplied)]
-    assert (applied.bytes, applied.bytes_before) == (1000, 1000 - 8 + 12)
+    plain = message("a", 1, vector=np.zeros(3, np.float32))
+    assert (applied.bytes, applied.bytes_before) == (1000, len(wire.encode(plain)))
 
 
 def test_a_model_is_the_difference_to_the_one_that_was_sent() -> None:
