@@ -9,7 +9,7 @@ bytes, and back. Pure NumPy, no clock, no socket.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -68,7 +68,8 @@ def layout(method: str, size: int, chunk: int, nbytes: int) -> dict[str, tuple[s
 
 def read(method: str, size: int, chunk: int, body: memoryview) -> Compressed:
     """What lies in `body`, without a copy. Raises ValueError."""
-    arrays, at = {}, 0
+    arrays: dict[str, Array] = {}
+    at = 0
     for name, (kind, count) in layout(method, size, chunk, len(body)).items():
         arrays[name] = np.frombuffer(body, _DTYPES[kind], count, at)
         at += arrays[name].nbytes
@@ -215,7 +216,7 @@ class Compressor:
         return compressed
 
 
-def _chunks(vector: Array, chunk: int) -> Any:
+def _chunks(vector: Array, chunk: int) -> Iterator[tuple[int, slice, Array]]:
     """Number of the first chunk, place in `vector` and values, shape (chunks, ≤ chunk), of some chunks
     at a time; the last chunk may be shorter, and comes alone."""
     rows = max(1, _BLOCK // chunk)

@@ -653,14 +653,14 @@ class AggregatorCore:
         size = self._server.w.size
         if compressed.size != size:
             return f"another model: {compressed.size} parameters, expected {size}"
-        base = self._bases.get(dispatch.version)
-        if message.kind == "model" and base is None:
-            return "compressed, and the model that it was trained from is not kept"
         try:
             vector = compressed.dense()
         except ValueError as error:
             return f"compressed: {error}"
         if message.kind == "model":
+            base = self._bases.get(dispatch.version)
+            if base is None:
+                return "compressed, and the model that it was trained from is not kept"
             vector += base
         return replace(message, vector=vector, compressed=None)
 

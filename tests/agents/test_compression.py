@@ -166,7 +166,7 @@ def test_a_model_is_the_difference_to_the_one_that_was_sent() -> None:
 )
 def test_forged_values_are_refused(arrays: dict[str, list[float]], reason: str) -> None:
     core, server = started(w=np.zeros(3, np.float32))
-    kinds = {"values": np.float32, "indices": np.uint32}
+    kinds: dict[str, Any] = {"values": np.float32, "indices": np.uint32}
     forged = {name: np.array(value, kinds[name]) for name, value in arrays.items()}
     done = core.update("a", sent(Compressed("topk", 3, 0, forged)), 4, 1.0)
     assert reason in str(records(done)[0])
