@@ -111,6 +111,10 @@ class ClientConfig:
     """Seconds of the host that make one of device time."""
     memory: str | None = None
     """Path of a file that outlives the process, for a rule whose clients remember."""
+    compression: Named | None = None
+    """Of the updates: a method in `agents.compression.METHODS`, and its parameters."""
+    byzantine: Named | None = None
+    """An attack in `agents.client.byzantine.ATTACKS`, and its parameters."""
     outbox: str | None = None
     """Path of a folder that outlives the process, for updates that are not acknowledged."""
     timeout_s: float = 30.0
@@ -133,6 +137,23 @@ class Stop:
             raise ValueError(
                 "found no condition, expected after, updates or target_accuracy such as after: 60s"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What an update may be at most. One over a bound is dropped with a reason, or clipped."""
+
+    norm: Positive | None = None
+    """C, of the ℓ2 norm of an update: of what is sent or, of a model, of its distance to the global
+    one."""
+    over_norm: Literal["clip", "drop"] = "clip"
+    """clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv 1911.07963)."""
+    staleness: Annotated[int, "count from 0"] | None = None
+    """Of the version that it was trained from, when it arrives."""
+
+    def __post_init__(self) -> None:
+        if self.norm is None and self.over_norm == "drop":
+            raise ValueError("over_norm is of use with a norm only, such as norm: 10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +189,9 @@ class AggregatorConfig:
     """CPUs of the rest, where evaluations have their own."""
     evaluate_after: bool = False
     """Evaluate after the run, and as long as that takes."""
+    bounds: Bounds = Bounds()
+    keeps_models: bool = False
+    """Keep each model that is trained from, for updates that come as the difference to it."""
     last_evaluation_timeout_s: float = 30.0
     """Seconds of the host that a run which is over waits for its last evaluation."""
 

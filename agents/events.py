@@ -87,6 +87,8 @@ class UpdateApplied:
     dispatch: int = 0
     """Number of the dispatch that it answers, counted through the run: with `client` it names the
     update. 0 in runs of before."""
+    bytes_before: float = math.nan
+    """What the payload would be with the vector as float32; NaN in runs of before it was recorded."""
 
     @property
     def at(self) -> float:
@@ -104,6 +106,17 @@ class UpdateRejected:
     reason: str
     dispatch: int = 0
     """Number of the dispatch that it answers, as it says; 0 where it is none, and in runs of before."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateClipped:
+    """An update was over the bound of the norm, and was shortened to it before the rule was given it."""
+
+    event: ClassVar[str] = "clipped"
+    at: float
+    client: str
+    norm: float
+    """Before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +229,7 @@ Record = (
     | ClientStatus
     | UpdateApplied
     | UpdateRejected
+    | UpdateClipped
     | RoundUnfinished
     | VersionMade
     | Evaluated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,20 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
         np.subtract(vector[start : start + _BLOCK], part, out=step)
         np.multiply(step, share, out=step)
         np.add(part, step, out=part)
+
+
+def trimmed_mean(rows: Sequence[Vector], k: int) -> Vector:
+    """Of each coordinate, the mean of the values without the k smallest and the k largest: shape (d,).
+
+    `rows` are n vectors of shape (d,), n > 2k. Their order changes nothing, not even a bit.
+    """
+    n, first = len(rows), rows[0]
+    mean = np.empty_like(first)
+    for start in range(0, first.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        ordered = np.sort([row[part] for row in rows], axis=0)
+        np.mean(ordered[k : n - k], axis=0, out=mean[part])
+    return mean
 
 
 def norm(vector: Vector) -> float:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from agents import compression
+from agents.compression import Compressed
 from agents.nanoseconds import Nanoseconds
 from agents.texts import shown
 from agents.vectors import Vector
@@ -24,6 +26,7 @@ from agents.vectors import Vector
 PROTOCOL = 2
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
+_NOTHING = np.zeros(0, np.float32)
 _JSON = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -75,6 +78,9 @@ class UpdateMessage:
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
+    """Empty where it is `compressed`."""
+    compressed: Compressed | None = None
+    """The vector or, of a `model`, its difference to the one that it was trained from."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
@@ -86,7 +92,11 @@ def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
         "str": str,
         "float | None": _optional_float,
     }
-    return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name != "vector"}
+    return {
+        f.name: types[str(f.type)]
+        for f in dataclasses.fields(cls)
+        if f.name not in ("vector", "compressed")
+    }
 
 
 def _optional_float(text: str) -> float | None:
@@ -103,11 +113,23 @@ def encode(message: ModelMessage | UpdateMessage) -> bytes:
 
 def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes, memoryview]:
     """The payload of `message` in two: all that comes before the vector, and a view of the vector."""
+    metadata = _metadata(message)
+    if isinstance(message, UpdateMessage) and message.compressed is not None:
+        return _compressed_parts(message.compressed, metadata)
+    vector = np.ascontiguousarray(message.vector, dtype="<f4")
+    return _header(vector.size, metadata), vector.data.cast("B")
+
+
+def plain_size(message: UpdateMessage, parameters: int) -> int:
+    """Bytes of the payload of `message`, had it a float32 vector of so many parameters."""
+    return len(_header(parameters, _metadata(message))) + 4 * parameters
+
+
+def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
     metadata = {"protocol": str(PROTOCOL)}
     for name in _READERS[type(message)]:
         metadata[name] = str(getattr(message, name))
-    vector = np.ascontiguousarray(message.vector, dtype="<f4")
-    return _header(vector, metadata), vector.data.cast("B")
+    return metadata
 
 
 def decode_model(payload: bytes) -> ModelMessage:
@@ -118,24 +140,72 @@ def decode_model(payload: bytes) -> ModelMessage:
 
 def decode_update(payload: bytes) -> UpdateMessage:
     """Raises WireError."""
-    vector, metadata = unpack(payload)
+    header, metadata, body = _split(payload)
+    if "compression" in metadata:
+        compressed = _compressed(header, metadata, body)
+        fields = _fields(UpdateMessage, metadata)
+        return UpdateMessage(**fields, vector=_NOTHING, compressed=compressed)
+    vector = _only_vector(payload, header, body)
     return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector)
 
 
 def pack(vector: Vector, metadata: dict[str, str]) -> bytes:
     """A safetensors payload with the one float32 tensor `w`; `vector` is contiguous, shape (d,)."""
-    return b"".join((_header(vector, metadata), vector.data))
+    return b"".join((_header(vector.size, metadata), vector.data))
 
 
-def _header(vector: Vector, metadata: dict[str, str]) -> bytes:
-    tensor = f'"dtype":"F32","shape":[{vector.size}],"data_offsets":[0,{vector.nbytes}]'
-    text = f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}}}'.encode()
+def _header(parameters: int, metadata: dict[str, str]) -> bytes:
+    tensor = f'"dtype":"F32","shape":[{parameters}],"data_offsets":[0,{4 * parameters}]'
+    return _framed(f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}}}'.encode())
+
+
+def _framed(text: bytes) -> bytes:
+    """The header `text` with its length before it."""
     text += b" " * (-len(text) % 8)  # aligned data, as the format asks
     return _LENGTH.pack(len(text)) + text
 
 
+def _compressed_parts(compressed: Compressed, metadata: dict[str, str]) -> tuple[bytes, memoryview]:
+    metadata["compression"] = compressed.method
+    metadata["parameters"] = str(compressed.size)
+    metadata["chunk"] = str(compressed.chunk)
+    header = {"__metadata__": metadata, **_tensors(compressed)}
+    body = b"".join(np.ascontiguousarray(array).data for array in compressed.arrays.values())
+    return _framed(_JSON.encode(header).encode()), memoryview(body)
+
+
+def _tensors(compressed: Compressed) -> dict[str, Any]:
+    """What the header says of the arrays, which follow one another."""
+    found: dict[str, Any] = {}
+    at = 0
+    kinds = compression.layout(compressed.method, compressed.size, compressed.chunk, compressed.nbytes)
+    for name, (kind, count) in kinds.items():
+        end = at + compressed.arrays[name].nbytes
+        found[name] = {"dtype": kind, "shape": [count], "data_offsets": [at, end]}
+        at = end
+    return found
+
+
+def _compressed(header: dict[str, Any], metadata: dict[str, str], body: memoryview) -> Compressed:
+    """Views of `body`; nothing is expanded."""
+    try:
+        size, chunk = (int(metadata[name]) for name in ("parameters", "chunk"))
+        compressed = compression.read(metadata["compression"], size, chunk, body)
+    except (KeyError, ValueError) as error:
+        raise WireError(f"a compressed update: {error!s:.80}") from error
+    if {name: value for name, value in header.items() if name != "__metadata__"} != _tensors(compressed):
+        raise WireError("a compressed update whose header is not that of its arrays")
+    return compressed
+
+
 def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
     """The vector (a read-only view of `payload`) and the metadata. Raises WireError."""
+    header, metadata, body = _split(payload)
+    return _only_vector(payload, header, body), metadata
+
+
+def _split(payload: bytes) -> tuple[dict[str, Any], dict[str, str], memoryview]:
+    """Header, metadata and what follows. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError("shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
@@ -145,18 +215,22 @@ def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
     try:
         header = json.loads(str(payload[_LENGTH.size : start], "utf-8"))
         metadata = header["__metadata__"]
-        tensor = header["w"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r:.80}") from error
-    size = len(payload) - start
-    expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    if size % 4 or tensor != expected or len(header) != 2:
-        found = payload[_LENGTH.size : start][-80:]
-        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r:.100}")
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise WireError("metadata is no map of strings")
+    return header, metadata, memoryview(payload)[start:]
+
+
+def _only_vector(payload: bytes, header: dict[str, Any], body: memoryview) -> Vector:
+    size = len(body)
+    start = len(payload) - size
+    expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    if size % 4 or header.get("w") != expected or len(header) != 2:
+        found = payload[_LENGTH.size : start][-80:]
+        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r:.100}")
     vector: Vector = np.frombuffer(payload, dtype="<f4", offset=start)
-    return vector, metadata
+    return vector
 
 
 def _fields(cls: type[Any], metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ class Run:
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
     """`events.UpdateRejected`: `at` (s), `client`, `reason`, `dispatch`."""
+    clipped: pd.DataFrame
+    """`events.UpdateClipped`: `at` (s), `client`, `norm` before."""
     unfinished: pd.DataFrame
     """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
     `dispatch`."""
@@ -189,6 +191,7 @@ class Follower:
             evaluations=frames["evaluation"],
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
+            clipped=_planned(frames["clipped"], "client", devices),
             unfinished=_planned(frames["unfinished"], "client", devices),
             notes=frames["note"],
             scenario=_planned(_scenario(self._acted), "device", devices),

@@ -40,6 +40,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Evaluated,
         events.ClientStatus,
         events.UpdateRejected,
+        events.UpdateClipped,
         events.RoundUnfinished,
         events.Note,
     )

@@ -29,6 +29,7 @@ from agents import messages, shards, wire
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.main import Aggregator
 from agents.allowance import Allowance
+from agents.compression import METHODS, Compressor
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
 from agents.device_actions import Crash, SetLink
 from agents.router.main import Router
@@ -46,6 +47,7 @@ NASTY: list[Any] = [
     {"a": {"b": {"c": {}}}},
 ]  # fmt: skip
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
+BODIES = ("vector", "compressed")
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
@@ -131,8 +133,11 @@ class Fuzz:
         if self._random.random() < 0.3:
             vector = np.array(self._random.choice(VECTORS), np.float32)
             message = replace(message, vector=vector)
+        if message.vector.size and self._random.random() < 0.3:
+            small = Compressor(Named(self._random.choice([*METHODS]), {})).compress(message.vector)
+            message = replace(message, vector=message.vector[:0], compressed=small)
         if self._random.random() < 0.5:
-            field = self._random.choice([name for name in message.__slots__ if name != "vector"])
+            field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})
         payload = _unlimited(lambda: wire.encode(message))
         at = aggregator._clock.now()
@@ -218,6 +223,7 @@ def _aggregator(folder: Path, run: str) -> Aggregator:
             run_directory=str(folder),
             threads=1,
             patient=True,
+            keeps_models=True,
         )
     )
 

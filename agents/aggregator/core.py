@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never, cast
 
@@ -40,14 +40,15 @@ from agents.aggregator.actions import (
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
-from agents.config import Named, Stop
+from agents.compression import Compressed
+from agents.config import Bounds, Named, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
 from agents.texts import visible
 from agents.vectors import Vector, norm
-from agents.wire import FAREWELL, UpdateMessage
+from agents.wire import FAREWELL, UpdateMessage, plain_size
 
 _EVALUATE = "evaluate"
 _CHECKPOINT = "checkpoint"
@@ -109,6 +110,9 @@ class Settings:
     evaluate_every: Nanoseconds
     checkpoint_every: Nanoseconds | None = None
     """None for no checkpoints but the first model and the last."""
+    keeps_models: bool = False
+    """Clients send models as compressed differences: those that they trained from are needed."""
+    bounds: Bounds = field(default_factory=Bounds)
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False
@@ -172,6 +176,9 @@ class AggregatorCore:
         """By client and dispatch: the record of an update that the rule has received, which lacks only
         what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
         need one model's memory, however many updates go into it."""
+        self._bounded = settings.bounds != Bounds()
+        self._bases: dict[int, Vector] = {}
+        """With `keeps_models`: by version, the models that are trained from."""
         self._applied = 0
         self._evaluating: deque[Nanoseconds] = deque()
         """When the models were taken whose evaluation is not done; it is done in this order."""
@@ -435,15 +442,21 @@ class AggregatorCore:
 
     def _take(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> Actions:
         """Give the rule an update, which answers `dispatch`, if it can be used."""
-        at, sender, message = event.at, event.sender, event.message
-        if (problem := self._unusable(event, dispatch)) is not None:
-            number = message.dispatch
+        at, sender = event.at, event.sender
+        message = self._usable(event, dispatch)
+        if isinstance(message, str):
+            number = event.message.dispatch
             unfinished = self._unfinished(sender, dispatch, number, at, event.arrived)
-            rejected = [*self._reject(sender, problem, at, number), unfinished]
+            rejected = [*self._reject(sender, message, at, number), unfinished]
             if not self._dispatches.has_open(sender):
                 return [*rejected, *self._start_over(sender, at)]
             self._ask_again(sender)
             return rejected
+        vector = message.vector
+        clipped: list[Action] = []
+        if self._bounded and (length := self._over_norm(message)) is not None:
+            vector = self._clipped(message, length)
+            clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
         self._arrivals[sender, message.dispatch] = self._record_of(event, dispatch)
@@ -451,7 +464,7 @@ class AggregatorCore:
             client=sender,
             dispatch=message.dispatch,
             base_version=message.base_version,
-            vector=message.vector,
+            vector=vector,
             kind=cast(Kind, message.kind),
             samples=message.samples,
             steps=message.steps,
@@ -464,13 +477,16 @@ class AggregatorCore:
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
         else:
             self._acknowledged[sender] = message.sequence
-        return self._carry_out(wanted, at, update)
+        done = self._carry_out(wanted, at, update)
+        return [*clipped, *done] if clipped else done
 
     def _record_of(
         self, event: inputs.UpdateArrived, dispatch: Dispatched
     ) -> partial[events.UpdateApplied]:
         """The record of an update, which answers `dispatch`, but for what is known at application."""
-        message, epoch = event.message, self._epoch
+        message, epoch, before = event.message, self._epoch, event.size
+        if message.compressed is not None:
+            before = plain_size(message, message.compressed.size)
         return partial(
             events.UpdateApplied,
             client=event.sender,
@@ -481,6 +497,7 @@ class AggregatorCore:
             steps=message.steps,
             loss=message.loss,
             bytes=event.size,
+            bytes_before=float(before),
             dispatched=to_seconds(dispatch.at),
             downloaded=to_seconds(message.downloaded - epoch),
             train_start=to_seconds(message.train_start - epoch),
@@ -531,6 +548,8 @@ class AggregatorCore:
         if self._broadcast_due:
             self._broadcast_due = False
             version = self._server.version
+            if self._settings.keeps_models:
+                self._keep_model()
             actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
         actions += [self._dispatch(send, at) for send in self._deferred.values()]
         actions += self._requests_due.values()
@@ -630,9 +649,40 @@ class AggregatorCore:
         dispatch = self._dispatches.find(sender, message.dispatch)
         return dispatch or f"answers dispatch {message.dispatch}, which is not open"
 
-    def _unusable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> str | None:
-        """Why a rule cannot be given an update, which answers `dispatch`, or None."""
-        settings, message = self._settings, event.message
+    def _usable(self, event: inputs.UpdateArrived, dispatch: Dispatched) -> UpdateMessage | str:
+        """What the rule is given, with its vector, or why it is not."""
+        message = event.message
+        if message.compressed is not None:
+            expanded = self._expanded(message, message.compressed, dispatch)
+            if isinstance(expanded, str):
+                return expanded
+            message = expanded
+        return self._unusable(event, message, dispatch) or message
+
+    def _expanded(
+        self, message: UpdateMessage, compressed: Compressed, dispatch: Dispatched
+    ) -> UpdateMessage | str:
+        """The update with its vector in place of what it was `compressed` to; or why there is none. No
+        more memory is taken than a model's."""
+        size = self._server.w.size
+        if compressed.size != size:
+            return f"another model: {compressed.size} parameters, expected {size}"
+        try:
+            vector = compressed.dense()
+        except ValueError as error:
+            return f"compressed: {error}"
+        if message.kind == "model":
+            base = self._bases.get(dispatch.version)
+            if base is None:
+                return "compressed, and the model that it was trained from is not kept"
+            vector += base
+        return replace(message, vector=vector, compressed=None)
+
+    def _unusable(
+        self, event: inputs.UpdateArrived, message: UpdateMessage, dispatch: Dispatched
+    ) -> str | None:
+        """Why a rule cannot be given the update `message`, which answers `dispatch`, or None."""
+        settings = self._settings
         # A client without memory has no residual to send.
         kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
         if message.kind not in kinds:
@@ -648,7 +698,40 @@ class AggregatorCore:
             return f"{message.samples} samples, its shard has {planned}"
         # While the clock stands still a client that outlived it is ahead of it.
         end = math.inf if self._suspended else self._epoch + event.arrived
-        return _impossible(message, self._epoch + dispatch.at, end)
+        problem = _impossible(message, self._epoch + dispatch.at, end)
+        if problem is not None or not self._bounded:
+            return problem
+        return self._out_of_bounds(message, self._server.version - dispatch.version)
+
+    def _out_of_bounds(self, message: UpdateMessage, staleness: int) -> str | None:
+        """Which bound has the update dropped, or None."""
+        bounds = self._settings.bounds
+        if bounds.staleness is not None and staleness > bounds.staleness:
+            return f"staleness {staleness}, the bound is {bounds.staleness}"
+        if bounds.over_norm == "drop" and (length := self._over_norm(message)) is not None:
+            return f"norm {length:g}, the bound is {bounds.norm:g}"
+        return None
+
+    def _over_norm(self, message: UpdateMessage) -> float | None:
+        """Norm of what the update says the model is to move by, where it is over the bound."""
+        bound = self._settings.bounds.norm
+        if bound is None:
+            return None
+        is_model = message.kind == "model"
+        length = norm(message.vector - self._server.w if is_model else message.vector)
+        return None if length <= bound else length
+
+    def _clipped(self, message: UpdateMessage, length: float) -> Vector:
+        """The update, of norm `length`, with that of the bound."""
+        share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
+        vector = message.vector.astype(w.dtype)
+        if message.kind != "model":
+            vector *= share
+            return vector
+        vector -= w
+        vector *= share
+        vector += w
+        return vector
 
     def _unfit(self, vector: Vector) -> str | None:
         """Why `vector` cannot go into this run's model, or None."""
@@ -696,8 +779,20 @@ class AggregatorCore:
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
+        if self._settings.keeps_models:
+            self._keep_model()
         number = self._dispatches.send(send.client, version, at, send.lr)
         return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
+
+    def _keep_model(self) -> None:
+        """The model is about to be sent, and perhaps what comes of it as the difference to it."""
+        version = self._server.version
+        if version in self._bases:
+            return
+        open_since = [d.version for c in self._server.clients if (d := self._dispatches.first_open(c))]
+        oldest = min(open_since, default=version)
+        self._bases = {known: w for known, w in self._bases.items() if known >= oldest}
+        self._bases[version] = self._server.w.copy()
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, now = aggregated.version, to_seconds(at)

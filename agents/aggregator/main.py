@@ -104,6 +104,8 @@ class Aggregator:
             checkpoint_every=_CHECKPOINT_EVERY,
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
+            bounds=cfg.bounds,
+            keeps_models=cfg.keeps_models,
             last_evaluation=core.LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,

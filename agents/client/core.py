@@ -20,14 +20,17 @@ from typing import Literal
 
 import numpy as np
 
+from agents.client.byzantine import Attacker
 from agents.client.uploads import History, Memory, Uploads
-from agents.config import Local
+from agents.compression import Compressor
+from agents.config import Local, Named
 from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import ClientSide
 from agents.vectors import Vector
 from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 
-_NOTHING_APPLIED = 0, np.zeros(0, np.float32)
+_NOTHING = np.zeros(0, np.float32)
+_NOTHING_APPLIED = 0, _NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Identity:
     samples: int
     side: ClientSide
     local: Local
+    compression: Named | None = None
+    """Of its updates: a method in `agents.compression.METHODS`, and its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ class ClientCore:
     """One client.
 
     `think` gets the time since the model was there and gives the delay before the update is sent;
-    `memory` is what this client remembered when it last ended.
+    `memory` is what this client remembered when it last ended; `attacker` forges what it sends.
     """
 
     def __init__(
@@ -123,8 +128,12 @@ class ClientCore:
         identity: Identity,
         think: Callable[[Nanoseconds], Nanoseconds],
         memory: Memory | None = None,
+        attacker: Attacker | None = None,
     ) -> None:
         self._identity = identity
+        self._attacker = attacker
+        wanted = identity.compression
+        self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
         self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
         self._sequence = self._uploads.memory.newest
@@ -240,9 +249,13 @@ class ClientCore:
 
     def _send(self, done: _Done, at: Nanoseconds) -> list[Action]:
         model, trained, identity = done.model, done.trained, self._identity
-        form = self._uploads.form(done.sequence, model, trained.steps, lambda: trained.outcome().end)
+        form = self._uploads.form(done.sequence, model, trained.steps, lambda: self._end(done))
 
         def message() -> UpdateMessage:
+            vector, compressed = form.vector(), None
+            if self._compressor is not None:
+                change = vector - model.vector if form.kind == "model" else vector
+                vector, compressed = _NOTHING, self._compressor.compress(change)
             return UpdateMessage(
                 run=identity.run,
                 client=identity.client,
@@ -259,8 +272,17 @@ class ClientCore:
                 train_start=trained.started,
                 train_end=trained.ended,
                 sent=at,
-                vector=form.vector(),
+                vector=vector,
+                compressed=compressed,
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []
         return [*remember, SendUpdate(done.sequence, message)]
+
+    def _end(self, done: _Done) -> Vector:
+        """What its training ended at, as far as it tells."""
+        end = done.trained.outcome().end
+        if self._attacker is None:
+            return end
+        start = None if self._identity.side.kind == "gradient" else done.model.vector
+        return self._attacker.end(done.sequence, start, end)

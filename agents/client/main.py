@@ -19,6 +19,7 @@ import numpy as np
 
 from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
+from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
 from agents.clock import Clock
 from agents.config import ClientConfig
@@ -70,10 +71,13 @@ class Client:
         shard = shards.load(Path(cfg.shard))
         self._trainer = _trainer(cfg, shard)
         self._cut = False
-        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local)
+        identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
         known = None if self._memory is None else memory.load(self._memory)
-        self._core = core.ClientCore(identity, self._thinking_time(), known)
+        attacker = None
+        if cfg.byzantine is not None:
+            attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
+        self._core = core.ClientCore(identity, self._thinking_time(), known, attacker)
         self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:

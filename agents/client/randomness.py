@@ -7,8 +7,9 @@ import zlib
 import numpy as np
 from numpy.random import SeedSequence
 
-TRAINING, THINKING, TIMING = 1, 2, 3
-"""Purposes. The mini-batches of each training have a generator of their own, by its sequence number."""
+TRAINING, THINKING, TIMING, ATTACKING = 1, 2, 3, 4
+"""Purposes. The mini-batches of each training have a generator of their own, by its sequence number, and
+so has what an attack draws."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
-from agents.rules.parts import WeightedSum
+from agents.rules.parts import Trim, check_trim, gathered
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,14 @@ class AsySG(Rule):
     """γ, the step size."""
     mean: bool = True
     """Whether the sum of gradients is divided by n."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("gradients", self.gradients, 1)
         positive("server_lr", self.server_lr)
+        check_trim(self.trim, self.gradients)
 
     @property
     def client_side(self) -> ClientSide:
@@ -64,7 +68,7 @@ class AsySGState(State):
 
     def __init__(self, params: AsySG, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         self._waiting: set[str] = set()
 
     def update(self, update: Update) -> Actions:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Action, Actions, Broadcast, Rule, Server, State, Update
-from agents.rules.parts import WeightedSum
+from agents.rules.parts import Trim, check_trim, gathered
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,14 @@ class DeFedAvgIid(Rule):
     """n."""
     server_lr: float = 1.0
     """η_g."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("buffer_size", self.buffer_size, 1)
         positive("server_lr", self.server_lr)
+        check_trim(self.trim, self.buffer_size)
 
     def check(self, clients: int) -> None:
         if self.buffer_size > clients:
@@ -51,7 +55,7 @@ class DeFedAvgIid(Rule):
 class DeFedAvgIidState(State):
     def __init__(self, params: DeFedAvgIid, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         self._round: set[str] = set()
         """The clients whose updates are in it."""
         self._held: list[Update] = []

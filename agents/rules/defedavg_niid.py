@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
-from agents.rules.parts import WeightedSum
+from agents.rules.parts import Trim, check_trim, gathered
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,14 @@ class DeFedAvgNiid(Rule):
     once it was fetched."""
     server_lr: float = 1.0
     """η_g."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("sample", self.sample, 1)
         positive("server_lr", self.server_lr)
+        check_trim(self.trim, self.sample)
 
     @property
     def client_side(self) -> ClientSide:
@@ -66,7 +70,7 @@ class DeFedAvgNiidState(State):
 
     def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         """With how often each client was drawn as its weight."""
         self._waiting: dict[str, int] = {}
         """How often each client was drawn whose update is still to come."""
@@ -79,7 +83,7 @@ class DeFedAvgNiidState(State):
         if not times:
             # Its send buffer is empty now: a later request is to find something to wait for.
             return [Ignored("not asked for in this round"), Send(update.client)]
-        self._sum.add(update, times)
+        self._sum.add(update, times=times)
         return self._end_round_if_complete()
 
     def join(self, client: str) -> Actions:

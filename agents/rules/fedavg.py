@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from agents.checks import at_least, duration, positive
 from agents.nanoseconds import from_seconds
 from agents.rules.interface import Action, Actions, Ignored, Rule, Send, Server, SetTimer, State, Update
-from agents.rules.parts import WeightedSum
+from agents.rules.parts import Trim, check_trim, gathered
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class FedAvg(Rule):
     round_timeout: Annotated[float, "s"] | None = None
     server_lr: float = 1.0
     """η_g."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -49,8 +52,10 @@ class FedAvg(Rule):
         if self.replacement and self.sample is None:
             raise ValueError("replacement needs `sample`: how many clients a round draws")
         duration("round_timeout", self.round_timeout)
+        check_trim(self.trim, self.sample)
 
     def check(self, clients: int) -> None:
+        check_trim(self.trim, self.sample or clients)
         if self.sample is not None and not self.replacement and self.sample > clients:
             raise ValueError(
                 f"sample is {self.sample}, but there are only {clients} clients to draw from "
@@ -66,7 +71,7 @@ class FedAvgState(State):
 
     def __init__(self, params: FedAvg, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         """With p_i, multiplicity counted, as weight."""
         self._effective_steps: list[float] = []
         """Of the updates in it."""
@@ -80,7 +85,8 @@ class FedAvgState(State):
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting or self.server.staleness(update) != 0:
             return [Ignored("late: its round is over")]
-        self._sum.add(update, self.server.clients[update.client] * self._round[update.client])
+        times = self._round[update.client]
+        self._sum.add(update, self.server.clients[update.client], times=times)
         self._effective_steps.append(update.effective_steps)
         self._waiting.remove(update.client)
         return self._end_round_if_complete()

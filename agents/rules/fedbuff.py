@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Actions, Rule, Send, Server, State, Update
-from agents.rules.parts import WeightedSum, Workers, training_at_once
+from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class FedBuff(Rule):
     concurrency: int | None = None
     """Clients that train at once; None for all."""
     replace: Literal["each", "block"] = "each"
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -50,6 +53,7 @@ class FedBuff(Rule):
         at_least("concurrency", self.concurrency, 1)
         if self.replace == "block" and self.concurrency is None:
             raise ValueError("replace: block needs `concurrency`: how many clients train at once")
+        check_trim(self.trim, self.buffer_size)
 
     @property
     def replies_at_once(self) -> bool:
@@ -74,7 +78,7 @@ class FedBuff(Rule):
 class FedBuffState(State):
     def __init__(self, params: FedBuff, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         self._workers = Workers(server, params.concurrency)
 
     def start(self) -> Actions:

@@ -17,7 +17,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
-from agents.rules.parts import WeightedSum, check_update_times
+from agents.rules.parts import Trim, check_trim, check_update_times, gathered
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,15 @@ class FedFix(Rule):
     """τ of every device, in device order; None to count ticks."""
     server_lr: float = 1.0
     """η_g."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         duration("period", self.period)
         positive("server_lr", self.server_lr)
         check_update_times(self.update_times)
+        check_trim(self.trim)
 
     def check(self, clients: int) -> None:
         check_update_times(self.update_times, clients)
@@ -69,7 +73,7 @@ class FedFixState(State):
 
     def __init__(self, params: FedFix, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         self._waiting: set[str] = set()
         self._period = from_seconds(params.period)
         self._ticks = 0

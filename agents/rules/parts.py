@@ -1,13 +1,46 @@
-"""What several rules are made of: a running sum, clients of which only some train at once, checks."""
+"""What several rules are made of: a sum of updates, plain or robust, clients of which only some train at
+once, checks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
 from agents.rules.interface import Aggregated, Contribution, Server, Update
-from agents.vectors import add_scaled
+from agents.vectors import Vector, add_scaled, trimmed_mean
+
+Trim = float | Literal["median"]
+"""Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one
+or two."""
+
+
+def gathered(server: Server, trim: Trim) -> WeightedSum | RobustSum:
+    """What gathers the updates for the next version."""
+    return RobustSum(server, trim) if trim else WeightedSum(server)
+
+
+def check_trim(trim: Trim, updates: int | None = None) -> None:
+    """Raise ValueError, unless it is `median` or from 0 to below 0.5, and leaves out any of `updates`,
+    where it is known that an aggregation has so many."""
+    if trim != "median" and not 0 <= trim < 0.5:
+        raise ValueError(f"trim is {trim:g}, expected from 0 to below 0.5, or median")
+    if not trim or updates is None or trimmed(updates, trim):
+        return
+    if updates < 3:
+        raise ValueError(f"trim needs aggregations of 3 updates or more, and they have {updates}")
+    least = math.ceil(100 / updates) / 100
+    raise ValueError(
+        f"trim is {trim}, which of {updates} updates is none: raise it to {least:g} or more"
+    )
+
+
+def trimmed(updates: int, trim: Trim) -> int:
+    """How many of `updates` values are left out at each end of a coordinate; one is left at least."""
+    most = (updates - 1) // 2
+    return most if trim == "median" else min(most, int(trim * updates + 1e-9))
 
 
 class WeightedSum:
@@ -28,7 +61,9 @@ class WeightedSum:
         """Σ a_i."""
         return sum(contribution.weight for contribution in self.contributions)
 
-    def add(self, update: Update, weight: float = 1.0) -> None:
+    def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
+        """Take `update` with a = `weight`, so many times."""
+        weight *= times
         add_scaled(self.vector, update.vector, weight)
         self.contributions.append(update.contribution(weight))
 
@@ -37,6 +72,49 @@ class WeightedSum:
         add_scaled(self._server.w, self.vector, sign * scale)
         self.vector[:] = 0
         used, self.contributions = self.contributions, []
+        return self._server.aggregated(used, scale)
+
+
+class RobustSum:
+    """A `WeightedSum` in which, for each coordinate, the extremes of the n updates do not count (Yin,
+    Chen, Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2):
+
+        Σ a_i v_i   becomes   n · (1/(n − 2k)) Σ_{j=k+1}^{n−k} (a v)_(j)
+
+    with (a v)_(1) ≤ … ≤ (a v)_(n) the values of a_i v_i in that coordinate, in order. k = ⌊βn⌋ is the
+    β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. As long as at most k of the updates
+    are an attacker's, no coordinate leaves the range of the others' values.
+
+    The updates themselves are kept: n models' memory. The log has the weights of the plain sum.
+    """
+
+    def __init__(self, server: Server, trim: Trim) -> None:
+        self._server = server
+        self._trim = trim
+        self._rows: list[Vector] = []
+        """a_i v_i, an update that counts several times as often."""
+        self.contributions: list[Contribution] = []
+
+    def __len__(self) -> int:
+        """How many updates are in it."""
+        return len(self.contributions)
+
+    @property
+    def weight(self) -> float:
+        """Σ a_i."""
+        return sum(contribution.weight for contribution in self.contributions)
+
+    def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
+        """As `WeightedSum.add`."""
+        self._rows += [np.multiply(update.vector, weight, dtype=self._server.w.dtype)] * times
+        self.contributions.append(update.contribution(times * weight))
+
+    def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
+        """As `WeightedSum.apply`."""
+        n = len(self._rows)
+        mean = trimmed_mean(self._rows, trimmed(n, self._trim))
+        add_scaled(self._server.w, mean, sign * scale * n)
+        used, self.contributions, self._rows = self.contributions, [], []
         return self._server.aggregated(used, scale)
 
 

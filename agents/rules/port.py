@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Action, Actions, Request, Rule, Send, Server, SetTimer, State, Update
-from agents.rules.parts import WeightedSum, Workers, training_at_once
+from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
 from agents.vectors import Vector
 
 
@@ -52,6 +52,9 @@ class Port(Rule):
     """Clients that train at once; None for all."""
     server_lr: float = 1.0
     """η_g."""
+    trim: Annotated[Trim, "share to trim"] = 0.0
+    """Share of the updates that is left out at each end of every coordinate, so that few attackers
+    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         for name in ("min_updates", "staleness_bound", "concurrency"):
@@ -59,6 +62,7 @@ class Port(Rule):
         for name in ("staleness_weight", "server_lr"):
             positive(name, getattr(self, name))
         at_least("similarity_weight", self.similarity_weight, 0)
+        check_trim(self.trim, self.min_updates)
 
     def check(self, clients: int) -> None:
         training = training_at_once(clients, self.concurrency)
@@ -78,7 +82,7 @@ class PortState(State):
 
     def __init__(self, params: Port, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = WeightedSum(server)
+        self._sum = gathered(server, params.trim)
         self._workers = Workers(server, params.concurrency)
         self._deferred: set[str] = set()
         """Those whose model leaves when this instant is over, and is that of then."""

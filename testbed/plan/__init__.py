@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from agents.clock import in_host_time
-from agents.config import Access, Duration, Link, Local
+from agents.config import Access, Duration, Link, Local, Named
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import feasibility
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
@@ -51,6 +51,10 @@ class PlannedDevice:
     """1e9 operations per second; still to be multiplied by `speed`."""
     speed: float = 1.0
     """This device's own, as drawn."""
+    compression: Named | None = None
+    """Of its updates (`agents.compression`)."""
+    byzantine: Named | None = None
+    """The attack that its client makes (`agents.client.byzantine`)."""
     power: Mapping[str, float] | None = None
     """Watts, by state."""
     dilation: float = 1.0
@@ -250,7 +254,10 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
-_OPTIONAL = ("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access")
+_OPTIONAL = (
+    *("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
+    *("compression", "byzantine"),
+)
 
 
 def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
@@ -272,6 +279,8 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "access": None if device.access is None else device.access.name,
         "think": _duration(device.think),
         "local": _local(device.local),
+        "compression": None if device.compression is None else device.compression.name,
+        "byzantine": None if device.byzantine is None else device.byzantine.name,
     }
 
 
@@ -312,6 +321,8 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             think=None if group.think is None else group.think.plain(),
             timing=None if group.timing is None else group.timing.plain(),
             gflops=group.gflops,
+            compression=None if group.link is None else group.link.compressed_by,
+            byzantine=None if group.byzantine is None else group.byzantine.named,
             power=None if group.power is None else group.power.plain(),
             dilation=dilation,
         )

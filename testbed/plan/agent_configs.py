@@ -101,6 +101,12 @@ class RunSpec:
         return next(self.steps(), None) is not None
 
     @property
+    def keeps_models(self) -> bool:
+        """Whether models come back compressed, as the difference to the one that was sent."""
+        side: ClientSide = self.topology.rule.build().client_side
+        return side.kind == "model" and any(d.compression is not None for d in self.plan.devices)
+
+    @property
     def remembers(self) -> bool:
         """Whether the rule's clients have a memory that outlives their process."""
         side: ClientSide = self.topology.rule.build().client_side
@@ -222,6 +228,8 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
         part=secrets.token_hex(4),
         durability=topology.durability,
+        bounds=topology.bounds.build(),
+        keeps_models=spec.keeps_models,
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
         patient=spec.eventful,
@@ -249,6 +257,8 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         speed=device.speed,
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if spec.remembers else None,
+        compression=device.compression,
+        byzantine=device.byzantine,
         outbox=disk,
         timeout_s=spec.topology.start.timeout,
     )

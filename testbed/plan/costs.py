@@ -7,8 +7,11 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from agents import wire
-from agents.config import Local
+from agents.compression import Compressor
+from agents.config import Local, Named
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
@@ -109,8 +112,9 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-def message_sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
+def message_sizes(run: str, schema: str, w: Vector, compression: Named | None = None) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
+    packed = None if compression is None else Compressor(compression).compress(np.zeros_like(w))
     model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
     update = wire.UpdateMessage(
         run=run,
@@ -129,5 +133,6 @@ def message_sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
         train_end=0,
         sent=0,
         vector=w,
+        compressed=packed,
     )
     return len(wire.encode(model)), len(wire.encode(update))

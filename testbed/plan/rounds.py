@@ -48,7 +48,12 @@ def expected(
 ) -> dict[str, Round]:
     """A round of each device. `parameters` of the model; `samples` of each device, if known."""
     small = message_sizes("run", "0" * 64, np.zeros(1, np.float32))
-    down, up = (size + 4 * (parameters - 1) for size in small)
+    down, plain = (size + 4 * (parameters - 1) for size in small)
+    smaller: dict[str, int] = {}
+    for device in plan.devices:
+        if device.compression is not None and repr(device.compression) not in smaller:
+            sizes = message_sizes("run", "0" * 64, np.zeros(parameters, np.float32), device.compression)
+            smaller[repr(device.compression)] = sizes[1]
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
@@ -58,7 +63,7 @@ def expected(
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        transfer = _transfer(device, server, down, up)
+        transfer = _transfer(device, server, down, smaller.get(repr(device.compression), plain))
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_
 
 from agents import config
 from agents.rules import RULES
+from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.topology import scenario, validation_errors, yamlfile
@@ -137,6 +138,11 @@ class Stop(Parameters):
     """The run ends at whichever comes first."""
 
 
+@with_fields_of(config.Bounds)
+class Bounds(Parameters):
+    """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
+
+
 class Start(Model):
     """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
 
@@ -199,6 +205,7 @@ class Topology(Model):
     evaluate: Evaluate = Evaluate()
     stop: Stop
     start: Start = Start()
+    bounds: Bounds = Bounds()
     record: Literal["nothing", "updates"] = Field(
         default="nothing",
         description="updates: keep every update that the aggregator got, for testbed replay",
@@ -282,6 +289,12 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
+    side: ClientSide = topology.rule.build().client_side
+    if side.kind == "residual" and topology.bounds.build().norm is not None:
+        yield (
+            ("bounds", "norm"),
+            f"clients of {topology.rule.name} count on what they sent to be applied whole: remove this",
+        )
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [
@@ -295,6 +308,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             )
     accesses: dict[str, config.Access] = {}
     for index, group in enumerate(groups):
+        if side.kind == "residual" and group.link is not None and group.link.compression is not None:
+            yield (
+                ("devices", index, "link", "compression"),
+                f"clients of {topology.rule.name} count on what they sent to be applied whole: remove "
+                "this",
+            )
         access = None if group.access is None else group.access.build()
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from agents import config, durations
+from agents.client.byzantine import ATTACKS
+from agents.compression import METHODS
 from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
@@ -17,6 +19,7 @@ from testbed.topology.fields import (
     Model,
     Name,
     NotNegative,
+    OneOf,
     OrConstant,
     Parameters,
     Positive,
@@ -79,6 +82,13 @@ class LinkTrace(Model):
         return self
 
 
+class Compression(Variant):
+    """How a device compresses its updates."""
+
+    tag: ClassVar[str] = "kind"
+    kind: str
+
+
 class Link(ServerLink):
     """Access link of each device of the group; a rate left out is unlimited."""
 
@@ -91,6 +101,13 @@ class Link(ServerLink):
     jitter: Seconds | None = Field(default=None, description="Each way's delay is uniform, ± this")
     loss: Share | None = Field(default=None, description="Share of the packets lost, each way")
     trace: LinkTrace | None = None
+    compression: Annotated[Compression, OneOf(METHODS)] | None = Field(
+        default=None, description="Of the updates that go over it; float32 where not given"
+    )
+
+    @property
+    def compressed_by(self) -> config.Named | None:
+        return None if self.compression is None else self.compression.named
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -172,6 +189,13 @@ Speed = Annotated[
 _PLAIN_SPEED = ConstantSpeed(distribution="constant", value=1.0)
 
 
+class Byzantine(Variant):
+    """What attackers make of their training before they send it."""
+
+    tag: ClassVar[str] = "kind"
+    kind: str
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -218,6 +242,9 @@ class DeviceGroup(Model):
     )
     thermal: Thermal | None = Field(
         default=None, description="Loss of CPU share by heat; the profile's, where not given"
+    )
+    byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
+        default=None, description="The attack that its devices make; honest ones where not given"
     )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 

@@ -303,16 +303,38 @@ def docstrings(cls: type) -> dict[str, str]:
     }
 
 
+def _trim(value: Any) -> Any:
+    try:
+        if value == "median" or units.share(value) < 0.5:
+            return value if value == "median" else units.share(value)
+    except ValueError:
+        pass
+    raise ValueError("expected a share from 0 to below 0.5 such as 0.2, or median")
+
+
 _READERS = {
     "s": Seconds,
     "s above 0": PositiveSeconds,
     "share above 0": PositiveShare,
     "bit/s": Rate,
     "count": Count,
+    "count from 0": Annotated[int, Field(ge=0), expecting("a whole number from 0 on")],
     "positive": Positive,
     "not negative": NotNegative,
     "below 1": Annotated[float, Field(ge=0, lt=1), expecting("a number from 0 to below 1")],
     "name": Name,
+    "share to trim": Annotated[
+        float | Literal["median"],
+        BeforeValidator(_trim),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "number", "minimum": 0, "exclusiveMaximum": 0.5},
+                    _text(_NUMBER + "%$|^median$", "20%", "median"),
+                ]
+            }
+        ),
+    ],
 }
 """What reads and bounds a field of a dataclass whose hint is `Annotated` with this."""
 

@@ -95,6 +95,8 @@ class LinkChange(Link):
         """Jitter is not compared with a delay, which may be what the link has already."""
         if self.trace is not None:
             raise ValueError("trace does not begin in mid-run: write figures such as up: 1mbit instead")
+        if self.compression is not None:
+            raise ValueError("compression does not change in mid-run: give it to the device's link")
         if self.kind is not None:
             raise ValueError("class does not change in mid-run: write figures such as up: 1mbit instead")
         if self.rtt is not None and self.delay is not None:

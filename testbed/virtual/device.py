@@ -83,6 +83,8 @@ class Device:
     line: Line
     train: Callable[[wire.ModelMessage, int], Training]
     speed: Speed
+    update_size: int | None = None
+    """Bytes of a compressed update; None: its updates are not compressed."""
     working_on: Work | None = None
     trainings: dict[int, Training] = field(default_factory=dict)
     """Those whose update has not left yet, by sequence number: one that goes on, one in the send

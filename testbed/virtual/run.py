@@ -21,8 +21,9 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.client import core as client
 from agents.client import randomness
+from agents.client.byzantine import Attacker
 from agents.client.training import Trainer
-from agents.config import Link, Local
+from agents.config import Link, Local, Named
 from agents.device_actions import DeviceState
 from agents.flat import first_model, initial
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -135,13 +136,16 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
         patient=spec.eventful,
+        bounds=topology.bounds.build(),
+        keeps_models=spec.keeps_models,
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w)
     if topology.record == "updates":
         recorder.keep_inputs(setup)
     queue = EventQueue()
-    fleet = _Fleet(spec, prepared, rule.client_side, task, _step_cost(spec, prepared, task, view), queue)
+    cost = _step_cost(spec, prepared, task, view)
+    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, (run_id, schema, w))
     return Simulation(
         queue,
         core,
@@ -169,7 +173,10 @@ class _Fleet:
         task: Task,
         cost: StepCost,
         queue: EventQueue,
+        model: tuple[str, str, Vector],
     ) -> None:
+        """`model`: run, schema and vector, of which messages are made."""
+        self._model, self._sizes = model, dict[str, int]()
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -188,7 +195,8 @@ class _Fleet:
         local, seed = planned.local, self._spec.topology.seed
         gradient = self._side.kind == "gradient"
         steps = 1 if gradient else local.count(len(indices))
-        identity = client.Identity(self._spec.directory.run, name, len(indices), self._side, local)
+        run, compression = self._spec.directory.run, planned.compression
+        identity = client.Identity(run, name, len(indices), self._side, local, compression)
 
         def generator(*purpose: int) -> np.random.Generator:
             return randomness.generator(seed, name, *purpose)
@@ -213,6 +221,11 @@ class _Fleet:
         if planned.think is not None:
             think = durations.sampler(planned.think, generator(randomness.THINKING))
         memory = None if last is None else last.memory
+        attacker = None
+        if planned.byzantine is not None:
+            attacker = Attacker(
+                planned.byzantine, lambda update: generator(randomness.ATTACKING, update)
+            )
         if last is None:
             line = self._network.line(planned)
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
@@ -220,12 +233,20 @@ class _Fleet:
             line, speed = last.line, last.speed
         return Device(
             index=index,
-            core=client.ClientCore(identity, thinking_time, memory),
+            core=client.ClientCore(identity, thinking_time, memory, attacker),
             line=line,
             train=train,
             speed=speed,
+            update_size=None if compression is None else self._update_size(compression),
             memory=memory,
         )
+
+    def _update_size(self, compression: Named) -> int:
+        """Bytes of an update on the wire."""
+        sizes = self._sizes
+        if repr(compression) not in sizes:
+            sizes[repr(compression)] = message_sizes(*self._model, compression)[1]
+        return sizes[repr(compression)]
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:

@@ -178,7 +178,8 @@ class Simulation:
 
     def deliver_update(self, name: str, message: wire.UpdateMessage) -> None:
         now = self._events.now
-        self._handle(inputs.UpdateArrived(now, name, self._update_size, now, message))
+        small = None if message.compressed is None else self.device(name).update_size
+        self._handle(inputs.UpdateArrived(now, name, small or self._update_size, now, message))
 
     def device(self, name: str) -> Device:
         return self._devices.get(name) or self.new_device(name)
@@ -364,6 +365,5 @@ class Simulation:
             update = message()
             self.deliver_update(update.client, update)
 
-        device.line.upload(
-            self._update_size, lambda at: self._message(at, device, arrive, to_device=False)
-        )
+        size = device.update_size or self._update_size
+        device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))

@@ -21,11 +21,12 @@ from agents.aggregator.actions import (
     StopClients,
 )
 from agents.aggregator.dispatches import Dispatched, Dispatches
-from agents.config import Stop
+from agents.config import Bounds, Stop
 from agents.nanoseconds import from_seconds
 from agents.rules import interface as rules
 from agents.rules.area import Area
 from agents.rules.async_fedavg import AsyncFedAvg
+from agents.rules.asysg import AsySG
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.defedavg_niid import DeFedAvgNiid
 from agents.rules.favano import Favano
@@ -86,6 +87,7 @@ def test_an_update_is_applied_recorded_and_answered() -> None:
                 steps=2,
                 loss=0.5,
                 bytes=2600,
+                bytes_before=2600.0,
                 dispatched=0.0,
                 downloaded=0.125,
                 train_start=0.25,
@@ -210,6 +212,56 @@ def test_a_client_cannot_weigh_more_than_its_shard() -> None:
     assert server.version == 0
     core.update("a", message("a", again.number, samples=10, **done(1.5)), 4, 2.0)  # type: ignore[union-attr]
     assert server.version == 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "base", "reason"),
+    [
+        (Bounds(norm=2.5, over_norm="drop"), 1, "norm 3, the bound is 2.5"),
+        (Bounds(norm=3.0, over_norm="drop", staleness=1), 1, None),  # just within both
+        (Bounds(staleness=0), 1, "staleness 1, the bound is 0"),
+        (Bounds(norm=2.5, staleness=0), 1, "staleness 1, the bound is 0"),  # and is not clipped
+    ],
+)
+def test_an_update_over_a_bound_is_dropped_with_the_reason(
+    bounds: Bounds, base: int, reason: str | None
+) -> None:
+    core, server = started(bounds=bounds)
+    core.update("a", message("a", 1, 0.5), 4, 1.0)
+    done = core.update("b", message("b", 2, 3.0), 4, 1.0)
+    found = [r.reason for r in records(done) if isinstance(r, events.UpdateRejected)]
+    assert found == ([] if reason is None else [reason])
+    assert (server.w.tolist(), server.version) == (([0.5], 1) if reason else ([3.5], 2))
+    (again,) = of(Dispatch, done)  # either way it gets a model
+    assert (again.client, again.version) == ("b", server.version)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sent", "ended", "norm"),
+    [
+        (VANILLA, [30.0, -40.0], [3.0, -4.0], 50.0),  # Δ · 5/50
+        (VANILLA, [3.0, 4.0], [3.0, 4.0], None),
+        (FedAsync(mixing=1.0), [30.0, 40.0], [3.0, 4.0], 50.0),  # a model's distance from (0, 0)
+        (AsySG(gradients=1), [0.0, 7.0], [0.0, -5.0], 7.0),
+    ],
+)
+def test_an_update_over_the_norm_is_clipped_to_it(
+    rule: Rule, sent: list[float], ended: list[float], norm: float | None
+) -> None:
+    vector = np.array(sent, np.float32)
+    core, server = started(rule, w=np.zeros(2, np.float32), bounds=Bounds(norm=5.0))
+    done = core.update("a", message("a", 1, vector=vector, kind=rule.client_side.kind), 4, 1.0)
+    assert server.w.tolist() == pytest.approx(ended, rel=1e-6)
+    assert vector.tolist() == sent  # what arrived is somebody else's memory
+    clipped = [r for r in records(done) if isinstance(r, events.UpdateClipped)]
+    assert clipped == ([] if norm is None else [events.UpdateClipped(1.0, "a", norm)])
+
+
+def test_the_distance_of_a_model_is_to_the_one_of_now() -> None:
+    core, server = started(FedAsync(mixing=1.0), w=np.zeros(2, np.float32), bounds=Bounds(norm=1.0))
+    server.w[:] = 10.0, 0.0
+    core.update("a", message("a", 1, vector=np.array([10.0, 4.0], np.float32), kind="model"), 4, 1.0)
+    assert server.w.tolist() == [10.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from agents.events import Record
 EXAMPLES: list[Record] = [
     events.RunStarted(0.0, 1_700_000_000.25, ("a", "b"), ("c",)),
     events.ClientStatus(1.5, "a", "ready"),
+    events.UpdateClipped(1.5, "a", 12.5),
     events.UpdateApplied(
         client="a",
         sequence=3,
@@ -26,6 +27,7 @@ EXAMPLES: list[Record] = [
         steps=20,
         loss=1.75,
         bytes=2600,
+        bytes_before=10_240.0,
         dispatched=1.0,
         downloaded=1.1,
         train_start=1.2,

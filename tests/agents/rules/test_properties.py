@@ -49,9 +49,15 @@ INSTANCES: dict[str, list[Rule]] = {
         AsyncFedAvg(weights="time_based"),
         AsyncFedAvg(weights="time_based", update_times=(1.0, 2.0, 3.0, 4.0)),
     ],
-    "asysg": [AsySG(gradients=1), AsySG(gradients=3, mean=False)],
-    "defedavg_iid": [DeFedAvgIid(buffer_size=1), DeFedAvgIid(buffer_size=3)],
-    "defedavg_niid": [DeFedAvgNiid(sample=2), DeFedAvgNiid(sample=3, send_buffer="hold")],
+    "asysg": [AsySG(gradients=1), AsySG(gradients=3, mean=False), AsySG(gradients=3, trim="median")],
+    "defedavg_iid": [
+        *(DeFedAvgIid(buffer_size=1), DeFedAvgIid(buffer_size=3)),
+        DeFedAvgIid(buffer_size=3, trim="median"),
+    ],
+    "defedavg_niid": [
+        *(DeFedAvgNiid(sample=2), DeFedAvgNiid(sample=3, send_buffer="hold")),
+        DeFedAvgNiid(sample=4, trim=0.25),
+    ],
     "favano": [Favano(period=2.5, sample=2), Favano(period=1.0, sample=3, debias="deterministic")],
     "fedasync": [FedAsync(), FedAsync(staleness="hinge")],
     "fedavg": [
@@ -59,20 +65,27 @@ INSTANCES: dict[str, list[Rule]] = {
         FedAvg(sample=2),
         FedAvg(sample=3, replacement=True, weights="unbiased"),
         FedAvg(sample=2, round_timeout=2.5),
+        FedAvg(trim="median"),
     ],
     "fedbuff": [
         FedBuff(buffer_size=2),
         FedBuff(buffer_size=3, staleness="inverse_sqrt", concurrency=2),
         FedBuff(buffer_size=4, reply="after_aggregation"),
         FedBuff(buffer_size=2, concurrency=3, replace="block"),
+        FedBuff(buffer_size=3, staleness="inverse_sqrt", trim="median"),
     ],
     "fedfa": [FedFa(window_size=3), FedFa(window_size=3, variant="delta", server_lr=0.3)],
-    "fedfix": [FedFix(period=2.5), FedFix(period=3.0, update_times=(1.0, 2.0, 3.0, 4.0))],
+    "fedfix": [
+        FedFix(period=2.5),
+        FedFix(period=3.0, update_times=(1.0, 2.0, 3.0, 4.0)),
+        FedFix(period=2.5, trim=0.4),
+    ],
     "port": [
         Port(min_updates=2),
         Port(min_updates=2, staleness_bound=1),
         Port(min_updates=2, staleness_bound=1, urgent=False),
         Port(min_updates=2, staleness_bound=2, concurrency=3),
+        Port(min_updates=3, staleness_bound=2, trim="median"),
     ],
 }
 """Of every rule, parameters that differ in what is sent to whom, and when."""

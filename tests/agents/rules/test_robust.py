@@ -1,0 +1,151 @@
+"""Trimmed mean and median (Yin et al. 2018): numbers computed by hand, and what always holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from agents.rules import RULES
+from agents.rules.asysg import AsySG
+from agents.rules.defedavg_niid import DeFedAvgNiid
+from agents.rules.fedavg import FedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule
+from agents.rules.parts import RobustSum, Trim, WeightedSum, gathered, trimmed
+from agents.vectors import trimmed_mean
+from tests.agents.helpers import make_server, update, weights
+
+VALUES = (1.0, 2.0, 4.0, 7.0, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("updates", "trim", "k"),
+    [
+        *((5, "median", 2), (4, "median", 1), (3, "median", 1), (2, "median", 0), (1, "median", 0)),
+        *((5, 0.2, 1), (5, 0.4, 2), (10, 0.3, 3), (100, 0.29, 29), (5, 0.19, 0), (3, 0.49, 1)),
+    ],
+)
+def test_how_many_are_left_out_at_each_end(updates: int, trim: Trim, k: int) -> None:
+    assert trimmed(updates, trim) == k
+
+
+@pytest.mark.parametrize(
+    ("trim", "moved"),
+    [(0.0, 202.8), (0.2, 13 / 3), (0.4, 4.0), ("median", 4.0)],
+)
+def test_fedbuff_moves_by_the_mean_of_those_in_the_middle(trim: Trim, moved: float) -> None:
+    server = make_server(0.5, 0.5)
+    state = FedBuff(buffer_size=5, trim=trim).begin(server)
+    for value in VALUES[:-1]:
+        state.update(update("a", value))
+    done = state.update(update("b", VALUES[-1]))
+    assert server.w.tolist() == [pytest.approx(moved, rel=1e-12)]
+    assert weights(done) == [("a", 0.2)] * 4 + [("b", 0.2)]  # as of the mean
+    for value in (1.0, 1.0, 1.0, 1.0, 1.0):  # the next buffer has nothing of this one
+        state.update(update("a", value))
+    assert server.w.tolist() == [pytest.approx(moved + 1.0, rel=1e-12)]
+
+
+def test_each_coordinate_has_its_own_extremes() -> None:
+    state = AsySG(gradients=3, trim="median").begin(make_server(0.3, 0.3, 0.4, w=(0.0, 0.0)))
+    server = state.server
+    for client, gradient in zip("abc", [(1.0, 9.0), (2.0, -5.0), (30.0, 4.0)], strict=True):
+        state.update(update(client, *gradient, kind="gradient"))
+    assert server.w.tolist() == [-2.0, -4.0]
+
+
+def test_what_fedavg_trims_is_weighted_by_the_importance() -> None:
+    server = make_server(0.5, 0.3, 0.2)
+    state = FedAvg(trim="median").begin(server)
+    state.start()
+    for client, value in zip("abc", (1.0, 2.0, 100.0), strict=True):  # p Δ: 0.5, 0.6, 20
+        state.update(update(client, value))
+    assert server.w.tolist() == [pytest.approx(3 * 0.6)]
+
+
+def test_a_client_drawn_twice_counts_twice() -> None:
+    server = make_server(0.4, 0.3, 0.3)
+    state = DeFedAvgNiid(sample=3, trim="median").begin(server)
+    state.start()
+    state._waiting = {"a": 2, "b": 1}
+    state.update(update("a", 1.0))
+    state.update(update("b", 50.0))
+    assert server.w.tolist() == [1.0]  # of 1, 1 and 50
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("fedbuff", {"buffer_size": 5, "trim": 0.1}, "of 5 updates is none: raise it to 0.2"),
+        ("fedbuff", {"buffer_size": 2, "trim": "median"}, "3 updates or more, and they have 2"),
+        ("fedbuff", {"buffer_size": 9, "trim": 0.5}, "expected from 0 to below 0.5, or median"),
+        ("fedbuff", {"buffer_size": 9, "trim": -0.1}, "expected from 0 to below 0.5, or median"),
+        ("defedavg_iid", {"buffer_size": 2, "trim": 0.4}, "3 updates or more"),
+        ("defedavg_niid", {"sample": 2, "trim": 0.4}, "3 updates or more"),
+        ("asysg", {"gradients": 2, "trim": 0.4}, "3 updates or more"),
+        ("port", {"min_updates": 2, "trim": 0.4}, "3 updates or more"),
+        ("fedavg", {"sample": 3, "trim": 0.2}, "raise it to 0.34"),
+        ("fedfix", {"period": 1.0, "trim": 0.6}, "below 0.5"),
+    ],
+)
+def test_a_trim_that_does_nothing_is_refused(
+    name: str, parameters: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RULES[name](**parameters)
+
+
+def test_fedavg_with_all_clients_knows_how_many_these_are() -> None:
+    rule: Rule = FedAvg(trim=0.1)
+    rule.check(10)
+    with pytest.raises(ValueError, match=r"of 9 updates is none: raise it to 0\.12"):
+        rule.check(9)
+
+
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+rows = st.integers(1, 9).flatmap(lambda n: arrays.arrays(np.float32, (n, 3), elements=NUMBERS).map(list))
+
+
+@given(rows=rows, data=st.data())
+def test_their_order_changes_not_a_bit(rows: list[Any], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, (len(rows) - 1) // 2))
+    other = data.draw(st.permutations(rows))
+    assert trimmed_mean(rows, k).tobytes() == trimmed_mean(other, k).tobytes()
+
+
+@given(rows=rows, weight=st.floats(0.1, 2.0), scale=st.floats(0.1, 2.0))
+def test_without_trimming_it_is_the_plain_sum(rows: list[Any], weight: float, scale: float) -> None:
+    moved = []
+    for kind in (WeightedSum, lambda server: RobustSum(server, 0.0)):
+        server = make_server(1.0, w=(0.0, 0.0, 0.0))
+        total = kind(server)
+        for n, row in enumerate(rows):
+            total.add(update("a", *row.tolist()), weight * (n + 1))
+        total.apply(scale, sign=-1)
+        moved.append(server.w)
+    assert moved[0] == pytest.approx(moved[1], rel=1e-9, abs=1e-3)
+
+
+@given(rows=rows, data=st.data())
+def test_k_attackers_cannot_leave_the_range_of_the_honest(rows: list[Any], data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, (len(rows) - 1) // 2))
+    forged = arrays.arrays(np.float32, 3, elements=st.floats(-(2.0**63), 2.0**63, width=32))
+    attacked = [*rows[k:], *(data.draw(forged) for _ in range(k))]
+    honest, mean = np.array(rows[k:]), trimmed_mean(attacked, k)
+    slack = 1e-6 * np.abs(honest).max(axis=0)  # of float32's rounding
+    assert (honest.min(axis=0) - slack <= mean).all()
+    assert (mean <= honest.max(axis=0) + slack).all()
+
+
+def test_long_vectors_are_as_short_ones() -> None:
+    rows = list(np.random.default_rng(0).normal(size=(7, 100_000)).astype(np.float32))
+    assert trimmed_mean(rows, 3).tolist() == np.median(rows, axis=0).tolist()
+
+
+def test_the_plain_sum_keeps_no_update() -> None:
+    assert type(gathered(make_server(1.0), 0.0)) is WeightedSum

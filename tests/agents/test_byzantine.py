@@ -1,0 +1,127 @@
+"""Attacks: what a client makes of its honest training, through the real client core and in a run."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.client import core
+from agents.client.byzantine import Attacker, Noise
+from agents.config import Local, Named
+from agents.rules.interface import ClientSide, Kind
+from agents.wire import ModelMessage, UpdateMessage
+from testbed.simulate import simulate
+
+START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
+"""Of the model, and of two trainings: honest progress (2, -1), then (1, 1)."""
+
+
+def sent(named: Named, kind: Kind = "delta", **local: Any) -> list[UpdateMessage]:
+    """The client's two updates."""
+    identity = core.Identity("run", "a", 10, ClientSide(kind), Local(steps=2, **local))
+    attacker = Attacker(named, lambda sequence: np.random.default_rng(sequence))
+    client = core.ClientCore(identity, lambda _: 0, attacker=attacker)
+    model = ModelMessage(
+        run="run", version=0, dispatch=1, schema="s", vector=np.array(START, np.float32)
+    )
+    updates = []
+    for dispatch, end in enumerate(ENDS, start=1):
+        client.model(replace(model, dispatch=dispatch), 0)
+        outcome = core.Outcome(np.array(end, np.float32), 0.25)
+        client.trained(core.Trained(lambda o=outcome: o, 2, 0, 1))  # type: ignore[misc]
+        updates += [a.message() for a in client.thought(2) if isinstance(a, core.SendUpdate)]
+    return updates
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "first", "second"),
+    [
+        (Named("sign_flip", {}), "delta", [-2.0, 1.0], [-1.0, -1.0]),
+        (Named("sign_flip", {"factor": 3.0}), "delta", [-6.0, 3.0], [-3.0, -3.0]),
+        (Named("sign_flip", {}), "model", [-1.0, 2.0], [0.0, 0.0]),  # start + forged progress
+        (Named("sign_flip", {}), "gradient", [-3.0, 0.0], [-2.0, -2.0]),
+        (Named("scale", {"factor": 4.0}), "delta", [8.0, -4.0], [4.0, 4.0]),
+        (Named("stale_replay", {}), "delta", [2.0, -1.0], [2.0, -1.0]),
+        (Named("stale_replay", {}), "model", [3.0, 0.0], [3.0, 0.0]),
+    ],
+)
+def test_what_an_attacker_sends(
+    named: Named, kind: Kind, first: list[float], second: list[float]
+) -> None:
+    updates = sent(named, kind)
+    assert [update.vector.tolist() for update in updates] == [first, second]
+    assert {(update.loss, update.steps, update.kind) for update in updates} == {(0.25, 2, kind)}
+
+
+def test_noise_is_drawn_anew_for_each_update_and_the_same_again() -> None:
+    honest = [[2.0, -1.0], [1.0, 1.0]]
+    one, two = (
+        [u.vector - h for u, h in zip(sent(Named("noise", {"std": 0.5})), honest, strict=True)]
+        for _ in range(2)
+    )
+    assert np.array(one).tolist() == np.array(two).tolist()
+    assert (one[0] != one[1]).all()
+    attack = Noise(std=0.5)
+    zeros = np.zeros(100_000, np.float32)
+    noise = attack.forge(zeros, zeros, lambda: np.random.default_rng(0))
+    assert noise.dtype == np.float32
+    assert (noise.mean(), noise.std()) == pytest.approx((0, 0.5), abs=0.01)
+
+
+def test_the_attack_comes_before_what_the_rule_asks_for() -> None:
+    """FedNova divides what is sent by the number of steps: the forged progress, too."""
+    (first, _) = sent(Named("sign_flip", {}), fednova=True)
+    assert first.vector.tolist() == [-1.0, 0.5]
+
+
+FLEET = """
+name: t
+seed: 3
+task: {name: digits-logreg, local: {steps: 10, batch_size: 32, lr: 0.1}}
+rule: {name: fedbuff, buffer_size: 10}
+devices:
+  - {name: good, count: 8, timing: {distribution: exponential, mean: 1s}}
+  - {name: bad, count: 2, timing: {distribution: exponential, mean: 1s}, byzantine: ATTACK}
+evaluate: {every: 10s}
+stop: {after: 60s}
+runtime: {name: virtual}
+"""
+
+
+def accuracy(attack: str, **changes: Any) -> tuple[float, Any]:
+    """Of the last model, and the run."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = simulate(FLEET.replace("ATTACK", attack), runs=folder, **changes)
+    return float(run.evaluations["accuracy"].iloc[-1]), run
+
+
+def test_two_of_ten_ruin_the_mean_and_not_the_median_or_the_trimmed_mean() -> None:
+    flip = "{kind: sign_flip, factor: 5.0}"
+    assert accuracy(flip)[0] < 0.3
+    for trim in ("median", 0.3):
+        assert accuracy(flip, rule={"name": "fedbuff", "buffer_size": 10, "trim": trim})[0] > 0.85
+
+
+def test_bounds_of_the_norm_hold_attackers_back_and_are_recorded() -> None:
+    flip = "{kind: sign_flip, factor: 5.0}"
+    clipped, run = accuracy(flip, bounds={"norm": 1.0})
+    assert clipped > 0.6
+    assert set(run.clipped["client"]) >= {"bad-1", "bad-2"}
+    assert (run.clipped["norm"] > 1.0).all()
+    dropped, run = accuracy(flip, bounds={"norm": 1.0, "over_norm": "drop"})
+    assert dropped > 0.85
+    reasons = run.rejected.groupby("client", observed=True)["reason"].first()
+    assert reasons["bad-1"].startswith("norm ")
+    assert reasons["bad-1"].endswith(", the bound is 1")
+
+
+def test_one_that_sends_3e38_does_not_stop_the_others() -> None:
+    learned, run = accuracy("{kind: scale, factor: 3.0e+38}")
+    assert learned > 0.85
+    assert set(run.updates["client"]) == {f"good-{k}" for k in range(1, 9)}
+    reasons = run.rejected.groupby("client", observed=True)["reason"].unique()
+    assert "diverged" in reasons["bad-1"][0]

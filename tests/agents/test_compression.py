@@ -1,0 +1,258 @@
+"""Compressed updates: what comes out, on the wire, and what no method makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import tempfile
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import events, wire
+from agents.compression import METHODS, Compressed, Compressor, Int8, TopK
+from agents.config import Named
+from agents.rules.fedasync import FedAsync
+from testbed.errors import BadInputError
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
+from testbed.simulate import simulate
+from testbed.topology import parse
+from tests.agents.helpers import VANILLA, message, records, started
+
+ALL = [
+    Named("fp16", {}),
+    Named("int8", {"chunk": 16}),
+    Named("int8", {"chunk": 1024}),
+    Named("topk", {"share": 0.1}),
+    Named("topk", {"share": 1.0}),
+]
+every_method = pytest.mark.parametrize("named", ALL, ids=repr)
+
+
+def vector(size: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+
+
+def sent(compressed: Compressed, **fields: Any) -> wire.UpdateMessage:
+    nothing = np.zeros(0, np.float32)
+    return dataclasses.replace(message("a", 1), vector=nothing, compressed=compressed, **fields)
+
+
+def test_int8_by_hand() -> None:
+    packed = Int8(chunk=16).compress(
+        np.array([127.0, -63.4, 0.5, 0.49] + [0.0] * 12 + [-2.0], np.float32)
+    )
+    assert packed.arrays["scales"].tolist() == [1.0, pytest.approx(2 / 127)]
+    assert packed.arrays["w"].tolist() == [127, -63, 0, 0, *[0] * 12, -127]  # rint(0.5) is 0
+    assert packed.dense().tolist()[:2] == [127.0, -63.0]
+
+
+def test_topk_keeps_the_largest_and_of_equals_the_first() -> None:
+    packed = TopK(share=0.4).compress(np.array([1.0, -3.0, 3.0, 2.0, -3.0], np.float32))
+    assert packed.arrays["indices"].tolist() == [1, 2]
+    assert packed.dense().tolist() == [0.0, -3.0, 3.0, 0.0, 0.0]
+    assert TopK(share=0.001).compress(np.ones(5, np.float32)).arrays["indices"].tolist() == [0]
+
+
+def test_what_topk_leaves_out_is_added_to_the_next_update() -> None:
+    compressor = Compressor(Named("topk", {"share": 0.5}))
+    assert compressor.compress(np.array([3.0, 2.0], np.float32)).dense().tolist() == [3.0, 0.0]
+    assert compressor.compress(np.array([1.0, 0.5], np.float32)).dense().tolist() == [0.0, 2.5]
+    diverged = compressor.compress(np.array([np.nan, 0.0], np.float32))
+    assert not np.isfinite(diverged.dense()).all()
+    assert compressor.compress(np.array([0.0, 0.0], np.float32)).dense().tolist() == [1.0, 0.0]
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.integers(1, 10))
+def test_error_feedback_loses_nothing(values: list[float], rounds: int) -> None:
+    """Σ of what arrives + what is left = Σ of what was sent."""
+    compressor, update = Compressor(Named("topk", {"share": 0.2})), np.array(values, np.float32)
+    arrived = sum(compressor.compress(update).dense().astype(float) for _ in range(rounds))
+    left = 0.0 if compressor._error is None else compressor._error
+    assert arrived + left == pytest.approx(rounds * update.astype(float), rel=1e-4, abs=1e-2)
+
+
+@every_method
+@pytest.mark.parametrize("size", [1, 15, 16, 1023, 40_001])
+def test_every_method_comes_back_nearly_as_it_was(named: Named, size: int) -> None:
+    plain = vector(size)
+    back = Compressor(named).compress(plain).dense()
+    assert back.dtype == np.float32
+    assert back.shape == plain.shape
+    error = np.abs(back - plain)
+    most = {"fp16": 5e-3, "int8": np.abs(plain).max() / 254 * 1.001}.get(named.name)
+    if most is not None:
+        assert error.max() <= most
+    else:
+        assert error[back != 0].max() == 0
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1e-45, 1e-40, 1e-38, 1e18])
+@every_method
+def test_extremes_do_not_overflow(named: Named, extreme: float) -> None:
+    back = Compressor(named).compress(np.full(20, extreme, np.float32)).dense()
+    if named.name == "fp16" and extreme > 65504:
+        assert np.isinf(back).all()  # which the aggregator refuses
+    else:
+        assert np.abs(back).max() <= extreme * 1.001
+
+
+@every_method
+def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named) -> None:
+    packed = Compressor(named).compress(vector(2_000))
+    payload = wire.encode(sent(packed))
+    decoded = wire.decode_update(payload).compressed
+    assert decoded is not None
+    assert decoded.dense().tobytes() == packed.dense().tobytes()
+    arrays = safetensors.numpy.load(payload)
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        name: array.tolist() for name, array in packed.arrays.items()
+    }
+
+
+def test_bytes_are_cut_as_promised() -> None:
+    """Of mnist-cnn's 28,938 parameters, with all that the message has."""
+    d = 28_938
+    plain = len(wire.encode(message("a", 1, vector=vector(d))))
+    ratios = {
+        name: plain / len(wire.encode(sent(method().compress(vector(d)))))
+        for name, method in METHODS.items()
+    }
+    assert ratios["fp16"] > 1.98
+    assert ratios["int8"] > 3.9
+    assert ratios["topk"] > 10
+
+
+def test_the_core_gives_the_rule_the_vector_and_records_both_sizes() -> None:
+    core, server = started(w=np.zeros(3, np.float32))
+    packed = TopK(share=0.4).compress(np.array([1.0, 5.0, 2.0], np.float32))
+    done = core.update("a", sent(packed), 1000, 1.0)
+    assert server.w.tolist() == [0.0, 5.0, 0.0]
+    (applied,) = [r for r in records(done) if isinstance(r, events.UpdateApplied)]
+    plain = message("a", 1, vector=np.zeros(3, np.float32))
+    assert (applied.bytes, applied.bytes_before) == (1000, len(wire.encode(plain)))
+
+
+def test_a_model_is_the_difference_to_the_one_that_was_sent() -> None:
+    """Also where the global model has moved on meanwhile."""
+    rule = FedAsync(mixing=0.5, staleness="constant")
+    core, server = started(rule, w=np.array([8.0, 8.0], np.float32), keeps_models=True)
+    change = Compressor(Named("fp16", {}))
+    first = change.compress(np.array([2.0, 0.0], np.float32))
+    core.update("a", sent(first, kind="model"), 4, 1.0)
+    assert server.w.tolist() == [9.0, 8.0]  # half of the way to (10, 8)
+    second = change.compress(np.array([0.0, 4.0], np.float32))
+    core.update("b", sent(second, kind="model", client="b", dispatch=2), 4, 1.0)
+    assert server.w.tolist() == [8.5, 10.0]  # half of the way to (8, 12)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"values": [1.0, 1.0], "indices": [1, 1]}, "do not ascend"),
+        ({"values": [1.0, 1.0], "indices": [2, 1]}, "do not ascend"),
+        ({"values": [1.0, 1.0], "indices": [0, 3]}, "beyond the model"),
+        ({"values": [np.inf, 1.0], "indices": [0, 1]}, "not finite"),
+        ({"values": [np.nan, 1.0], "indices": [0, 1]}, "not finite"),
+    ],
+)
+def test_forged_values_are_refused(arrays: dict[str, list[float]], reason: str) -> None:
+    core, server = started(w=np.zeros(3, np.float32))
+    kinds: dict[str, Any] = {"values": np.float32, "indices": np.uint32}
+    forged = {name: np.array(value, kinds[name]) for name, value in arrays.items()}
+    done = core.update("a", sent(Compressed("topk", 3, 0, forged)), 4, 1.0)
+    assert reason in str(records(done)[0])
+    assert server.w.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("size", [2, 4, 2**31])
+def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None:
+    core, _ = started(VANILLA, w=np.zeros(3, np.float32))
+    one = {"values": np.ones(1, np.float32), "indices": np.zeros(1, np.uint32)}
+    payload = wire.encode(sent(Compressed("topk", size, 0, one)))
+    tracemalloc.start()
+    try:
+        done = core.update("a", wire.decode_update(payload), 4, 1.0)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert f"{size} parameters, expected 3" in str(records(done)[0])
+
+
+@every_method
+@given(data=st.data())
+def test_damaged_payloads_are_refused_or_read(named: Named, data: st.DataObject) -> None:
+    payload = bytearray(wire.encode(sent(Compressor(named).compress(vector(40)))))
+    (length,) = struct.unpack_from("<Q", payload)
+    header = json.loads(payload[8 : 8 + length])
+    text = st.sampled_from(
+        ["", "-1", "0", "1", "41", "99999999999999999999", "fp16", "int8", "topk", "x"]
+    )
+    for name in data.draw(st.sets(st.sampled_from(["compression", "parameters", "chunk"]))):
+        header["__metadata__"][name] = data.draw(text)
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from([name for name in header if name != "__metadata__"]))
+        change = st.sampled_from([("dtype", "F32"), ("shape", [10**12]), ("data_offsets", [0, 1])])
+        header[name] |= dict([data.draw(change)])
+    body = payload[8 + length :]
+    if data.draw(st.booleans()):
+        body = body[: data.draw(st.integers(0, len(body)))]
+    encoded = json.dumps(header).encode()
+    try:
+        decoded = wire.decode_update(struct.pack("<Q", len(encoded)) + encoded + body).compressed
+    except wire.WireError:
+        return
+    assert decoded is not None
+    assert decoded.nbytes == len(body)
+    assert decoded.size <= max(41, 10**6)
+    with suppress(ValueError):
+        assert decoded.dense().size == decoded.size
+
+
+TOPOLOGY = """
+name: t
+task: {name: digits-logreg, local: {steps: 4, batch_size: 8, lr: 0.1}}
+rule: RULE
+devices: [{name: a, count: 3, timing: 1s, link: {up: 20kbit, compression: {kind: METHOD}}}]
+evaluate: {every: 10s}
+stop: {after: 40s}
+runtime: {name: virtual}
+record: updates
+"""
+
+
+@pytest.mark.parametrize(("method", "least"), [("fp16", 1.7), ("int8", 2.6), ("topk, share: 0.05", 4.0)])
+@pytest.mark.parametrize("rule", ["{name: fedbuff, buffer_size: 3}", "{name: fedasync}"])
+def test_in_virtual_time_fewer_bytes_take_less_time_and_it_learns(
+    method: str, least: float, rule: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        topology = TOPOLOGY.replace("METHOD", method).replace("RULE", rule)
+        run = simulate(topology, runs=folder)
+        link = yaml.safe_load(topology)["devices"][0] | {"link": {"up": "20kbit"}}
+        plain = simulate(topology, runs=folder, devices=[link])
+        replay(RunDirectory(run.path))  # from the compressed bytes, the same model to the bit
+    updates = run.updates
+    assert (updates["bytes_before"] / updates["bytes"]).min() > least
+    assert set(plain.updates["bytes"]) == set(plain.updates["bytes_before"])
+    took, took_plain = ((u["arrived"] - u["sent"]).mean() for u in (updates, plain.updates))
+    assert took_plain / took == pytest.approx(plain.updates["bytes"][0] / updates["bytes"][0], rel=0.01)
+    assert run.evaluations["accuracy"].iloc[-1] > 0.5
+
+
+def test_where_it_is_refused() -> None:
+    area = TOPOLOGY.replace("METHOD", "int8").replace("RULE", "{name: area, criterion: every, every: 2}")
+    with pytest.raises(BadInputError, match=r"5:\d+: devices\[0\].link.compression: .* applied whole"):
+        parse(area)
+    bounded = TOPOLOGY.replace(", compression: {kind: METHOD}", "") + "bounds: {norm: 1.0}\n"
+    with pytest.raises(BadInputError, match=r"bounds.norm: .* applied whole"):
+        parse(bounded.replace("RULE", "{name: area, criterion: every, every: 2}"))
