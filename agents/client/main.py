@@ -181,7 +181,7 @@ class Client:
         self._execute(self._core.trained(trained))
 
     def _keep_pace(self) -> None:
-        """Wait until this training has taken as long as it does at the device's CPU share, or must end."""
+        """Wait until this training has taken as long as it does at the device's share, or must end."""
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
