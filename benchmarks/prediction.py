@@ -15,9 +15,8 @@ after the other. What it leaves out of a device's time, so that there are fewer 
 - what an update costs beside its steps, at the same CPU share: decoding, encoding, MQTT;
 - the rest of the device, at the same CPU share: its init's telemetry takes about half a percent of a
   core, which a device of 0.05 cores feels ten times as much as one of 0.5;
-- that a device which comes back after its pause (the quota deals out 5 ms or more at a time)
-  finds the caches full of others' data: the smaller the share and the busier the host, the more a step
-  costs;
+- that steps cost more on a core where others run between two slices (the quota deals out 5 ms or more
+  at a time): the smaller the share and the busier the host, the more;
 - the aggregator's and the broker's own milliseconds, and headers and acknowledgements on the wire.
 
 And of the link, so that transfers are shorter than predicted: the shaper lets the first packet (1.5 kB)

@@ -10,7 +10,9 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +23,7 @@ from agents import config, durations, messages, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
+from agents.client.pace import Pace
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
@@ -78,6 +81,7 @@ class Client:
         if cfg.byzantine is not None:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
         self._core = core.ClientCore(identity, self._thinking_time(), known, attacker)
+        self._pace = Pace()
         self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
@@ -170,16 +174,25 @@ class Client:
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
+        self._pace.begin()
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         if self._config.side.kind == "gradient":
             result = self._trainer.gradient(model.vector, rng)
         else:
             result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
+        self._keep_pace()
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
+
+    def _keep_pace(self) -> None:
+        """Wait until this training has taken as long as it does at the device's share, or must end."""
+        until = time.monotonic() + self._pace.end()
+        while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self._execute(self._handle(self._inbox.get(timeout=left)))
 
     def _interrupted(self) -> bool:
         """Handle messages that have arrived between two steps. Returns whether this training must

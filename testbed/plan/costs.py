@@ -27,6 +27,9 @@ RTO_MIN = 0.2
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
 model, encoding and sending the update, waking up for both. Measured (docs/virtual-time.md)."""
+_START_TIME = 3.0
+"""Seconds from the order to start a client until it is ready, which it takes without a limit of its CPU:
+importing torch, above all. Measured (docs/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,17 @@ class StepCost:
     """On one whole core of this host, for devices with a `cpu` share."""
     update: float = 0.0
     """Seconds of CPU time of an update, on such a core."""
+    start: float = 0.0
+    """Seconds until a client that starts during the run is ready; no share limits it until then."""
 
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
         this host's."""
         return 0.0 if device.gflops is not None or device.cpu is None else self.update / device.cpu
+
+    def per_start(self, device: PlannedDevice) -> float:
+        """Seconds from the start of a client on `device` until it is ready; 0 likewise."""
+        return 0.0 if device.gflops is not None or device.cpu is None else self.start
 
     def per_step(self, device: PlannedDevice) -> float:
         """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
@@ -57,9 +66,29 @@ class StepCost:
 def update_time(runtime: Runtime) -> float:
     """CPU seconds of an update beside its steps: as given, else 0 where the time of a step is given too,
     so that such a run does not depend on what was measured elsewhere."""
-    if runtime.update_time is not None:
-        return runtime.update_time
-    return _UPDATE_TIME if runtime.step_time is None else 0.0
+    return _given(runtime.update_time, _UPDATE_TIME, runtime)
+
+
+def start_time(runtime: Runtime) -> float:
+    """Seconds of a client's start, likewise."""
+    return _given(runtime.start_time, _START_TIME, runtime)
+
+
+def _given(own: float | None, measured: float, runtime: Runtime) -> float:
+    if own is not None:
+        return own
+    return measured if runtime.step_time is None else 0.0
+
+
+def timed(runtime: Runtime, step_time: float) -> Runtime:
+    """`runtime` with a `step_time` that was measured, and the other costs as they were beside it: it
+    gives the same again anywhere."""
+    found = {
+        "step_time": step_time,
+        "start_time": start_time(runtime),
+        "update_time": update_time(runtime),
+    }
+    return runtime.model_copy(update=found)
 
 
 def step_work(local: Local) -> Local:

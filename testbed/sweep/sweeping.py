@@ -22,7 +22,7 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import step_work, update_time
+from testbed.plan.costs import step_work, timed
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
@@ -260,9 +260,7 @@ class _Runner:
         step_time = self.step_times.get(_step_work(cell)) if _needs_step_time(cell) else None
         if step_time is None:
             return cell.topology
-        own = cell.topology.runtime
-        measured = {"step_time": step_time, "update_time": update_time(own)}
-        runtime = own.model_copy(update=measured)
+        runtime = timed(cell.topology.runtime, step_time)
         return cell.topology.model_copy(update={"runtime": runtime})
 
 

@@ -172,6 +172,11 @@ class Runtime(Model):
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
         "cpu; measured where not given",
     )
+    start_time: Seconds | None = Field(
+        default=None,
+        description="From the order to start a client during the run until it is ready, likewise; where "
+        "not given: 0 with a given step_time, else 3s",
+    )
     update_time: Seconds | None = Field(
         default=None,
         description="CPU time on a whole core of an update beside its steps, likewise; where not "

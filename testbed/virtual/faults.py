@@ -1,8 +1,8 @@
 """What actions do to devices in virtual time. What they mean is in `agents.device_actions`.
 
-A restart takes no time here: how long a client needs to start is not part of the experiment. What was
-under way to or from a device that crashes is lost; what could not pass while it was disconnected arrives
-once it can, as TCP would have it. So does the end of a client that ends meanwhile, farewell included.
+A client that starts again is ready after what that costs it, where that is known. What was under way to
+or from a device that crashes is lost; what could not pass while it was disconnected arrives once it can,
+as TCP would have it. So does the end of a client that ends meanwhile, farewell included.
 
 All that unless the broker has given up on who was silent for too long, disconnected or paused. Then the
 device is offline, and what was under way is lost; it is ready again as soon as packets pass.
@@ -165,7 +165,8 @@ def _begin(world: World, name: str, last: Device, action: Restart | Join, now: N
         world.report_status(name, "joining")
         world.report_status(name, "ready")
 
-    world.when_reachable(device, announce)
+    ready = now + device.speed.starting()
+    world.at(ready, device, lambda: world.when_reachable(device, announce))
 
 
 def _set_share(world: World, device: Device, share: float, now: Nanoseconds) -> None:

@@ -35,7 +35,14 @@ from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
-from testbed.plan.costs import StepCost, keep_step_time, message_sizes, update_time
+from testbed.plan.costs import (
+    StepCost,
+    keep_step_time,
+    message_sizes,
+    start_time,
+    timed,
+    update_time,
+)
 from testbed.plan.datasets import Prepared
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
@@ -265,7 +272,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
     topology = spec.topology
     flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
-    update = update_time(topology.runtime)
+    update, start = update_time(topology.runtime), start_time(topology.runtime)
     shares = [d for d in spec.plan.devices if d.cpu is not None and d.gflops is None]
     if shares and seconds is None:
         device = shares[0]
@@ -275,10 +282,10 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
         seconds = _measured_step(task, shard, device.local)
         keep_step_time(task, device.local, seconds)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
-        timed = topology.runtime.model_copy(update={"step_time": seconds, "update_time": update})
-        text = topology.model_copy(update={"runtime": timed}).to_yaml()
+        runtime = timed(topology.runtime, seconds)
+        text = topology.model_copy(update={"runtime": runtime}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return StepCost(flops, seconds, update)
+    return StepCost(flops, seconds, update, start)
 
 
 def _measured_step(task: Task, shard: Shard, local: Local) -> float:

@@ -36,6 +36,10 @@ class Speed:
         known, it is the time."""
         return 0 if self._floor is None else from_seconds(self._floor() / self._device.speed)
 
+    def starting(self) -> Nanoseconds:
+        """How long a client that starts takes until it is ready."""
+        return from_seconds(self._cost.per_start(self._device))
+
     def set_share(self, share: float) -> float:
         """Give the device another CPU share; by what factor a step takes longer from now on."""
         before = self._step

@@ -156,8 +156,16 @@ def test_a_client(
     assert asked == ["pull", "interrupt"]
     assert capsys.readouterr().err.count("client a: refused a message on testbed/r/request/a") == 4
     assert not client._stopped.is_set()
+    monkeypatch.setattr(client._pace, "end", lambda: 60.0)
+    monkeypatch.setattr(core.ClientCore, "interrupt", lambda *_: [core.CutShort()])
+    for payload in (b"pull", b"interrupt"):
+        client._sink(Received(NAMES.request("a"), payload, 0))
+    client._keep_pace()  # the interrupt ends it
+    assert asked == ["pull", "interrupt", "pull"]
+    client._cut = False
     client._sink(Received(NAMES.request("a"), b"stop", 0))
     assert client._stopped.is_set()
+    client._keep_pace()  # as it has to end
 
 
 class Delays:

@@ -38,9 +38,10 @@ def device(
     side: ClientSide | None = None,
     memory: Memory | None = None,
     line: Line | None = None,
+    start: float = 0.0,
 ) -> Device:
     """One that takes a second for a step with a whole core, of which it has half, and a nanosecond for a
-    byte to the server."""
+    byte to the server; to start, `start` seconds."""
     local = Local(steps=1)
     planned = PlannedDevice(
         name="a", group="a", cpu=0.5, memory=0, local=local, link=Link(up=8_000_000_000)
@@ -55,7 +56,7 @@ def device(
         core=client.ClientCore(identity, lambda _: 0, memory),
         line=line or Network(queue, 0).line(planned),
         train=train,
-        speed=Speed(planned, StepCost(seconds=1.0), np.random.default_rng(0)),
+        speed=Speed(planned, StepCost(seconds=1.0, start=start), np.random.default_rng(0)),
         memory=memory,
     )
 

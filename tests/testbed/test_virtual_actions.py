@@ -35,8 +35,11 @@ Told = list[tuple[float, str]]
 class World:
     """Has one device, `a`."""
 
-    def __init__(self, side: ClientSide | None = None, memory: Memory | None = None) -> None:
+    def __init__(
+        self, side: ClientSide | None = None, memory: Memory | None = None, start: float = 0.0
+    ) -> None:
         self.queue = EventQueue()
+        self.start = start
         self.lives = [devices.device(self.queue, side, memory)]
         self.told: Told = []
         self.works: list[Work] = []
@@ -45,7 +48,8 @@ class World:
         return self.lives[-1]
 
     def new_device(self, name: str) -> Device:
-        self.lives.append(devices.device(self.queue, line=self.lives[-1].line))
+        line = self.lives[-1].line
+        self.lives.append(devices.device(self.queue, line=line, start=self.start))
         return self.lives[-1]
 
     def report_status(self, name: str, state: str) -> None:
@@ -112,6 +116,22 @@ class World:
 )
 def test_lives_begin_and_end(steps: list[tuple[float, Action]], told: Told) -> None:
     assert World().play(*steps) == told
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(2, Crash()), (3, Restart())], [(2, "offline"), (6, "joining"), (6, "ready")]),
+        ([(2, Leave()), (3, Join())], [(2, "offline"), (6, "joining"), (6, "ready")]),
+        ([(2, Crash()), (3, Restart()), (5, Crash())], [(2, "offline"), (5, "offline")]),
+        (
+            [(2, Crash()), (3, Restart()), (4, Disconnect()), (9, Reconnect())],
+            [(2, "offline"), (9, "joining"), (9, "ready")],
+        ),
+    ],
+)
+def test_a_client_takes_a_while_to_start(steps: list[tuple[float, Action]], told: Told) -> None:
+    assert World(start=3.0).play(*steps) == told
 
 
 @pytest.mark.parametrize(

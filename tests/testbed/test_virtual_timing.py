@@ -50,6 +50,16 @@ def test_an_update_costs_a_share_of_the_core_beside_its_steps() -> None:
     assert to_seconds(of_its_own.computing(1)) == 1.0
 
 
+def test_a_start_takes_the_same_at_any_share() -> None:
+    cost = StepCost(flops=1e9, seconds=0.002, start=1.5)
+    speed = Speed(_device(cpu=0.25), cost, np.random.default_rng(0))
+    assert to_seconds(speed.starting()) == 1.5
+    speed.set_share(0.5)
+    assert to_seconds(speed.starting()) == 1.5
+    of_its_own = Speed(_device(gflops=1.0), cost, np.random.default_rng(0))
+    assert of_its_own.starting() == 0
+
+
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [

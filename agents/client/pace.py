@@ -1,0 +1,62 @@
+"""The pace of a device: work of c seconds of CPU time takes c ÷ share on the clock, never less.
+
+A quota deals out a share of the CPU in slices. What begins with a whole slice at hand would be done up
+to a period too early: much of a training of a few slices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def share(cgroup: Path = _CGROUP) -> float | None:
+    """Cores that this container's quota is worth now (cgroup v1 and v2); None without one."""
+    with suppress(OSError, ValueError):  # ValueError: `max`, no limit
+        unified = cgroup / "cpu.max"
+        if unified.exists():
+            quota, period = map(int, unified.read_text().split())
+        else:
+            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+            quota, period = (int((cgroup / "cpu" / name).read_text()) for name in names)
+        return quota / period if quota > 0 else None
+    return None
+
+
+class Pace:
+    """Says when a piece of work of this process may be over.
+
+    All CPU time of the process since the end of the piece before counts, so that what an update costs
+    beside its training is part of the next one.
+    """
+
+    def __init__(
+        self,
+        share: Callable[[], float | None] = share,
+        cpu: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._share, self._cpu, self._clock = share, cpu, clock
+        self._paid = cpu()
+        self._began, self._share_then = clock(), share()
+
+    def begin(self) -> None:
+        """A piece of work begins."""
+        self._began, self._share_then = self._clock(), self._share()
+
+    def end(self) -> float:
+        """It is done; for how many seconds of the host its device would still be at it, or 0. Where the
+        share was changed meanwhile, by the larger one.
+
+        To be asked once: to wake up and ask again costs CPU time too, and so more waiting, without end.
+        """
+        cpu = self._cpu()
+        used, self._paid = cpu - self._paid, cpu
+        shares = [one for one in (self._share_then, self._share()) if one is not None]
+        if len(shares) < 2:
+            return 0.0
+        return max(0.0, self._began + used / max(shares) - self._clock())

@@ -1,0 +1,84 @@
+"""How long work at a share of the CPU takes, whatever slices the quota has dealt it out in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agents.client.pace import Pace, share
+
+
+class Host:
+    """A clock, the CPU time that the process has used, and its share, to be set."""
+
+    def __init__(self, share: float | None = 0.25) -> None:
+        self.now, self.cpu, self.share = 100.0, 7.0, share
+        self.pace = Pace(lambda: self.share, lambda: self.cpu, lambda: self.now)
+
+    def work(self, cpu: float, seconds: float) -> None:
+        self.cpu += cpu
+        self.now += seconds
+
+
+def test_what_was_done_in_its_first_slices_lasts_as_long_as_at_that_speed() -> None:
+    host = Host()
+    host.work(0.0, 5.0)  # it waits for a model
+    host.pace.begin()
+    host.work(0.5, 1.75)  # the first slice was there at once, and the last one took no whole period
+    assert host.pace.end() == pytest.approx(0.25)
+
+
+def test_who_was_held_up_has_nothing_to_wait_for() -> None:
+    host = Host()
+    host.pace.begin()
+    host.work(0.5, 3.0)
+    assert host.pace.end() == 0
+
+
+def test_what_an_update_costs_beside_its_training_is_part_of_the_next_one() -> None:
+    host = Host()
+    host.pace.begin()
+    host.work(0.5, 2.0)
+    assert host.pace.end() == 0
+    host.work(0.02, 0.5)  # it is sent, and a model comes
+    host.pace.begin()
+    host.work(0.1, 0.4)
+    assert host.pace.end() == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.25, 0.5), (0.5, 0.25)])
+def test_where_the_share_changes_nothing_is_late(before: float, after: float) -> None:
+    host = Host(before)
+    host.pace.begin()
+    host.share = after
+    host.work(0.5, 0.9)
+    assert host.pace.end() == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, None), (0.25, None), (None, 0.25)])
+def test_without_a_quota_nothing_is_held_back(before: float | None, after: float | None) -> None:
+    host = Host(before)
+    host.pace.begin()
+    host.share = after
+    host.work(0.5, 0.1)
+    assert host.pace.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "25000 100000\n"}, 0.25),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "5000\n", "cpu/cpu.cfs_period_us": "50000\n"}, 0.1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_share_is_the_quota_of_the_container(
+    tmp_path: Path, files: dict[str, str], cores: float | None
+) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert share(tmp_path) == cores
