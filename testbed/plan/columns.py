@@ -323,9 +323,7 @@ def _check_finite(values: Array, place: str, first: int, key: str) -> None:
     good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not good.all():
         row = first + int(np.argmin(good))
-        raise DataError(
-            key, f"{place}, row {row}: found no finite number; fill it in, or remove the row"
-        )
+        raise DataError(key, f"{place}, row {row}: found no number; fill it in, or remove the row")
 
 
 def _as_names(column: Array) -> Array:

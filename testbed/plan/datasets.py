@@ -57,6 +57,8 @@ class Prepared:
     """What the global model is evaluated on."""
     indices: Mapping[str, Indices]
     """Of each client, in device order: its samples in `train`."""
+    total: int = 0
+    """Training samples of the dataset; `train` has transformed copies of some as well."""
     remarks: tuple[str, ...] = ()
     """What was set aside and left out, in sentences."""
 
@@ -402,7 +404,7 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
             f"{left:,} of {len(dataset.train):,} training samples are left out: no device has them.",
         )
     train, indices = transforms.applied(topology, dataset.train, indices)
-    prepared = Prepared(train, dataset.test, indices, remarks)
+    prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
     return _with_evaluation_set(prepared, dataset, topology)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -23,43 +24,41 @@ def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _not_empty(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not value:
-        raise ValueError
-    return value
-
-
 def _as_range(value: Any) -> Any:
     """A number as the range that has only this one."""
     return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _rising(value: tuple[float, float]) -> tuple[float, float]:
-    if value[0] > value[1]:
-        raise ValueError
-    return value
+def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
+    """Refuses a value for which `holds` is false: `text` was expected."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(f"expected {text}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _not_negative(value: tuple[float, float]) -> tuple[float, float]:
-    if value[0] < 0:
-        raise ValueError
-    return _rising(value)
-
+_RANGE = "a number such as 30, or the least and the most such as [-30, 30]"
+_RANGE_FROM_0 = "a number from 0 on such as 0.5, or the least and the most such as [0.5, 1.5]"
+_COLUMNS = "a column such as image, or columns such as [age, income]"
+_CLASSES = "a list of classes such as [0, 1]"
 
 _Range = Annotated[
     tuple[float, float],
     BeforeValidator(_as_range),
-    AfterValidator(_rising),
+    _must(lambda ends: ends[0] <= ends[1], _RANGE),
     WithJsonSchema(_NUMBER_OR_TWO),
-    expecting("a number such as 30, or the least and the most such as [-30, 30]"),
+    expecting(_RANGE),
 ]
 """A number, or two between which one is drawn for each device."""
 _RangeFrom0 = Annotated[
     tuple[float, float],
     BeforeValidator(_as_range),
-    AfterValidator(_not_negative),
+    _must(lambda ends: 0 <= ends[0] <= ends[1], _RANGE_FROM_0),
     WithJsonSchema(_NUMBER_OR_TWO),
-    expecting("a number from 0 on such as 0.5, or the least and the most such as [0.5, 1.5]"),
+    expecting(_RANGE_FROM_0),
 ]
 _Below1 = Annotated[Share, Field(lt=1), expecting("a share from 0 to below 1 such as 0.1, or 10%")]
 _WholeNumber = Annotated[int, Field(ge=0), expecting("a whole number from 0 on")]
@@ -87,9 +86,9 @@ class Split(Model):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.test + self.validation >= 1:
-            raise ValueError("test and validation together are all of the samples: lower one of them")
+            raise ValueError("all of the samples are set aside: lower test or validation")
         if self.gap and self.order != "file":
-            raise ValueError("gap is for samples that follow each other: add order: file, or remove it")
+            raise ValueError("gap needs order: file beside it, for samples that follow each other")
         return self
 
 
@@ -115,9 +114,9 @@ class Data(Model):
     input: Annotated[
         tuple[str, ...] | None,
         BeforeValidator(_as_list),
-        AfterValidator(lambda value: value and _not_empty(value)),
+        _must(lambda names: names != (), _COLUMNS),
         WithJsonSchema(_TEXT_OR_TEXTS),
-        expecting("a column such as image, or columns such as [age, income]"),
+        expecting(_COLUMNS),
     ] = Field(
         default=None,
         description="Column (array of .npz) of the inputs: images, texts, lists of numbers; or several "
@@ -160,7 +159,7 @@ class Data(Model):
                 "input is missing; name the column (array of .npz) of the inputs, such as input: x"
             )
         if self.path is not None and self.config is not None:
-            raise ValueError("config is for datasets of the hub: remove it")
+            raise ValueError("config needs hub beside it: remove it")
         if self.alphabet is not None and len(set(self.alphabet)) != len(self.alphabet):
             raise ValueError("alphabet has a character twice: remove one of them")
         return self
@@ -195,8 +194,8 @@ class DeviceData(Model):
     labels: (
         Annotated[
             tuple[_WholeNumber, ...],
-            AfterValidator(_not_empty),
-            expecting("a list of classes such as [0, 1]"),
+            _must(len, _CLASSES),
+            expecting(_CLASSES),
         ]
         | None
     ) = Field(default=None, description="Of these classes only")
@@ -205,5 +204,5 @@ class DeviceData(Model):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.labels is not None and self.samples is None:
-            raise ValueError("labels without samples; say how many of these, such as samples: 500")
+            raise ValueError("labels needs samples beside it: say how many, such as samples: 500")
         return self

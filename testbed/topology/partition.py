@@ -228,7 +228,8 @@ def take_by_hand(
     if not requests:
         return {}, np.arange(len(labels))
     has_classes = labels.ndim == 1 and labels.dtype.kind == "i"
-    left = seeds.generator(seed, "", "by hand").permutation(len(labels))
+    rng = seeds.generator(seed, "", "by hand")
+    left = np.arange(len(labels))
     taken: dict[str, Indices] = {}
     every = len(labels) + 1
     for client, request in sorted(
@@ -255,9 +256,10 @@ def take_by_hand(
                 f"{client} is to have {request.samples} samples{of}, and {len(places)} are left after "
                 "other devices took theirs: lower it here or there",
             )
-        taken[client] = left[places[: request.samples]]
-        left = np.delete(left, places[: request.samples])
-    return {client: taken[client] for client in requests}, np.sort(left)
+        chosen = rng.permutation(places)[: request.samples]
+        taken[client] = left[chosen]
+        left = np.delete(left, chosen)
+    return {client: taken[client] for client in requests}, left
 
 
 SCHEMES: dict[str, type[Scheme]] = {
