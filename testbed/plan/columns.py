@@ -77,16 +77,16 @@ class Samples:
     client_names: tuple[str, ...]
 
 
-def read(part: Part, data: Data, classes: Sequence[str] = ()) -> Samples:
-    """All samples of `part`; `classes` are those of the training set, for another split's labels.
+def read(part: Part, data: Data, train: Samples | None = None) -> Samples:
+    """All samples of `part`; `train` are the training samples, where these are of another split.
 
     Memory: the arrays that it returns and one batch. Raises DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
-    for key, names in wanted.items():
+    for key, given in wanted.items():
         for file, there in part.columns.items():
-            if missing := [name for name in names if name is not None and name not in there]:
+            if missing := [name for name in given if name is not None and name not in there]:
                 has = ", ".join(there) or "none"
                 raise DataError(
                     key, f"found {missing[0]!r}, expected a column of {file}, which has {has}"
@@ -102,14 +102,19 @@ def read(part: Part, data: Data, classes: Sequence[str] = ()) -> Samples:
         if x is None:
             x = np.empty((part.rows, *some.shape[1:]), some.dtype)
         if some.shape[1:] != x.shape[1:]:
-            raise DataError("input", _unequal(f"{part.name}", done, x.shape[1:], some.shape[1:]))
+            key = "length" if _holds_tokens(x) else "input"
+            raise DataError(key, _unequal(part.name, done, x.shape[1:], some.shape[1:]))
         if some.dtype != x.dtype:
             x = x.astype(np.promote_types(x.dtype, some.dtype))
         x[done : done + len(some)] = some
         if data.label is not None:
             place = f"{part.name}, column {data.label}"
             column = _array(batch[data.label], data, place, done)
-            labels.append(_labels(column, data, names, place, done))
+            if train is not None and train.classes and column.dtype.kind != "U":
+                raise DataError(
+                    "label", f"{place} holds {column.dtype}, and texts in the training samples"
+                )
+            labels.append(_labels(column, data, names, place, done, named=bool(train and train.classes)))
         if data.client is not None:
             column = _array(batch[data.client], data, f"{part.name}, column {data.client}", done)
             owners.append(clients.add(_as_names(column)))
@@ -119,7 +124,7 @@ def read(part: Part, data: Data, classes: Sequence[str] = ()) -> Samples:
     shard = Shard(x, np.empty(0), _scale(x))
     if labels:
         y = np.concatenate(labels)
-        y = _as_classes(y, names, classes, part.name) if names.known else y
+        y = _as_classes(y, names, train, part.name) if names.known else y
     else:
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
@@ -127,10 +132,10 @@ def read(part: Part, data: Data, classes: Sequence[str] = ()) -> Samples:
     return Samples(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
 
 
-def _as_classes(numbers: Array, names: Names, classes: Sequence[str], part: str) -> NDArray[np.int64]:
-    if not classes:
+def _as_classes(numbers: Array, names: Names, train: Samples | None, part: str) -> NDArray[np.int64]:
+    if train is None:
         return names.order(numbers)
-    place = {name: number for number, name in enumerate(classes)}
+    place = {name: number for number, name in enumerate(train.classes)}
     if unknown := [name for name in names.known if name not in place]:
         raise DataError("label", f"{part} has samples of {unknown[0]!r}, the training samples have none")
     return np.array([place[name] for name in names.known], np.int64)[numbers]
@@ -179,11 +184,17 @@ def _compact(tokens: Array) -> Array:
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
 
 
-def _labels(array: Array, data: Data, names: Names, place: str, first: int) -> Array:
+def _labels(array: Array, data: Data, names: Names, place: str, first: int, *, named: bool) -> Array:
+    """`named`: texts are names of classes, also those of one character."""
     kind = array.dtype.kind
     if kind == "U":
-        if data.alphabet is not None and array.dtype.itemsize == 4 and (array != "").all():
-            codes = _lookup(data.alphabet, array.view(np.uint32))
+        named = named or bool(names.known) or data.alphabet is None
+        if not named and array.dtype.itemsize > 4 and first > 0:
+            raise DataError(
+                "label", f"{place}, row {first}: texts of several characters after single ones"
+            )
+        if not named and array.dtype.itemsize == 4 and (array != "").all():
+            codes = _lookup(data.alphabet or "", array.view(np.uint32))
             if (codes < 0).any():
                 row = int(np.argmax(codes < 0))
                 raise DataError(
@@ -242,6 +253,8 @@ def _array(column: Any, data: Data, place: str, first: int) -> Array:
 
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if isinstance(column, pa.ExtensionArray):  # the hub's arrays of several dimensions
+        column = column.storage
     kind = column.type
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -263,8 +276,10 @@ def _array(column: Any, data: Data, place: str, first: int) -> Array:
 
 
 def _lists(column: Any, data: Data, place: str, first: int) -> Array:
+    from pyarrow import compute
+
     values = column.flatten()
-    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
+    lengths = np.asarray(compute.list_value_length(column).to_numpy(zero_copy_only=False), np.int64)
     inner = _array(values, data, place, first)
     wanted = data.length
     if len(set(lengths.tolist())) == 1 and wanted in (None, int(lengths[0])):
@@ -311,7 +326,7 @@ def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
 def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...]) -> str:
     return (
         f"{place}, row {row}: a sample of shape {_shape(other)} where others have {_shape(first)}: make "
-        "all of one shape"
+        "all of one shape; of texts and lists, length does"
     )
 
 

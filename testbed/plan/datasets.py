@@ -122,13 +122,15 @@ class Columns:
             if key in data.model_fields_set and given is not None and part is None:
                 raise DataError(key, f"there is no split {given!r} beside {train.name}")
         samples = columns.read(train, data)
-        others: list[Shard | None] = []
-        for part in (test, validation):
-            other = None if part is None else columns.read(part, data, samples.classes).shard
-            if part is not None and other is not None:
-                _check_alike(samples.shard, other, part.name)
-            others.append(other)
-        return _split(samples, *others, data.split)
+
+        def other(part: Part | None) -> Shard | None:
+            if part is None:
+                return None
+            shard = columns.read(part, data, samples).shard
+            _check_alike(samples.shard, shard, part.name)
+            return shard
+
+        return _split(samples, other(test), other(validation), data.split)
 
 
 _SPLIT_VERSION = 1
@@ -136,12 +138,12 @@ _SPLIT_VERSION = 1
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
-    if train.x.shape[1:] != other.x.shape[1:] or train.scale != other.scale:
-        raise DataError(
-            "input",
-            f"{name} has samples of shape {other.x.shape[1:]}, the training samples are of "
-            f"{train.x.shape[1:]}: make them alike",
-        )
+    for key, own, its in (("input", train.x, other.x), ("label", train.y, other.y)):
+        if own.shape[1:] != its.shape[1:] or own.dtype.kind != its.dtype.kind:
+            raise DataError(
+                key,
+                f"{name} has {_kind(its)}, the training samples have {_kind(own)}: make them alike",
+            )
 
 
 def _split(samples: Samples, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
@@ -156,7 +158,8 @@ def _split(samples: Samples, test: Shard | None, validation: Shard | None, split
         groups = [np.random.default_rng(split.seed).permutation(len(shard))]
     else:
         groups = _runs(clients, len(shard))
-    kept, parts = [], ([], [])
+    kept: list[Indices] = []
+    parts: tuple[list[Indices], list[Indices]] = ([], [])
     for group in groups:
         end = len(group)
         for share, part in zip(shares, parts, strict=True):
@@ -215,7 +218,8 @@ class Digits:
         by_class = np.argsort(y, kind="stable")
         is_test = np.zeros(len(y), dtype=bool)
         is_test[by_class[::5]] = True
-        return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
+        train, test = (Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test))
+        return Dataset(train, test)
 
 
 Source = Columns | Digits
@@ -362,7 +366,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
         labels = _array(folder / "train.safetensors", "y")
         if isinstance(scheme, Iid):
             least, more = divmod(len(labels) - sum(given.values()), len(others))
-            given |= {client: least + (place < more) for place, client in enumerate(others)}
+            given |= {client: max(0, least + (place < more)) for place, client in enumerate(others)}
             return {client: given[client] for client in clients}
         owners = _array(folder / "clients.safetensors", "clients") if scheme.by == "client" else None
         keys = _keys(topology, scheme, labels, owners)

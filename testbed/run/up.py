@@ -147,6 +147,8 @@ def _prepare(
     samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
+    if prepared.remarks:
+        directory.write_manifest(data=list(prepared.remarks))
     return spec, prepared
 
 

@@ -15,13 +15,13 @@ import pytest
 from agents.shards import Shard
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import datasets
+from testbed.plan import datafiles, datasets
 from testbed.plan.datasets import Columns, Dataset, Prepared
 from testbed.plan.resolution import resolved
 from testbed.simulate import simulate
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
-from tests.running import Testbed
+from tests.running import TOPOLOGIES, Testbed
 
 OWN = """\
 name: own
@@ -84,6 +84,20 @@ def test_a_run_learns_from_a_folder_beside_its_topology(
     assert [device["samples"] for device in run.manifest["devices"].values()] == [20, 20, 20, 20]
     again = topology.load(run.path / "topology.yaml")  # as --resume and workers of a sweep read it
     assert len(datasets.prepare(again, None).test) == 20
+
+
+def test_the_example_in_the_documents_is_whole(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (TOPOLOGIES.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    python, whole, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(python, {})  # noqa: S102
+    (tmp_path / "own.yaml").write_text(whole, encoding="utf-8")
+    said = testbed("data", "own.yaml")
+    assert said.code == 0, said.err
+    assert "800 training samples of shape 64 for 8 devices, 200 samples" in said.out
+    topology.parse(re.sub(r"^devices: .*\n", devices, whole, flags=re.MULTILINE))
 
 
 def test_data_shows_what_devices_have(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
@@ -173,6 +187,35 @@ def test_texts_as_labels_are_classes_in_alphabetical_order(tmp_path: Path) -> No
     write(tmp_path, {"x": [4.0], "y": ["cow"]}, "test.parquet")
     with pytest.raises(BadInputError, match=r"test\.parquet has samples of 'cow'"):
         read(tmp_path, label="y")
+
+
+def test_splits_are_alike(tmp_path: Path) -> None:
+    write(tmp_path, {"x": [[1.0, 2.0]], "y": [0]})
+    write(tmp_path, {"x": [[1.0]], "y": [0]}, "test.parquet")
+    with pytest.raises(
+        BadInputError, match="has float32, shape 1, the training samples have float32, shape 2"
+    ):
+        read(tmp_path, label="y")
+    write(tmp_path, {"x": [[1.0, 2.0]], "y": [0.5]}, "test.parquet")
+    with pytest.raises(BadInputError, match="has float32, the training samples have int64"):
+        read(tmp_path, label="y")
+
+
+def test_images_of_the_hub_are_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's library; that it fetches them is its own affair."""
+    import datasets as library
+    import huggingface_hub
+    from PIL import Image
+
+    images = [Image.fromarray(np.full((2, 3), shade, np.uint8)) for shade in range(5)]
+    features = library.Features({"image": library.Image(), "label": library.Value("int8")})
+    table = library.Dataset.from_dict({"image": images, "label": [0, 1, 2, 1, 0]}, features=features)
+    monkeypatch.setattr(library, "load_dataset", lambda *_: {"train": table, "test": table.select([4])})
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr(datafiles, "_ROWS", 2)
+    found = datasets.load_from(Columns(Data(hub="a/b", input=("image",), label="label")), None)
+    assert found.train.x[:, 1, 2].tolist() == [0, 1, 2, 3, 4]
+    assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 2, 1, 0], [0])
 
 
 def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
