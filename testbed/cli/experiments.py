@@ -79,7 +79,7 @@ def sweep(
     from testbed import sweep as reader
     from testbed.sweep import sweeping
 
-    _writable_figure(figure)
+    writable_figure(figure)
     options = up.Options(runtime, oversubscribe, data)
     read = reader.load(file, options)
     folder = runs / read.name
@@ -174,7 +174,7 @@ def compare(
 ) -> None:
     """Compare what a target accuracy cost each run, over all seeds, and draw the figure."""
     share = _share(target)
-    _writable_figure(figure)
+    writable_figure(figure)
     found = _found(given, runs)
     _compare(found, share, as_json=as_json)
     _draw(found, figure, quiet=as_json)
@@ -320,7 +320,7 @@ def _share(text: str | None) -> float | None:
         raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
 
 
-def _writable_figure(path: Path | None) -> None:
+def writable_figure(path: Path | None) -> None:
     """Before anything is run for it. Raises BadInputError."""
     if path is None:
         return

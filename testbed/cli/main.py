@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from testbed.cli import dashboard, detach, device_commands, experiments, reference
+from testbed.cli import dashboard, data, detach, device_commands, experiments, reference
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -335,6 +335,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 # After the commands above: in this order help shows them.
+data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)
 experiments.add_to(app)

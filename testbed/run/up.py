@@ -135,14 +135,20 @@ def _prepare(
         directory.write_manifest(run=directory.run, created=time.time())
     directory.claim()
     task = topology.task
-    data = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name
+    chosen = datasets.source(topology)
+    data = f"{chosen.name}, {task.partition.scheme} partition" if chosen else task.name
     for sentence in plan.shares:
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
-    samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
+    model_check.check_data(topology, prepared.train)
+    for remark in prepared.remarks:
+        view.progress(remark)
+    samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
+    if prepared.remarks:
+        directory.write_manifest(data=list(prepared.remarks))
     return spec, prepared
 
 

@@ -12,6 +12,7 @@ from agents.compression import METHODS
 from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
+from testbed.topology.data import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -243,6 +244,7 @@ class DeviceGroup(Model):
     thermal: Thermal | None = Field(
         default=None, description="Loss of CPU share by heat; the profile's, where not given"
     )
+    data: DeviceData | None = Field(default=None, exclude_if=lambda data: data is None)
     byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
         default=None, description="The attack that its devices make; honest ones where not given"
     )

@@ -7,20 +7,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import chi2_contingency
 
 from testbed.errors import BadInputError
-from testbed.topology.partition import MIN_SAMPLES, SCHEMES, Indices, Pathological, Resampled
+from testbed.topology.partition import (
+    MIN_SAMPLES,
+    SCHEMES,
+    Indices,
+    Natural,
+    Pathological,
+    Request,
+    Resampled,
+    TooFewError,
+    take_by_hand,
+)
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
 ALL = [
     ("iid", {}),
     ("dirichlet", {"alpha": 0.3}),
     ("pathological", {"classes_per_client": 3}),
+    ("power_law", {"exponent": 1.5}),
     ("shards", {"shards_per_client": 2}),
     ("resampled", {"samples": 60}),
 ]
-EACH_ONCE = ALL[:3]
+EACH_ONCE = ALL[:4]
 
 
 def labels(samples: int) -> Indices:
@@ -48,7 +62,13 @@ def test_every_sample_is_dealt_out_once(scheme: str, params: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(
     ("scheme", "params", "digest"),
-    [("iid", {}, "2e8f2744ac27b450"), ("dirichlet", {"alpha": 0.3}, "4d76dee2594d95bb")],
+    [
+        ("iid", {}, "2e8f2744ac27b450"),
+        ("dirichlet", {"alpha": 0.3}, "4d76dee2594d95bb"),
+        ("pathological", {"classes_per_client": 3}, "101898eab46e2b73"),
+        ("shards", {"shards_per_client": 2}, "50843449216e039e"),
+        ("resampled", {"samples": 60}, "11a02c4b8afd19c1"),
+    ],
 )
 def test_shards_are_what_they_have_always_been(scheme: str, params: dict[str, Any], digest: str) -> None:
     together = np.concatenate(deal(1003, scheme, params)).astype("<i8").tobytes()
@@ -108,6 +128,76 @@ def test_resampling_serves_any_number_of_clients_one_by_one() -> None:
     assert alone["pi-49999"].tolist() == drawn.tolist()
 
 
+def test_iid_classes_are_as_a_random_deal_has_them() -> None:
+    """Pearson's statistic of a table of devices and classes has the mean (8−1)(10−1) = 63 and
+    twice that as its variance."""
+    found = [chi2_contingency(classes(deal(8000, "iid", {}, seed))).statistic for seed in range(8)]
+    assert np.mean(found) == pytest.approx(63, abs=3 * np.sqrt(2 * 63 / 8))
+
+
+def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution() -> None:
+    """A device's share of a class has the mean 1/N and the variance (1/N)(1 − 1/N)/(αN + 1)."""
+    alpha, n = 0.7, len(CLIENTS)
+    tables = [
+        classes(deal(5_000, "dirichlet", {"alpha": alpha, "min_samples": 1}, seed)) for seed in range(20)
+    ]
+    shares = np.concatenate([table / table.sum(axis=0) for table in tables])
+    assert shares.mean() == pytest.approx(1 / n)
+    assert shares.var() == pytest.approx((1 / n) * (1 - 1 / n) / (alpha * n + 1), rel=0.1)
+
+
+def test_pathological_classes_are_dealt_out_evenly_to_those_that_have_them() -> None:
+    counts = classes(deal(8000, "pathological", {"classes_per_client": 3}))
+    for column in counts.T:
+        held = column[column > 0]
+        assert held.max() - held.min() <= 1
+        assert held.sum() in (0, 800)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    samples=st.integers(160, 3000),
+    exponent=st.floats(0, 3),
+    least=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_sizes_follow_the_power_law(samples: int, exponent: float, least: int, seed: int) -> None:
+    """n_r = m + (n − N·m)·r^(−a) / Σ s^(−a), to within a sample."""
+    parts = deal(samples, "power_law", {"exponent": exponent, "min_samples": least}, seed)
+    assert sorted(np.concatenate(parts)) == list(range(samples))
+    ranks = np.arange(1, 9) ** -exponent
+    expected = least + (samples - 8 * least) * ranks / ranks.sum()
+    assert np.sort([len(part) for part in parts])[::-1] == pytest.approx(expected, abs=1)
+
+
+def test_each_device_is_one_client_of_the_dataset() -> None:
+    owners = np.repeat(np.arange(12), [*[10] * 9, 9, 1, 100])
+    owners = np.random.default_rng(0).permutation(owners)
+    parts = [*Natural(min_samples=10).deal(owners, CLIENTS, seed=1).values()]
+    found = [set(owners[part].tolist()) for part in parts]
+    assert all(len(owner) == 1 for owner in found)
+    assert len(set.union(*found)) == 8
+    assert not set.union(*found) & {9, 10}  # too small
+    assert all(
+        len(part) == (owners == owner.pop()).sum() for part, owner in zip(parts, found, strict=True)
+    )
+    with pytest.raises(
+        BadInputError, match=r"8 devices, and .* 1 clients with 11 samples or more \(12 in"
+    ):
+        Natural(min_samples=11).deal(owners, CLIENTS, seed=1)
+
+
+def test_those_that_ask_for_few_classes_choose_first() -> None:
+    requests = {"any": Request(950, None, 0), "zero": Request(50, (0,), 1)}
+    given_, rest = take_by_hand(requests, labels(1000), seed=3)
+    assert list(given_) == ["any", "zero"]
+    assert sorted(np.concatenate([*given_.values()])) == list(range(1000))
+    assert not len(rest)
+    assert (given_["zero"] % 10 == 0).all()
+    with pytest.raises(TooFewError, match="zero is to have 101 samples of class 0, and 100 are left"):
+        take_by_hand({"zero": Request(101, (0,), 0)}, labels(1000), seed=3)
+
+
 def test_what_cannot_be_dealt_out_names_the_knob() -> None:
     with pytest.raises(BadInputError, match=r"alpha 0\.01 .* 8 devices .* Raise task\.partition\.alpha"):
         deal(100, "dirichlet", {"alpha": 0.01})
@@ -127,6 +217,9 @@ def test_what_cannot_be_dealt_out_names_the_knob() -> None:
         ("dirichlet", {"alpha": 0}),
         ("dirichlet", {"alpha": 1, "min_samples": 0}),
         ("pathological", {"classes_per_client": 0}),
+        ("natural", {"min_samples": 0}),
+        ("power_law", {"exponent": -1}),
+        ("power_law", {"min_samples": 0}),
         ("shards", {"shards_per_client": 0}),
         ("resampled", {"samples": 0}),
     ],

@@ -1,0 +1,166 @@
+"""`testbed data`: which samples the devices of a topology would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.text import Text
+
+from testbed.cli.arguments import AsJson, DataRoot
+from testbed.cli.experiments import writable_figure
+from testbed.console import out, plain, print_json, print_text, short
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from testbed.plan.distribution import Distribution
+
+_MAX_ROWS = 40
+"""Devices; of more, a histogram is shown."""
+_BAR = 40
+"""Characters."""
+_MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the command known."""
+    app.command("data")(data)
+
+
+def data(
+    topology: Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")],
+    root: DataRoot = None,
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the same (.png, .pdf or .svg).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many samples and which classes each device would have."""
+    from testbed.plan import datasets, model_check
+    from testbed.plan.distribution import charts, distribution
+    from testbed.plan.resolution import resolved
+    from testbed.topology import load
+
+    writable_figure(figure)
+    parsed = resolved(load(topology))
+    prepared = datasets.prepare(parsed, root)
+    model_check.check_data(parsed, prepared.train)
+    found = distribution(parsed, prepared)
+    if figure is not None:
+        from analysis.charts import paper
+
+        paper.stack(charts(found)).savefig(figure)
+    if as_json:
+        print_json(found.as_dict())
+        return
+    task = parsed.task
+    chosen = datasets.source(parsed)
+    name = task.name if chosen is None else f"{chosen.name}, {task.partition.scheme} partition"
+    print_text(
+        f"{name}: {found.total:,} training samples of shape {_shape(found.shape)} for "
+        f"{len(found.devices):,} devices, {found.test:,} samples to evaluate on."
+    )
+    for remark in found.remarks:
+        print_text(remark)
+    print_text("")
+    if len(found.devices) <= _MAX_ROWS:
+        _show_devices(found)
+    else:
+        _show_groups(found)
+        _show_histogram(found)
+    if found.counts.size:
+        print_text(f"\n{_legend(found)}")
+    if figure is not None:
+        print_text(f"{figure}: drawn")
+    print_text(f"Next: testbed up {topology}")
+
+
+def _show_devices(found: Distribution) -> None:
+    numbers = bool(found.labels)
+    columns = ("least", "mean", "greatest") if numbers else ("classes",) if found.counts.size else ()
+    table = plain("device", "samples", *columns, "")
+    table.columns[-1].justify = "left"
+    most = int(found.samples.max())
+    for place, name in enumerate(found.devices):
+        own = int(found.samples[place])
+        if numbers:
+            cells = [f"{value:.4g}" for value in found.labels[name]]
+        else:
+            cells = [str(found.classes_held[place])] if found.counts.size else []
+        bar = _bar(found.counts[place], max(1, round(_BAR * own / most)))
+        table.add_row(short(name), f"{own:,}", *cells, bar)
+    out.print(table)
+
+
+def _show_groups(found: Distribution) -> None:
+    table = plain("device", "devices", "least", "median", "most", "classes", "")
+    table.columns[0].header = "group"
+    table.columns[-1].justify = "left"
+    groups = np.array(found.groups)
+    for group in dict.fromkeys(found.groups):
+        own = groups == group
+        sizes = found.samples[own]
+        held = found.classes_held[own]
+        classes = _between(int(held.min()), int(held.max())) if found.counts.size else "–"
+        spread = [f"{int(value):,}" for value in (sizes.min(), np.median(sizes), sizes.max())]
+        bar = _bar(found.counts[own].sum(axis=0), _BAR)
+        table.add_row(short(group), f"{own.sum():,}", *spread, classes, bar)
+    out.print(table)
+
+
+def _show_histogram(found: Distribution) -> None:
+    print_text("")
+    table = plain("samples", "devices", "")
+    table.columns[-1].justify = "left"
+    counts, edges = np.histogram(found.samples, bins=_bins(found.samples))
+    for count, low, high in zip(counts.tolist(), edges, edges[1:], strict=False):
+        bar = "█" * -(-count * _BAR // int(counts.max()))
+        table.add_row(_between(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
+    out.print(table)
+
+
+def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Edges of ten ranges of whole numbers, or of one for each number where these are fewer."""
+    low, high = int(samples.min()), int(samples.max())
+    width = -(-(high - low + 1) // 10)
+    return np.arange(low, high + width + 1, width)
+
+
+def _between(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def _bar(counts: NDArray[np.int64], length: int) -> Text:
+    """A character for each part of the samples: that of its class, or of its range of classes."""
+    if not counts.size:
+        return Text("█" * length)
+    parts = np.add.reduceat(counts, np.arange(0, counts.size, _per_mark(counts.size)))
+    ends = np.round(np.cumsum(parts) / max(1, parts.sum()) * length).astype(int)
+    bar = Text()
+    for mark, width in enumerate(np.diff(ends, prepend=0).tolist()):
+        bar.append(_MARKS[mark] * width, style=_COLORS[mark % len(_COLORS)])
+    return bar
+
+
+def _per_mark(classes: int) -> int:
+    """How many classes share a character."""
+    return 1 if classes <= len(_MARKS) else -(-classes // 10)
+
+
+def _legend(found: Distribution) -> str:
+    classes = found.counts.shape[1]
+    per = _per_mark(classes)
+    marks = -(-classes // per)
+    what = "class" if per == 1 else f"{per} classes in their order"
+    return (
+        f"A character of a bar is a {what}, {_MARKS[0]} to {_MARKS[marks - 1]}. Skew: "
+        f"{found.skew:.2f} (mean total variation distance from the shares of all; 0: all alike)."
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "1"

@@ -1,0 +1,500 @@
+"""A dataset of the user's: what is made of its files, and what is told where they do not fit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from agents.shards import Shard
+from testbed import topology
+from testbed.errors import BadInputError
+from testbed.plan import datafiles, datasets
+from testbed.plan.datasets import Columns, Dataset, Prepared
+from testbed.plan.resolution import resolved
+from testbed.simulate import simulate
+from testbed.topology import Topology
+from testbed.topology.data import Data, Split
+from tests.running import TOPOLOGIES, Testbed
+
+OWN = """\
+name: own
+task:
+  name: digits-logreg
+  data: {path: mine, input: x, label: y}
+  local: {steps: 2}
+rule: {name: fedasync}
+devices:
+  - {name: pi, count: 4, timing: 1s}
+stop: {updates: 3}
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TESTBED_DATA", raising=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A topology's folder with a folder `mine` of 100 images of 8×8 in it, of classes 0 to 9."""
+    (tmp_path / "study" / "mine").mkdir(parents=True)
+    x = np.random.default_rng(1).integers(0, 256, (100, 8, 8), np.uint8)
+    np.savez(tmp_path / "study" / "mine" / "all.npz", x=x, y=np.arange(100) % 10)
+    (tmp_path / "study" / "own.yaml").write_text(OWN, encoding="utf-8")
+    return tmp_path / "study"
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    path = folder / "own.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+def prepared(path: Path) -> Prepared:
+    return datasets.prepare(resolved(topology.load(path)), None)
+
+
+def read(folder: Path, **settings: Any) -> Dataset:
+    data = Data(path=str(folder), **{"input": ("x",), **settings})
+    return datasets.load_from(Columns(data), None)
+
+
+def write(folder: Path, columns: dict[str, Any], name: str = "train.parquet") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(columns).to_parquet(folder / name)
+    return folder
+
+
+def test_a_run_learns_from_a_folder_beside_its_topology(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # not the topology's folder
+    run = simulate(folder / "own.yaml", runs=tmp_path / "runs")
+    assert len(run.updates) == 3
+    assert [device["samples"] for device in run.manifest["devices"].values()] == [20, 20, 20, 20]
+    again = topology.load(run.path / "topology.yaml")  # as --resume and workers of a sweep read it
+    assert len(datasets.prepare(again, None).test) == 20
+
+
+def test_the_example_in_the_documents_is_whole(
+    testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (TOPOLOGIES.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    python, whole, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(python, {})  # noqa: S102
+    (tmp_path / "own.yaml").write_text(whole, encoding="utf-8")
+    said = testbed("data", "own.yaml")
+    assert said.code == 0, said.err
+    assert "800 training samples of shape 64 for 8 devices, 200 samples" in said.out
+    topology.parse(re.sub(r"^devices: .*\n", devices, whole, flags=re.MULTILINE))
+
+
+def test_data_shows_what_devices_have(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
+    path = changed(
+        folder, "local:", "partition: {scheme: pathological, classes_per_client: 1}\n  local:"
+    )
+    said = testbed("data", path, "--figure", tmp_path / "data.png")
+    assert said.code == 0, said.err
+    assert "80 training samples of shape 8×8 for 4 devices, 20 samples to evaluate on" in said.out
+    assert "Of 100 training samples, 20 to test were set aside, at random (seed 0)." in said.out
+    assert re.search(r"^pi-1 +\d+ +1 +0+ *$", said.out, re.MULTILINE)
+    assert (tmp_path / "data.png").stat().st_size > 10_000
+    shown = json.loads(testbed("data", path, "--json").out)
+    assert shown["devices"][0]["labels"][1:] == [0] * (len(shown["devices"][0]["labels"]) - 1)
+
+
+def test_a_thousand_devices_are_shown_by_group_and_size(testbed: Testbed, tmp_path: Path) -> None:
+    text = OWN.replace(
+        "data: {path: mine, input: x, label: y}", "partition: {scheme: power_law, min_samples: 1}"
+    )
+    text = text.replace("count: 4", "count: 600").replace(
+        "stop", "  - {name: nano, count: 400, timing: 1s}\nstop"
+    )
+    path = tmp_path / "many.yaml"
+    path.write_text(text, encoding="utf-8")
+    said = testbed("data", path, "--figure", tmp_path / "many.png")
+    assert said.code == 0, said.err
+    assert len(said.out.splitlines()) < 30
+    assert re.search(r"^nano +400 +1 +1 ", said.out, re.MULTILINE)
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+
+
+def test_devices_may_have_numbers_for_labels(folder: Path, testbed: Testbed, tmp_path: Path) -> None:
+    """Which were counted as classes, with a traceback."""
+    rng = np.random.default_rng(0)
+    write(tmp_path / "table", {"age": np.arange(60), "pay": rng.random(60), "price": rng.random(60)})
+    read_so = read(tmp_path / "table", input=("age", "pay"), label="price")
+    assert read_so.train.x.shape == (48, 2)
+    assert read_so.train.x.dtype == read_so.train.y.dtype == np.float32
+    indices = {"a": np.arange(24), "b": np.arange(24, 48)}
+    assert datasets.label_counts(Prepared(read_so.train, read_so.test, indices)) == {"a": [], "b": []}
+
+
+def test_texts_become_places_in_the_alphabet(tmp_path: Path) -> None:
+    write(tmp_path, {"x": ["abc", "cb"], "y": ["a", "c"]})
+    write(tmp_path, {"x": ["zcba"], "y": ["b"]}, "test.parquet")
+    found = read(tmp_path, label="y", alphabet="abc", length=3)
+    assert found.train.x.tolist() == [[0, 1, 2], [2, 1, 0]]  # the shorter one is filled up with 0
+    assert found.train.x.dtype.kind == "i"
+    assert found.train.y.tolist() == [0, 2]
+    assert found.test.x.tolist() == [[0, 2, 1]]  # z is unknown, a is cut off
+    with pytest.raises(BadInputError, match=r"row 0: 'd' is not in it: add it"):
+        read(write(tmp_path / "two", {"x": ["abc"], "y": ["d"]}), label="y", alphabet="abc")
+    with pytest.raises(BadInputError, match=r"row 1: a text of 2 .* add length, such as length: 3"):
+        read(tmp_path, label="y", alphabet="abc")
+    with pytest.raises(BadInputError, match=r"has texts here: add alphabet"):
+        read(tmp_path, label="y")
+
+
+def test_lists_are_tokens_or_numbers(tmp_path: Path) -> None:
+    write(tmp_path, {"x": [[7, 8, 300], [9]], "v": [[0.5], [1.5]], "y": [0, 1]})
+    write(tmp_path, {"x": [[1, 2, 3]], "v": [[2.5]], "y": [0]}, "test.parquet")
+    found = read(tmp_path, label="y", length=2)
+    assert found.train.x.tolist() == [[7, 8], [9, 0]]
+    assert found.train.x.dtype == np.int8  # 300 is cut off
+    assert read(tmp_path, input=("v",), label="y").train.x.tolist() == [[0.5], [1.5]]
+    with pytest.raises(
+        BadInputError, match=r"row 1: 1 values where another has 3: add length, such as length: 3"
+    ):
+        read(tmp_path, label="y")
+
+
+def test_a_sample_without_label_is_its_own(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train.npz", x=np.full((4, 2, 2), 51, np.uint8))
+    np.savez(tmp_path / "test.npz", x=np.zeros((1, 2, 2), np.uint8))
+    train = read(tmp_path).train
+    assert train.y.dtype == np.float32
+    assert train.y == pytest.approx(np.full((4, 2, 2), 0.2))  # as the model gets it
+
+
+def test_texts_as_labels_are_classes_in_alphabetical_order(tmp_path: Path) -> None:
+    write(tmp_path, {"x": [1.0, 2.0, 3.0], "y": ["dog", "ant", "cat"]})
+    write(tmp_path, {"x": [4.0], "y": ["cat"]}, "test.parquet")
+    found = read(tmp_path, label="y")
+    assert found.train.y.tolist() == [2, 0, 1]
+    assert found.test.y.tolist() == [1]
+    write(tmp_path, {"x": [4.0], "y": ["cow"]}, "test.parquet")
+    with pytest.raises(BadInputError, match=r"test\.parquet has samples of 'cow'"):
+        read(tmp_path, label="y")
+
+
+def test_splits_are_alike(tmp_path: Path) -> None:
+    write(tmp_path, {"x": [[1.0, 2.0]], "y": [0]})
+    write(tmp_path, {"x": [[1.0]], "y": [0]}, "test.parquet")
+    with pytest.raises(
+        BadInputError, match="has float32, shape 1, the training samples have float32, shape 2"
+    ):
+        read(tmp_path, label="y")
+    write(tmp_path, {"x": [[1.0, 2.0]], "y": [0.5]}, "test.parquet")
+    with pytest.raises(BadInputError, match="has float32, the training samples have int64"):
+        read(tmp_path, label="y")
+
+
+def test_images_of_the_hub_are_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's library; that it fetches them is its own affair."""
+    import datasets as library
+    import huggingface_hub
+    from PIL import Image
+
+    images = [Image.fromarray(np.full((2, 3), shade, np.uint8)) for shade in range(5)]
+    features = library.Features({"image": library.Image(), "label": library.Value("int8")})
+    table = library.Dataset.from_dict({"image": images, "label": [0, 1, 2, 1, 0]}, features=features)
+    monkeypatch.setattr(library, "load_dataset", lambda *_: {"train": table, "test": table.select([4])})
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    monkeypatch.setattr(datafiles, "_ROWS", 2)
+    found = datasets.load_from(Columns(Data(hub="a/b", input=("image",), label="label")), None)
+    assert found.train.x[:, 1, 2].tolist() == [0, 1, 2, 3, 4]
+    assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 2, 1, 0], [0])
+
+
+def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", x=np.arange(1000.0), y=np.arange(1000))
+    found = read(tmp_path, label="y", split=Split(test=0.2, validation=0.1, seed=3))
+    assert found.validation is not None
+    parts = [part.y.tolist() for part in (found.train, found.test, found.validation)]
+    assert [len(part) for part in parts] == [700, 200, 100]
+    assert sorted(itertools.chain(*parts)) == list(range(1000))
+    assert max(parts[1]) > 900 > 100 > min(parts[1])
+    assert found.remarks == (
+        "Of 1,000 training samples, 200 to test and 100 to validate were set aside, at random (seed 3).",
+    )
+    other = read(tmp_path, label="y", split=Split(test=0.2, validation=0.1, seed=4))
+    assert other.test.y.tolist() != parts[1]
+
+
+def test_the_last_samples_of_each_client_are_set_aside_without_what_overlaps(tmp_path: Path) -> None:
+    write(tmp_path, {"x": np.arange(30.0), "y": np.arange(30), "who": ["b", "a", "a"] * 10})
+    split = Split(test=0.2, order="file", gap=1)
+    found = read(tmp_path, label="y", client="who", split=split)
+    bees, ants = [k for k in range(30) if k % 3 == 0], [k for k in range(30) if k % 3]
+    assert found.test.y.tolist() == sorted([*bees[-2:], *ants[-4:]])
+    assert found.train.y.tolist() == sorted([*bees[:-3], *ants[:-5]])
+    assert found.clients is not None
+    assert found.clients.tolist() == [0 if k % 3 else 1 for k in found.train.y.tolist()]
+    assert "2 left out as they overlap" in found.remarks[0]
+
+
+def test_a_validation_set_may_be_what_models_are_evaluated_on(folder: Path) -> None:
+    path = changed(folder, "label: y}", "label: y, split: {validation: 10%}}")
+    changed(folder, "stop:", "evaluate: {on: validation}\nstop:")
+    assert len(prepared(path).test) == 10
+
+
+def test_files_of_a_configuration_lie_in_its_folder(tmp_path: Path) -> None:
+    """As the hub's own parquet files do."""
+    for name in ("one", "two"):
+        for split in ("train", "test"):
+            write(tmp_path / "a" / "b" / name / split, {"x": [1.0], "y": [len(name)]}, "0000.parquet")
+    whole = Data(hub="a/b", input=("x",), label="y")
+    one = datasets.load_from(Columns(whole.model_copy(update={"config": "one"})), tmp_path)
+    assert one.train.y.tolist() == [3]
+    with pytest.raises(BadInputError, match="has several configurations: add one of one, two"):
+        datasets.load_from(Columns(whole), tmp_path)
+
+
+def test_a_known_dataset_needs_no_columns() -> None:
+    text = OWN.replace("path: mine, input: x, label: y", "hub: ylecun/mnist, split: {validation: 10%}")
+    found = datasets.source(topology.parse(text))
+    assert isinstance(found, Columns)
+    assert (found.data.input, found.data.label, found.data.split.validation) == (
+        ("image",),
+        "label",
+        0.1,
+    )
+
+
+def test_shakespeare_is_dealt_out_by_role(data_root: Path) -> None:
+    text = OWN.replace("path: mine, input: x, label: y", "hub: flwrlabs/shakespeare")
+    text = text.replace("local:", "partition: {scheme: natural, min_samples: 100}\n  local:")
+    found = datasets.prepare(topology.parse(text.replace("count: 4", "count: 20")), data_root)
+    assert found.train.x.shape[1:] == (80,)
+    assert found.train.x.dtype.kind == "i"
+    assert 0 <= found.train.x.min() <= found.train.x.max() < 80
+    assert min(map(len, found.indices.values())) >= 100
+    whole = datasets.load("flwrlabs/shakespeare", data_root)
+    assert whole.clients is not None
+    roles = [set(whole.clients[own].tolist()) for own in found.indices.values()]
+    assert all(len(role) == 1 for role in roles)
+    assert len(set.union(*roles)) == 20
+    assert len(whole.test) == pytest.approx(0.1 * 125_683, rel=0.01)
+
+
+WRONG = [
+    ("label: y", "label: digit", "4:39: task.data.label: found 'digit', expected a column of"),
+    ("input: x", "input: [x, z]", "4:29: task.data.input: found 'z', expected a column of"),
+    ("path: mine", "path: his", "4:16: task.data.path: there is no "),
+    ("path: mine, ", "", "4:9: task.data: found neither hub nor path"),
+    ("path: mine, input: x", "hub: some/thing", "4:9: task.data: input is missing"),
+    ("input: x, ", "", "4:9: task.data: input is missing"),
+    ("input: x", "input: []", "4:29: task.data.input: found a list, expected a column such as image"),
+    ("label: y}", "label: y, test: dev}", "4:48: task.data.test: there is no split 'dev' beside"),
+    (
+        "label: y}",
+        "label: y, split: {gap: 3}}",
+        "4:55: task.data.split.gap: needs order: file beside it",
+    ),
+    (
+        "label: y}",
+        "label: y, split: {test: 100%}}",
+        "4:56: task.data.split.test: found '100%', expected a share from 0 to below 1",
+    ),
+    (
+        "local:",
+        "partition: {scheme: natural}\n  local:",
+        "5:23: task.partition.scheme: nothing says whose",
+    ),
+    ("count: 4", "count: 9", "3:3: task.partition: 9 devices for 80 training samples: each needs at"),
+    (
+        "timing: 1s",
+        "timing: 1s, data: {labels: [0, 1]}",
+        "8:53: devices[0].data.labels: needs samples beside it: say how many",
+    ),
+    (
+        "timing: 1s",
+        "timing: 1s, data: {samples: 5, labels: [12]}",
+        "8:65: devices[0].data.labels: no training sample is of class 12: there are 0 to 9",
+    ),
+    (
+        "timing: 1s",
+        "timing: 1s, data: {samples: 5, labels: [1]}",
+        "devices[0].data.samples: pi-2 is to have 5 samples of class 1, and ",
+    ),
+    (
+        "timing: 1s",
+        "timing: 1s, data: {transform: {scale: [2, 1]}}",
+        "8:64: devices[0].data.transform.scale: found a list, expected a number from 0 on",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "told"), WRONG)
+def test_what_does_not_fit_is_told_with_its_place(
+    folder: Path, old: str, new: str, told: str, testbed: Testbed
+) -> None:
+    path = changed(folder, old, new)
+    said = testbed("data", path)
+    assert said.code == 2
+    assert f"{path}:" in said.err
+    assert told in said.err
+
+
+def test_labels_that_do_not_fit_are_told(folder: Path, testbed: Testbed) -> None:
+    mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
+    for y, told in (
+        (np.arange(60) % 12, "found class 11, and the model has 10 outputs, for classes 0 to 9"),
+        (np.arange(60) % 10 - 1, "row 0: found class -1, expected classes from 0 on"),
+        (np.arange(60) / 60, "which takes classes, and these are float32"),
+        (np.where(np.arange(60) == 7, np.nan, 0.5), "row 7: found no number"),
+    ):
+        np.savez(mine, x=x, y=y)
+        said = testbed("data", folder / "own.yaml")
+        assert (said.code, told in said.err) == (2, True), said.err
+        assert "own.yaml:4:39: task.data.label" in said.err
+    np.savez(mine, x=np.zeros((60, 9, 9), np.uint8), y=np.arange(60) % 10)
+    assert "digits-logreg does not take inputs of shape 9×9" in testbed("data", folder / "own.yaml").err
+    np.savez(mine, x=x, y=np.array([{}] * 60, dtype=object))
+    assert "not readable as .npz without pickled objects" in testbed("data", folder / "own.yaml").err
+    mine.write_bytes(b"PK torn")
+    assert "not readable as .npz" in testbed("data", folder / "own.yaml").err
+
+
+def test_samples_without_classes_are_dealt_out_by_schemes_that_need_none(folder: Path) -> None:
+    np.savez(folder / "mine" / "all.npz", x=np.zeros((60, 8)), y=np.arange(60) / 60)
+    path = changed(folder, "local:", "partition: {scheme: iid}\n  local:")
+    assert [len(own) for own in prepared(path).indices.values()] == [12] * 4
+    changed(folder, "scheme: iid", "scheme: dirichlet, alpha: 1")
+    with pytest.raises(BadInputError, match=r"5:23: .* by their class, and these have none"):
+        prepared(path)
+
+
+def test_a_quadratic_has_its_own_data() -> None:
+    text = OWN.replace("digits-logreg", "quadratic\n  centers: [[0], [1], [2], [3]]")
+    with pytest.raises(BadInputError, match=r"5:3: task\.data: the task quadratic brings"):
+        topology.parse(text)
+
+
+def test_what_is_not_given_is_not_written() -> None:
+    """Else all sweeps would run again."""
+    text = topology.parse(OWN.replace("data: {path: mine, input: x, label: y}\n  ", "")).to_yaml()
+    assert "data" not in text
+
+
+HAND = """\
+name: hand
+task: {name: digits-logreg, partition: {scheme: iid}, local: {steps: 2}}
+rule: {name: fedasync}
+devices:
+  - {name: rest, count: 2, timing: 1s}
+  - {name: zero, count: 2, timing: 1s, data: {samples: 50, labels: [0]}}
+  - {name: any, timing: 1s, data: {samples: 300}}
+stop: {updates: 3}
+"""
+
+
+def test_samples_by_hand_come_first_and_others_share_the_rest() -> None:
+    parsed = topology.parse(HAND)
+    found = datasets.prepare(parsed, None)
+    assert {name: len(own) for name, own in found.indices.items()} == {
+        "rest-1": 519, "rest-2": 518, "zero-1": 50, "zero-2": 50, "any": 300,
+    }  # fmt: skip
+    assert sorted(np.concatenate([*found.indices.values()])) == list(range(1437))
+    counts = datasets.label_counts(found)
+    assert counts["zero-2"][1:] == [0] * 9
+    # Of the 42 zeros left among 1,337: a draw in the order of the first would have none.
+    assert counts["any"][0] == pytest.approx(300 * 42 / 1337, abs=8)
+    assert datasets.known_samples(parsed, None) == {
+        name: len(own) for name, own in found.indices.items()
+    }
+    other = datasets.prepare(topology.parse(HAND.replace("name: hand", "name: hand\nseed: 1")), None)
+    assert other.indices["any"].tolist() != found.indices["any"].tolist()
+
+
+def test_what_no_device_has_is_told() -> None:
+    text = HAND.replace("  - {name: rest, count: 2, timing: 1s}\n", "")
+    assert datasets.prepare(topology.parse(text), None).remarks == (
+        "1,037 of 1,437 training samples are left out: no device has them.",
+    )
+
+
+def _with_transform(transform: str, parsed: str = HAND) -> tuple[Topology, Prepared]:
+    found = topology.parse(parsed.replace("{samples: 300}", f"{{samples: 300, transform: {transform}}}"))
+    return found, datasets.prepare(found, None)
+
+
+def test_a_transform_changes_a_device_and_no_other() -> None:
+    _, plain = _with_transform("{}")
+    _, turned = _with_transform("{rotate: 90}")
+    before, after = plain.shard("any"), turned.shard("any")
+    assert np.array_equal(np.rot90(before.x, axes=(1, 2)), after.x)
+    assert np.array_equal(before.y, after.y)
+    for name in ("rest-1", "zero-1"):
+        assert np.array_equal(plain.shard(name).x, turned.shard(name).x)
+    assert (turned.total, len(turned.train)) == (1437, 1437 + 300)
+    assert np.array_equal(plain.test.x, turned.test.x)
+
+
+def test_scale_and_noise_are_of_what_the_model_gets() -> None:
+    _, plain = _with_transform("{}")
+    before = plain.shard("any").x.astype(float)
+    _, half = _with_transform("{scale: 0.5}")
+    assert np.array_equal(half.shard("any").x, (before / 2).round())
+    _, noisy = _with_transform("{noise: 0.25}")
+    inner = before == 8  # far from 0, below which a pixel is not
+    added = (noisy.shard("any").x.astype(float) - before)[inner] / 16
+    assert added.std() == pytest.approx(0.25, rel=0.1)
+    assert added.mean() == pytest.approx(0.0, abs=0.02)
+    again = _with_transform("{noise: 0.25}")[1]
+    assert np.array_equal(again.shard("any").x, noisy.shard("any").x)
+
+
+def test_each_device_draws_its_own_transform() -> None:
+    text = HAND.replace("labels: [0]}", "labels: [0], transform: {scale: [0.1, 1]}}")
+    plain = datasets.prepare(topology.parse(HAND), None)
+    found = datasets.prepare(topology.parse(text), None)
+    ratios = [found.shard(name).x.sum() / plain.shard(name).x.sum() for name in ("zero-1", "zero-2")]
+    assert all(0.1 < ratio < 1 for ratio in ratios)
+    assert abs(ratios[0] - ratios[1]) > 0.01
+
+
+def test_devices_that_share_samples_are_transformed_one_by_one() -> None:
+    text = HAND.replace("scheme: iid", "scheme: resampled, samples: 1000").replace(
+        "count: 2, timing: 1s}", "count: 2, timing: 1s, data: {transform: {scale: 0}}}"
+    )
+    found = datasets.prepare(topology.parse(text), None)
+    assert found.shard("rest-1").x.max() == 0
+    assert found.shard("any").x.max() == 16
+
+
+def test_simulate_finds_datasets_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "test"):
+        columns = {"v": [[float(k)] * 64 for k in range(50)], "c": [k % 10 for k in range(50)]}
+        write(tmp_path / "root" / "my" / "set", columns, f"{split}-00000-of-00001.parquet")
+    text = OWN.replace("path: mine, input: x, label: y", "hub: my/set, input: v, label: c")
+    monkeypatch.setenv("TESTBED_DATA", str(tmp_path / "root"))
+    assert len(simulate(text, runs=tmp_path / "runs").updates) == 3
+    monkeypatch.delenv("TESTBED_DATA")
+    assert len(simulate(text, runs=tmp_path / "runs", data=tmp_path / "root").updates) == 3
+
+
+def test_tokens_reach_a_model_as_whole_numbers() -> None:
+    import torch
+
+    from agents.shards import inputs
+
+    tokens = Shard(np.array([[1, 2]], np.int8), np.zeros(1, np.int64))
+    assert inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
+    pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
+    assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
