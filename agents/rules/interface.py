@@ -234,9 +234,9 @@ class State(ABC):
 class Rule(Protocol):
     """The parameters of a rule: a frozen dataclass whose fields are what a topology may set."""
 
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     """Where the rule is from: authors, year, and where to read it."""
-    equation: ClassVar[str]
+    equation: ClassVar[str] = ""
     """What becomes of w, in one line."""
     takes_fednova: ClassVar[bool] = False
     """Whether it multiplies an aggregate of normalised deltas by τ_eff, as `local.fednova` needs."""

@@ -31,6 +31,8 @@ SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
 """Of the broker's Unix socket, for the devices' inits."""
+CODE = "/opt/code"
+"""Own code, in the agents' image."""
 DISK = "/testbed/disk"
 """A client's own folder."""
 ROUTED_BROKER = "mqtt"
@@ -226,6 +228,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_after=topology.evaluate.when == "after",
+        code=_code(spec, places),
     )
 
 
@@ -248,7 +251,13 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         memory=f"{disk}/memory.safetensors" if spec.remembers else None,
         outbox=disk,
         timeout_s=spec.topology.start.timeout,
+        code=_code(spec, places),
     )
+
+
+def _code(spec: RunSpec, places: Places) -> str | None:
+    """Where a process imports own code from."""
+    return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
 
 
 def _device(

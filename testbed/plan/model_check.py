@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import tempfile
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+
+from agents import shards
+from agents.shards import Shard
 from agents.tasks.interface import Task
+from testbed import own_code
 from testbed.host import cache
+from testbed.own_code import StandIn
 from testbed.topology import Topology
+
+_TRIED = 64
+"""Samples."""
 
 
 def check(topology: Topology) -> int:
@@ -26,28 +36,55 @@ def check(topology: Topology) -> int:
     if good is not None:
         with suppress(OSError, ValueError):
             return int(good.read_text(encoding="utf-8"))
+    try:
+        count = own_code.ask(task, "parameters") if isinstance(task, StandIn) else _parameters(task)
+    except ValueError as error:
+        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
+        raise topology.source.error([problem]) from error
+    if good is not None:
+        cache.keep(good, f"{count}\n")
+    return int(count)
+
+
+def _parameters(task: Task) -> int:
+    """How many its model has. Raises ValueError."""
     import torch
 
     from agents import flat
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model()
-    try:
-        flat.check(module)
-    except ValueError as error:
-        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
-        raise topology.source.error([problem]) from error
-    count = sum(parameter.numel() for parameter in module.parameters())
-    if good is not None:
-        cache.keep(good, f"{count}\n")
-    return count
+    flat.check(module)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def try_step(topology: Topology, train: Shard) -> None:
+    """Try a training step of a user's task on some samples of `train`, of every label that there is as
+    far as they are not too many. Raises BadInputError where it cannot be done."""
+    task = topology.task.build()
+    if not isinstance(task, StandIn):
+        return
+    _, first = np.unique(train.y, return_index=True, axis=0)
+    chosen = np.unique(np.concatenate([np.arange(min(len(train), _TRIED)), np.sort(first)[-_TRIED:]]))
+    with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
+        file = Path(folder, "samples.safetensors")
+        shards.save(Shard(train.x[chosen], train.y[chosen], train.scale), file)
+        try:
+            own_code.ask(task, "step", samples=str(file), seed=topology.seed)
+        except ValueError as error:
+            message = f"{topology.task.name} cannot run: {error}"
+            problem = topology.source.problem(("task", "name"), message)
+            raise topology.source.error([problem]) from error
 
 
 def fingerprint(task: Task) -> str | None:
     """Another one where the task's model may be another; None where the source cannot be read."""
     try:
-        sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
-        texts = [path.read_bytes() for path in sources]
+        if isinstance(task, StandIn):
+            texts = [task.stands_for[0].digest.encode()]
+        else:
+            sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
+            texts = [path.read_bytes() for path in sources]
     except (OSError, TypeError):  # made in a notebook
         return None
     facts = [repr(task), type(task).__qualname__, metadata.version("torch")]

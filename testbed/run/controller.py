@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agents import events, messages
+from agents import events, messages, own_code
 from agents.allowance import Allowance
 from agents.clock import in_device_time
 from agents.config import Broker
@@ -334,6 +334,10 @@ class Controller:
         for name, code in self._runtime.ended().items():
             if name in self._exit_codes:
                 continue
+            if code == own_code.FAILED:
+                raise RunFailedError(
+                    f"{self._own_names} failed on {name}, and so the run ends.{self._last_words(name)}"
+                )
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -345,6 +349,11 @@ class Controller:
             self._exit_codes[name] = code
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+
+    @property
+    def _own_names(self) -> str:
+        topology = self._spec.topology
+        return " or ".join(filter(own_code.is_own, (topology.task.name, topology.rule.name)))
 
     def _start_again(self, name: str, code: int) -> bool:
         """Start broker or aggregator again, if the run can go on with it. What an aggregator without a

@@ -130,6 +130,7 @@ def _prepare(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
+    topology = _with_kept_code(topology, directory, resume=options.resume)
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
@@ -140,10 +141,25 @@ def _prepare(
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
+    model_check.try_step(topology, prepared.train)
     samples = {client: len(chosen) for client, chosen in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
     return spec, prepared
+
+
+def _with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
+    """`topology` with its own code as `directory` keeps it, by the path from there: a copy, so that a run
+    that goes on, or is replayed, is of the same code. Raises BadInputError where that was changed."""
+    code = topology.own_code
+    if code is None:
+        return topology
+    if not resume:
+        code.copy(directory.code)
+        directory.write_manifest(code=code.digest)
+    elif directory.read_manifest().get("code") != code.digest:
+        raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
+    return topology.with_code(directory.code.name)
 
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:

@@ -274,7 +274,9 @@ def _needs_step_time(cell: Cell) -> bool:
 
 def _step_work(cell: Cell) -> str:
     """The same for cells whose step is the same work."""
-    return repr((cell.topology.task.named, step_work(cell.plan.devices[0].local)))
+    facts = cell.topology.task.named, step_work(cell.plan.devices[0].local)
+    code = cell.topology.own_code
+    return repr(facts if code is None else (*facts, code.digest))
 
 
 def _step_times(cells: Iterable[Cell], index: Index) -> StepTimes:
