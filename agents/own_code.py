@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from agents.config import Named
@@ -73,8 +73,7 @@ def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
         )
     if "__dataclass_fields__" not in vars(found):
         raise LookupError(f"{attribute} is no dataclass: write @dataclass(frozen=True) above it")
-    own: Any = found
-    return own
+    return cast("type[T]", found)
 
 
 def provides(module: str) -> bool:

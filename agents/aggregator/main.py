@@ -76,8 +76,11 @@ def main() -> None:
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
     except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        code = own_code.FAILED if own_code.raised(error) else 1
-        sys.stderr.write(f"{own_code.told(error)}\n" if own_code.raised(error) else traceback.format_exc())
+        if own_code.raised(error):
+            code = own_code.FAILED
+            sys.stderr.write(f"{own_code.told(error)}\n")
+        else:
+            traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
 """The container images, built where they are missing: base -> libraries -> agent, and base -> broker.
-For a user's own code there are more on top: agent -> requirements -> code (`testbed.own_code`), as far as
-a run has these.
+For a user's own code there are more on top: agent -> requirements -> code (`testbed.own_code`), as far
+as a run has these.
 
 A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is up to
 date, and a change rebuilds only the images that depend on it. Everything goes through the Docker SDK and
@@ -289,7 +289,9 @@ class _Builder:
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
         """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
-        arguments = {} if parent is None else {"PARENT" if kind in _OWN else parent.upper(): self.tags[parent]}
+        arguments = {}
+        if parent is not None:
+            arguments["PARENT" if kind in _OWN else parent.upper()] = self.tags[parent]
         with self._step(kind, "built"), context.open("rb") as file:
             network = "none" if parent else None  # only the base image fetches something
             engine_build(self.client, self.tags[kind], file, arguments, network)
@@ -367,8 +369,8 @@ def _discard(client: docker.DockerClient, token: str) -> None:
 
 
 def register(tags: Tags, own: str = "") -> None:
-    """Keep in the cache which images this checkout uses, or the `own` code of that name with it: no other
-    checkout's build removes them."""
+    """Keep in the cache which images this checkout uses, or with it the `own` code of that name: no
+    other checkout's build removes them."""
     name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
     entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))

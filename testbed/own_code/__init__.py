@@ -1,8 +1,8 @@
 """A user's own tasks and rules, as far as the controller needs to know them (docs/own-code.md).
 
 `Code` is the modules. The controller does not import them: a process of their own does
-(`testbed.own_code.inspection`), and answers questions about them. For each class a stand-in is made, with
-the same parameters: topologies are checked against it, and it says of the class what the plan needs.
+(`testbed.own_code.inspection`), and answers questions about them. For each class a stand-in is made,
+with the same parameters: topologies are checked against it, and it says what the plan needs to know.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from agents import own_code, shards
@@ -28,6 +29,9 @@ Kind = Literal["task", "rule"]
 _MAX_BYTES = 16 * 2**20
 _MAX_FILES = 1000
 _TAKEN = sys.stdlib_module_names | {"agents", "analysis", "testbed"}
+_LITERAL: Any = Literal
+_UNION: Any = Union
+"""Their arguments are known at run time only."""
 _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": str, "None": type(None)}
 
 
@@ -35,7 +39,7 @@ _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": st
 class Code:
     """A user's modules, as they were when they were read."""
 
-    path: Path
+    path: Path = field(compare=False)
     """Of what was named: a module, a package, or a folder of modules and packages."""
     digest: str
     files: Mapping[str, bytes] = field(compare=False, repr=False)
@@ -55,7 +59,7 @@ class Code:
                 )
             files[name] = file.read_bytes()
         for module in {Path(name).parts[0].removesuffix(".py") for name in files if name[-3:] == ".py"}:
-            if module in _TAKEN or _is_installed(module):
+            if is_taken(module):
                 raise ValueError(
                     f"has a module {module}, and so has Python here: which of the two would be imported "
                     "is not certain, so rename yours"
@@ -152,7 +156,10 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
                 yield str(file.relative_to(root)), file
 
 
-def _is_installed(module: str) -> bool:
+def is_taken(module: str) -> bool:
+    """Whether there is another module of that name on this host."""
+    if module in _TAKEN:
+        return True
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     return importlib.machinery.PathFinder.find_spec(module, places) is not None
 
@@ -177,10 +184,9 @@ def _stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
         "__doc__": found["about"],
         "__module__": name.partition(":")[0],
     }
-    cls = dataclasses.make_dataclass(
+    return dataclasses.make_dataclass(
         name.partition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
     )
-    return cls
 
 
 def _type(described: Any) -> Any:
@@ -189,12 +195,11 @@ def _type(described: Any) -> Any:
         case str():
             return _TYPES[described]
         case {"literal": values}:
-            choice: Any = Literal
-            return choice[tuple(values)]
+            return _LITERAL[tuple(values)]
         case {"list": inner}:
-            return tuple[_type(inner), ...]  # as YAML's are read
+            return GenericAlias(tuple, (_type(inner), ...))  # as YAML's are read
         case {"either": options}:
-            return Union[tuple(map(_type, options))]  # noqa: UP007  (known at run time only)
+            return _UNION[tuple(map(_type, options))]
         case {"of": inner, "mark": mark}:
             return Annotated[_type(inner), mark]
     raise ValueError(f"{described} describes no type")

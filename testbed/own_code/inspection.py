@@ -2,10 +2,10 @@
 
     python -m testbed.own_code.inspection FOLDER
 
-The modules are in FOLDER/code. Each line of standard input is a question (a key of `_QUESTIONS`, with its
-arguments), answered in a line of JSON: `{"answer": ...}`, `{"refused": why}` where the code does not fit
-or does not take what the topology says, or `{"raised": traceback}`. It ends with its input, and when it
-is asked nothing for some seconds.
+The modules are in FOLDER/code. Each line of standard input is a question (a key of `_QUESTIONS`, with
+its arguments), answered in a line of JSON: `{"answer": ...}`, `{"refused": why}` where the code does not
+fit or does not take what the topology says, or `{"raised": traceback}`. It ends with its input, and when
+it is asked nothing for some seconds.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _IDLE_S = 5.0
 _TRIED = 3
 """Updates, and parameters of the model, that a rule is tried with."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
+_OF_CLASS = ("dataset", "has_accuracy")
+"""Attributes of a task that are the same whatever its parameters."""
 _ACTIONS = get_args(rules.Action)
 
 
@@ -99,7 +101,7 @@ def _class(cls: Any, _: Path) -> dict[str, Any]:
         "parameters": [
             _parameter(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init
         ],
-        "attributes": {key: getattr(cls, key) for key in ("dataset", "has_accuracy") if hasattr(cls, key)},
+        "attributes": {key: getattr(cls, key) for key in _OF_CLASS if hasattr(cls, key)},
     }
 
 
@@ -211,7 +213,7 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any]) -> list[str]:
     paths = []
     for number, shard in enumerate(_made(cls, params).shards()):
         if not isinstance(shard, Shard):
-            raise _RefusedError(f"its shards returns {shard!r:.80}, expected an agents.shards.Shard each")
+            raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
         paths.append(folder / f"shard-{number}.safetensors")
         shards.save(shard, paths[-1])
     return [*map(str, paths)]

@@ -1,8 +1,8 @@
 """Asks a process that imports a user's code (`testbed.own_code.inspection`): it, and not the controller,
 runs what is in there.
 
-The process ends by itself when it is asked nothing for some seconds, and with this one; the next question
-starts another. Each question has a time limit, and only the end of what the code prints is kept.
+The process ends by itself when it is asked nothing for some seconds, and with this one; the next
+question starts another. Each question has a time limit, and only the end of what is printed is kept.
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ class Inspector:
         raise AssertionError(self._known[line])
 
     def _answer(self, line: str, name: str) -> dict[str, Any]:
+        printed = ""
         for _ in range(2):  # it may just have ended for want of questions
             if self._process is None or not self._process.lives:
                 self._process = _Process(self._folder)
             if (answer := self._process.answer(line)) is not None:
                 found: dict[str, Any] = json.loads(answer)
                 return found
-        printed = self._process.printed()
+            printed = self._process.printed()
         raise BadInputError(f"{name} in {self._origin}: its process ended without an answer\n{printed}")
 
 

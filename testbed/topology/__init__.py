@@ -45,6 +45,10 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 
 
 _MAX_GROUPS = 2_000
+_INSTALL = (
+    "\nA topology is checked with the packages of this host: install it with python -m pip install, and "
+    "name it under requirements"
+)
 _KINDS: tuple[Kind, ...] = ("task", "rule")
 
 
@@ -316,12 +320,15 @@ def _read_own_code(
             if code is None:
                 if path is None:
                     raise ValueError(
-                        f"{name} is a class of your own code: add code with its file, as in code: mine.py"
+                        f"{name} is a class of your own: add code with its file, as in code: mine.py"
                     )
                 continue  # an error of its own
             classes[name] = code.stand_in(kind, name)
         except (ValueError, RaisedError) as error:
-            message = str(error) if isinstance(error, ValueError) else f"importing it raises\n{error}"
+            message = str(error)
+            if isinstance(error, RaisedError):
+                hint = _INSTALL if "ModuleNotFoundError" in message else ""
+                message = f"importing it raises\n{message}{hint}"
             problems.append(source.problem((kind, "name"), message))
             if isinstance(error, RaisedError):
                 break  # the other one is likely to say the same
@@ -349,6 +356,8 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
+    if topology.requirements and topology.code is None:
+        yield ("requirements",), "nothing of ours imports them: add code, or remove this"
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [

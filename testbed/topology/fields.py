@@ -267,7 +267,11 @@ class OneOf:
     ) -> dict[str, Any]:
         found = handler(schema)
         if self._own:
-            name = {"type": "string", "pattern": r"^[\w.]+:\w+$", "description": "module:Class, of `code`"}
+            name = {
+                "type": "string",
+                "pattern": r"^[\w.]+:\w+$",
+                "description": "module:Class of `code`",
+            }
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)
         return found
