@@ -7,9 +7,11 @@ question starts another. Each question has a time limit, and only the end of wha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,8 +40,8 @@ class Inspector:
     """One version of a user's modules: `copy` writes them into a folder, and they are from `origin`."""
 
     def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:
-        self._copied = tempfile.TemporaryDirectory(prefix="testbed-code-")
-        self._folder = Path(self._copied.name).resolve()
+        self._folder = Path(tempfile.mkdtemp(prefix="testbed-code-")).resolve()
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._origin = origin
         copy(self._folder / "code")
         self._process: _Process | None = None
@@ -83,10 +85,11 @@ class _Process:
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
         )
-        self._end = weakref.finalize(self, subprocesses.end, self._popen)
+        self._end = weakref.finalize(self, _end, self._popen)
         self._printed = bytearray()
-        reader = threading.Thread(target=self._drain, args=(self._popen.stderr,), daemon=True)
-        reader.start()
+        printed = self._popen.stderr, self._printed
+        self._reader = threading.Thread(target=_drain, args=printed, daemon=True)
+        self._reader.start()
 
     @property
     def lives(self) -> bool:
@@ -123,10 +126,22 @@ class _Process:
 
     def printed(self) -> str:
         """The end of what the code has printed, indented."""
+        if not self.lives:
+            self._reader.join(1)
         lines = bytes(self._printed).decode(errors="replace").splitlines()[-15:]
         return "\n".join(f"    {line}" for line in lines)
 
-    def _drain(self, stream: IO[bytes]) -> None:
+
+def _drain(stream: IO[bytes], printed: bytearray) -> None:
+    with stream:
         while chunk := os.read(stream.fileno(), 65536):
-            self._printed += chunk
-            del self._printed[:-_KEPT]
+            printed += chunk
+            del printed[:-_KEPT]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    subprocesses.end(process)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()

@@ -41,6 +41,8 @@ _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
+_OF_A_TRACEBACK = 40
+"""Lines of a log that show what own code has raised."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -335,9 +337,8 @@ class Controller:
             if name in self._exit_codes:
                 continue
             if code == own_code.FAILED:
-                raise RunFailedError(
-                    f"{self._own_names} failed on {name}, and so the run ends.{self._last_words(name)}"
-                )
+                told = self._last_words(name, _OF_A_TRACEBACK)
+                raise RunFailedError(f"{self._own_names} failed on {name}, and so the run ends.{told}")
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -352,8 +353,8 @@ class Controller:
 
     @property
     def _own_names(self) -> str:
-        topology = self._spec.topology
-        return " or ".join(filter(own_code.is_own, (topology.task.name, topology.rule.name)))
+        names = self._spec.topology.task.name, self._spec.topology.rule.name
+        return " or ".join(filter(own_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
         """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
@@ -419,10 +420,10 @@ class Controller:
         while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
             time.sleep(_TICK_SECONDS)
 
-    def _last_words(self, name: str) -> str:
+    def _last_words(self, name: str, lines: int = 12) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
         self._runtime.stop()
-        return self._spec.directory.last_words(name)
+        return self._spec.directory.last_words(name, lines)
 
 
 def _line(sample: messages.Telemetry) -> str:
