@@ -57,6 +57,8 @@ def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
     if not is_own(name):
         return ours[name]
     module_name, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise LookupError(f"{name} is no class, expected module:Class")
     found = getattr(_module(module_name), attribute, None)
     if not isinstance(found, type):
         classes = [
@@ -111,7 +113,7 @@ def told(error: BaseException) -> str:
     own = raised(error)
     while start is not None and not _begins(start.tb_frame, own=own):
         start = start.tb_next
-    lines = traceback.format_exception(type(error), error, start or error.__traceback__)
+    lines = traceback.format_exception(type(error), error, start)
     return "".join(lines).rstrip()
 
 

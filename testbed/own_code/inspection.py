@@ -37,6 +37,8 @@ from agents.tasks.interface import Task
 _IDLE_S = 5.0
 _TRIED = 3
 """Updates, and parameters of the model, that a rule is tried with."""
+_MAX_TRACEBACK = 20_000
+"""Characters."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
 _OF_CLASS = ("dataset", "has_accuracy")
 """Attributes of a task that are the same whatever its parameters."""
@@ -64,7 +66,7 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     except _RefusedError as error:
         return {"refused": str(error)}
     except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
-        return {"raised": own_code.told(error)}
+        return {"raised": own_code.told(error)[-_MAX_TRACEBACK:]}
 
 
 def _found(kind: str, name: str) -> Any:
@@ -83,6 +85,8 @@ def _found(kind: str, name: str) -> Any:
             f'{name} does not say its dataset, as in dataset: ClassVar[str] = "digits"; or None where '
             "its method shards brings the data"
         )
+    if is_task and not isinstance(cls.dataset, str | None):
+        raise _RefusedError(f"its dataset is {cls.dataset!r:.80}, expected the name of one, or None")
     return cls
 
 

@@ -21,6 +21,7 @@ from agents.tasks.interface import Task
 from testbed import own_code
 from testbed.host import cache
 from testbed.own_code import StandIn
+from testbed.plan.datasets import DATASETS
 from testbed.topology import Topology
 
 _TRIED = 64
@@ -29,8 +30,11 @@ _TRIED = 64
 
 def check(topology: Topology) -> int:
     """The number of the model's parameters. Raises BadInputError where the task's model is something
-    other than float32 parameters."""
+    other than float32 parameters, or where there is no such dataset as a user's task has."""
     task: Task = topology.task.build()
+    if task.dataset not in (None, *DATASETS):
+        message = f"{topology.task.name} learns from {task.dataset!r}, expected {', '.join(DATASETS)}"
+        raise topology.source.error([topology.source.problem(("task", "name"), message)])
     mark = fingerprint(task)
     good = None if mark is None else cache.folder() / "models" / mark
     if good is not None:
@@ -81,7 +85,8 @@ def fingerprint(task: Task) -> str | None:
     """Another one where the task's model may be another; None where the source cannot be read."""
     try:
         if isinstance(task, StandIn):
-            texts = [task.stands_for[0].digest.encode()]
+            code, _, name = task.stands_for
+            texts = [code.digest.encode(), name.encode()]
         else:
             sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
             texts = [path.read_bytes() for path in sources]

@@ -337,8 +337,8 @@ class Controller:
             if name in self._exit_codes:
                 continue
             if code == own_code.FAILED:
-                told = self._last_words(name, _OF_A_TRACEBACK)
-                raise RunFailedError(f"{self._own_names} failed on {name}, and so the run ends.{told}")
+                what, told = self._own_code_on(name), self._last_words(name, _OF_A_TRACEBACK)
+                raise RunFailedError(f"{what} failed on {name}, and so the run ends.{told}")
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -351,9 +351,10 @@ class Controller:
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
-    @property
-    def _own_names(self) -> str:
-        names = self._spec.topology.task.name, self._spec.topology.rule.name
+    def _own_code_on(self, part: str) -> str:
+        """The names of the user's classes that run there."""
+        task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
+        names = (task,) if part in self._devices else (task, rule)
         return " or ".join(filter(own_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:

@@ -159,7 +159,7 @@ def _prepare(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
-    topology = _with_kept_code(topology, directory, resume=options.resume)
+    topology = with_kept_code(topology, directory, resume=options.resume)
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
@@ -177,7 +177,7 @@ def _prepare(
     return spec, prepared
 
 
-def _with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
+def with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
     """`topology` with its own code as `directory` keeps it, by the path from there: a copy, so that a
     run that goes on, or is replayed, is of the same code. Raises BadInputError where it was changed."""
     code = topology.own_code

@@ -236,7 +236,8 @@ class _Runner:
             for cell in cells:
                 directory = self.index.begin(cell)
                 running[directory.path] = cell
-                directory.topology.write_text(self._timed(cell).to_yaml(), encoding="utf-8")
+                timed = up.with_kept_code(self._timed(cell), directory, resume=False)
+                directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
                 yield directory.path
 
         try:

@@ -196,8 +196,8 @@ class Topology(Model):
         tuple[Requirement, ...],
         Field(description="Packages that the code imports, as for pip; for the agents' image"),
     ] = ()
-    task: Annotated[Task, OneOf(TASKS, own=True)]
-    rule: Annotated[Rule, OneOf(RULES, own=True)]
+    task: Annotated[Task, OneOf(TASKS, own="task")]
+    rule: Annotated[Rule, OneOf(RULES, own="rule")]
     devices: Annotated[
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
@@ -285,7 +285,7 @@ def checked(document: Document) -> Topology:
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
     problems += wrong
-    topology = validation_errors.validated(Topology, document, problems, {"own": classes})
+    topology = validation_errors.validated(Topology, document, problems, classes)
     problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
@@ -298,9 +298,9 @@ def checked(document: Document) -> Topology:
 
 def _read_own_code(
     document: Document,
-) -> tuple[Code | None, dict[str, type[StandIn]], list[Problem]]:
-    """The code of a topology not yet validated, its classes by the names that task and rule have, and
-    what is wrong with these."""
+) -> tuple[Code | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
+    """The code of a topology not yet validated; its classes by name, of task and rule; and what is wrong
+    with these."""
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
@@ -309,7 +309,7 @@ def _read_own_code(
         except (ValueError, OSError) as error:
             reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             return None, {}, [source.problem(("code",), reason)]
-    classes: dict[str, type[StandIn]] = {}
+    classes: dict[str, dict[str, type[StandIn]]] = {}
     problems: list[Problem] = []
     for kind in _KINDS:
         part = data.get(kind)
@@ -323,7 +323,7 @@ def _read_own_code(
                         f"{name} is a class of your own: add code with its file, as in code: mine.py"
                     )
                 continue  # an error of its own
-            classes[name] = code.stand_in(kind, name)
+            classes[kind] = {name: code.stand_in(kind, name)}
         except (ValueError, RaisedError) as error:
             message = str(error)
             if isinstance(error, RaisedError):

@@ -226,9 +226,9 @@ class OneOf:
     has the fields of `RULES["fedbuff"]`.
     """
 
-    def __init__(self, types: Mapping[str, type], *, own: bool = False) -> None:
-        """With `own` it also takes a user's class, `module:Class`: a key of `own` in the context of the
-        validation, which has a dataclass for each that is known."""
+    def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
+        """With `own` it also takes a user's class, `module:Class`: the context of the validation has,
+        under `own` and the class's name, a dataclass for each that is known."""
         self._types = types
         self._own = own
 
@@ -241,14 +241,14 @@ class OneOf:
         )
         union: Any = Union[models]  # noqa: UP007  (known at run time only)
         schema = handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
-        if not self._own:
+        if self._own is None:
             return schema
 
         def validate(value: Any, of_ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
             name = value.get(base.tag) if isinstance(value, Mapping) else None
             if not isinstance(name, str) or not own_code.is_own(name):
                 return of_ours(value)
-            classes = (info.context or {}).get("own", {})
+            classes = (info.context or {}).get(self._own, {})
             if name not in classes:  # whoever has looked for it says why
                 raise PydanticCustomError("reported", "an error that is reported elsewhere")
             return _own_variant(base, name, classes[name]).model_validate(value, context=info.context)
@@ -266,7 +266,7 @@ class OneOf:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         found = handler(schema)
-        if self._own:
+        if self._own is not None:
             name = {
                 "type": "string",
                 "pattern": r"^[\w.]+:\w+$",

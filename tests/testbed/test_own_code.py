@@ -95,6 +95,10 @@ class NoDataset(Task):
     def model(self): ...
 
 @dataclass(frozen=True)
+class Elsewhere(Mine):
+    dataset: ClassVar[str] = "nowhere"
+
+@dataclass(frozen=True)
 class Unknown(Mine):
     call: Callable[[], int] = len
 
@@ -217,16 +221,18 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
             "t.yaml:5:9: task.kind: found 'od', expected plain or odd; did",
         ),
         ({"task": task(hidden=101)}, "t.yaml:5:11: task.hidden: found 101, expected at most 100"),
-        ({"rule": {"name": "own:Plain", "period": 3}}, "rule.period: found 3, a duration"),
+        ({"rule": {"name": "own:Plain", "period": 3}}, "rule.period: found 3, expected a duration"),
         ({"devices": [{"name": "a", "count": 3, "timing": "1s"}]}, "task: three is a crowd"),
         ({"task": task("Mein")}, "task.name: the module own has no class Mein; it has Mine, Few, "),
         ({"task": task("NoModel")}, "t.yaml:4:9: task.name: own:NoModel has no method model"),
         ({"task": task("NoDataset")}, "own:NoDataset does not say its dataset"),
         ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) is nothing that a topology"),
         ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
+        ({"task": task("Elsewhere")}, "task.name: own:Elsewhere learns from 'nowhere', expected digits"),
         ({"task": task("Bare")}, "Bare is no dataclass"),
         ({"task": task("Other")}, "from agents.tasks.interface import Task"),
         ({"task": task("Plain")}, "Plain is no task: derive it"),
+        ({"rule": {"name": ":Plain"}}, "rule.name: :Plain is no class, expected module:Class"),
         ({"rule": {"name": "other:Plain"}}, "rule.name: the code has no module other"),
         ({"rule": {"name": "subprocess:Popen"}}, "rule.name: the code has no module subprocess"),
         ({"rule": {"name": "own:Silent"}}, "rule: its update returns None, expected a list of actions"),
@@ -244,13 +250,12 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
 def test_what_does_not_fit_is_refused_with_its_place(
-    changes: dict[str, Any], said: str, testbed: Testbed, tmp_path: Path
+    changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    done = testbed("plan", write(tmp_path, **changes))
-    assert done.code == 2
-    assert said in done.err
-    assert "inspection.py" not in done.err
-    assert done.out == ""
+    with pytest.raises(BadInputError) as refused:
+        up.planned(write(tmp_path, **changes), up.Options())
+    assert said in str(refused.value)
+    assert "inspection.py" not in str(refused.value)
 
 
 def test_what_an_import_raises_is_shown_as_it_is_and_once(testbed: Testbed, tmp_path: Path) -> None:
@@ -276,7 +281,7 @@ def test_code_that_ends_its_process_is_told(testbed: Testbed, tmp_path: Path) ->
         ({"queue.py": ""}, "has a module queue, and so has Python here"),
         ({"torch/__init__.py": ""}, "has a module torch, and so has Python here"),
         ({"notes.txt": ""}, "has no Python module"),
-        ({"a.py": "", "data.bin": "x" * (16 * 2**20)}, "holds more than 1000 files or 16 MiB"),
+        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "holds more than 1000 files or 16 MiB"),
     ],
     ids=["standard library", "installed", "nothing", "too much"],
 )
@@ -329,7 +334,7 @@ def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     told = str(raised.value)
     assert told.count("Traceback") == told.count("RuntimeError: this cannot be") == 1
     assert "in the training of a-1" in told
-    assert "line 31, in loss" in told
+    assert told.index("in loss") < told.index("in impossible")
     assert "agents/" not in told
     assert "testbed/" not in told.replace(str(tmp_path), "")
 
@@ -392,13 +397,13 @@ def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: P
 
 def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "t-1")
-    kept = up._with_kept_code(read(tmp_path), directory, resume=False)
+    kept = up.with_kept_code(read(tmp_path), directory, resume=False)
     assert kept.code == "code"
     directory.topology.write_text(kept.to_yaml())
-    up._with_kept_code(topology.load(directory.topology), directory, resume=True)
+    up.with_kept_code(topology.load(directory.topology), directory, resume=True)
     (directory.code / "own.py").write_text(MODULE + "# changed\n")
     with pytest.raises(BadInputError, match="code was changed since the run began"):
-        up._with_kept_code(topology.load(directory.topology), directory, resume=True)
+        up.with_kept_code(topology.load(directory.topology), directory, resume=True)
 
 
 def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
@@ -451,7 +456,7 @@ def test_a_starting_point_runs_and_overwrites_nothing(
     assert done.code == 0, done.err
     quick = {"runtime": {"name": "virtual", "step_time": "1ms"}, "stop": {"updates": 5}}
     run = simulate.simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
-    assert len(run.updates) == 5
+    assert len(run.updates) >= 5
     again = testbed("new", kind, "first-try")
     assert again.code == 2
     assert "would be overwritten" in again.err
