@@ -41,6 +41,8 @@ _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
+_END_TIMEOUT_SECONDS = 3.0
+"""What a container has to end after its client."""
 _OF_A_TRACEBACK = 40
 """Lines of a log that show what own code has raised."""
 _MAX_RESTARTS = 3
@@ -262,6 +264,8 @@ class Controller:
                 f"the aggregator ended before the run did.{self._last_words(AGGREGATOR)}"
             )
         if self._ended.reason == "no clients left":
+            if own_code.is_own(self._spec.topology.task.name):
+                self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
 
@@ -409,6 +413,13 @@ class Controller:
             if why is not None:
                 raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
         self._player.execute(device, action)
+
+    def _await_devices(self, seconds: float) -> None:
+        """Until all have ended, as their clients have. Raises RunFailedError where own code did it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
+            time.sleep(_TICK_SECONDS)
+            self._check_processes()
 
     def _new_records(self) -> list[events.Record]:
         try:
