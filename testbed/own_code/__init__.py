@@ -147,13 +147,18 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
         return
     if not path.is_dir():
         raise ValueError(f"there is no {path}; give the path of a .py file or folder, from this file's")
-    root = path.parent if (path / "__init__.py").is_file() else path
+    root = _root(path)
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and name[0] != ".")
         for name in sorted(names):
             file = Path(folder, name)
             if name[0] != "." and file.suffix != ".pyc" and file.is_file():
                 yield str(file.relative_to(root)), file
+
+
+def _root(path: Path) -> Path:
+    """The folder from which the modules at `path` would be imported."""
+    return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 
 
 def is_taken(module: str) -> bool:
@@ -166,7 +171,7 @@ def is_taken(module: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _inspector(code: Code) -> Inspector:
-    return Inspector(code.copy, code.path if code.path.is_dir() else code.path.parent)
+    return Inspector(code.copy, _root(code.path))
 
 
 @functools.lru_cache(maxsize=64)

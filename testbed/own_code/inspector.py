@@ -71,6 +71,7 @@ class Inspector:
             if (answer := self._process.answer(line)) is not None:
                 found: dict[str, Any] = json.loads(answer)
                 return found
+            self._process.end()
             printed = self._process.printed()
         raise BadInputError(f"{name} in {self._origin}: its process ended without an answer\n{printed}")
 
@@ -85,7 +86,7 @@ class _Process:
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
         )
-        self._end = weakref.finalize(self, _end, self._popen)
+        self.end = weakref.finalize(self, _end, self._popen)
         self._printed = bytearray()
         printed = self._popen.stderr, self._printed
         self._reader = threading.Thread(target=_drain, args=printed, daemon=True)
@@ -106,7 +107,7 @@ class _Process:
         except BrokenPipeError:
             return None
         except BaseException:  # what it still says answers no later question
-            self._end()
+            self.end()
             raise
 
     def _read(self, descriptor: int) -> bytes | None:
