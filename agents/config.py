@@ -44,7 +44,8 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task or a rule: its name in TASKS or RULES and the parameters of its dataclass."""
+    """A task or a rule: its name in TASKS or RULES, or `module:Class` of own code, and the parameters of
+    its dataclass."""
 
     name: str
     params: Mapping[str, Any]
@@ -119,6 +120,8 @@ class ClientConfig:
     """Path of a folder that outlives the process, for updates that are not acknowledged."""
     timeout_s: float = 30.0
     """Within which the broker must answer: it is the last to become reachable."""
+    code: str | None = None
+    """Path of the folder of own code (`agents.own_code`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,8 @@ class AggregatorConfig:
     """Keep each model that is trained from, for updates that come as the difference to it."""
     last_evaluation_timeout_s: float = 30.0
     """Seconds of the host that a run which is over waits for its last evaluation."""
+    code: str | None = None
+    """Path of the folder of own code (`agents.own_code`)."""
 
 
 @dataclass(frozen=True, slots=True)

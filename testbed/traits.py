@@ -21,6 +21,8 @@ class Traits:
     """Whether the clock is simulated: nothing of the host is dealt out, limited, measured or judged."""
     cgroups: bool = False
     """Whether the kernel's control groups limit the CPU: by a quota per period, which has a least."""
+    images: bool = False
+    """Whether the agents run in images of ours, and not with the packages of this host."""
     lossless: str = ""
     """Why no link can lose packets, as in `whose links are TCP relays`; empty: links can."""
     shaper: str | None = None
@@ -43,6 +45,7 @@ RUNTIMES: dict[str, Traits] = {
     "docker": Traits(
         module="testbed.runtimes.docker",
         cgroups=True,
+        images=True,
         devices_probe=True,
         counts_bytes="always",
         lack="no Docker engine answers",

@@ -23,7 +23,7 @@ from typing import assert_never, cast
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import events
+from agents import events, own_code
 from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
@@ -132,7 +132,7 @@ class Setup:
 
     def core(self, w: Vector) -> tuple[AggregatorCore, Server]:
         """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
-        rule: Rule = RULES[self.rule.name](**self.rule.params)
+        rule = own_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         server = Server(w, {}, rng, population=self.settings.importance)
         return AggregatorCore(self.settings, rule.begin(server), server), server

@@ -22,7 +22,7 @@ from typing import assert_never
 
 import torch
 
-from agents import config, events, messages, shards, topics, wire
+from agents import config, events, messages, own_code, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
@@ -68,29 +68,33 @@ def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
+    own_code.use(cfg.code)
+    code = 1
     try:
         aggregator = Aggregator(cfg)
-    except (ConnectionFailedError, RecordingError, SnapshotError) as error:
-        sys.exit(f"aggregator: {error}")
-    gc.collect()
-    gc.freeze()  # else updates would wait 60 ms now and then, for a look through all of torch's objects
-    failed = True
-    try:
+        gc.collect()
+        gc.freeze()  # else updates would wait 60 ms now and then, for a look through torch's objects
         aggregator.run()
-        failed = False
-    except Exception:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
-        traceback.print_exc()
+        code = 0
+    except (ConnectionFailedError, RecordingError, SnapshotError) as error:
+        sys.stderr.write(f"aggregator: {error}\n")
+    except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
+        if own_code.raised(error):
+            code = own_code.FAILED
+            sys.stderr.write(f"{own_code.told(error)}\n")
+        else:
+            traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(failed)
+    os._exit(code)
 
 
 class Aggregator:
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
         self._clock = Clock(cfg.dilation)
-        task: Task = TASKS[cfg.task.name](**cfg.task.params)
-        rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
+        task = own_code.build(cfg.task, TASKS, Task)
+        rule = own_code.build(cfg.rule, RULES, Rule)
         w, self._schema = first_model(task, cfg.seed)
         directory = Path(cfg.run_directory)
         settings = core.Settings(

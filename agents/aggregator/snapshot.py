@@ -2,8 +2,8 @@
 
 The state is one graph of objects that refer to each other (the core, its rule, both their server),
 which is what pickle keeps. Reading one calls nothing but what `_Reader` admits: classes of the few
-modules that the state is made of, and NumPy's arrays and generators. So a file that somebody else made
-cannot run code.
+modules that the state is made of, of the run's own code, and NumPy's arrays and generators. So a file
+that somebody else made cannot run other code than the run's.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers), the lengths of the buffers, the
 pickle, the buffers. Integers are little endian.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agents import files
+from agents import files, own_code
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQ")
@@ -107,7 +107,7 @@ class _Reader(pickle.Unpickler):
         super().__init__(io.BytesIO(pickled), buffers=buffers)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module in _MODULES or (module, name) in _OTHERS:
+        if module in _MODULES or (module, name) in _OTHERS or own_code.provides(module):
             found = super().find_class(module, name)
             if (module, name) in _OTHERS or (isinstance(found, type) and found.__module__ == module):
                 return found

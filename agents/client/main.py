@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import config, durations, messages, shards, topics, wire
+from agents import config, durations, messages, own_code, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
@@ -28,6 +28,7 @@ from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
 from agents.tasks import TASKS
+from agents.tasks.interface import Task
 from agents.transport import KEEPALIVE, Connection, ConnectionFailedError, Received
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
+    own_code.use(cfg.code)
     try:
         client = Client(cfg)
     except ConnectionFailedError as error:
@@ -72,7 +74,8 @@ class Client:
         self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        self._trainer = _trainer(cfg, shard)
+        with own_code.running(cfg.task.name):
+            self._trainer = _trainer(cfg, shard)
         self._cut = False
         identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
         self._memory = None if cfg.memory is None else Path(cfg.memory)
@@ -176,10 +179,11 @@ class Client:
         self._cut = False
         self._pace.begin()
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
-        if self._config.side.kind == "gradient":
-            result = self._trainer.gradient(model.vector, rng)
-        else:
-            result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
+        with own_code.running(self._config.task.name):
+            if self._config.side.kind == "gradient":
+                result = self._trainer.gradient(model.vector, rng)
+            else:
+                result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
         self._keep_pace()
         if self._stopped.is_set():
             return
@@ -235,7 +239,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     from agents.client.training import Trainer
 
     torch.set_num_threads(cfg.threads)
-    trainer = Trainer(TASKS[cfg.task.name](**cfg.task.params), shard, cfg.local)
+    trainer = Trainer(own_code.build(cfg.task, TASKS, Task), shard, cfg.local)
     trainer.warm_up()
     gc.collect()
     gc.freeze()

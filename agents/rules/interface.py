@@ -3,6 +3,12 @@
 A rule reads no clock and opens no socket; randomness comes from `Server.rng`. It owns the global model
 while the run lasts: it changes `server.w` in place and counts `server.version`.
 
+The same inputs must give the same actions and models, to the bit: so a run goes on after a crash, and
+can be replayed: nothing may depend on the order of a set of texts. For the same reason a state consists
+of what `agents.aggregator.snapshot` keeps: numbers, texts, lists, tuples, dicts, sets, deques, NumPy
+arrays, parts of `agents.rules.parts`, and objects of classes at the top level of a rule's own modules;
+what such a class does when it is made is not done again when it is read back.
+
 A complete rule (it adds every update at once), to copy from:
 
     @dataclass(frozen=True)
@@ -234,9 +240,9 @@ class State(ABC):
 class Rule(Protocol):
     """The parameters of a rule: a frozen dataclass whose fields are what a topology may set."""
 
-    paper: ClassVar[str]
+    paper: ClassVar[str] = ""
     """Where the rule is from: authors, year, and where to read it."""
-    equation: ClassVar[str]
+    equation: ClassVar[str] = ""
     """What becomes of w, in one line."""
     takes_fednova: ClassVar[bool] = False
     """Whether it multiplies an aggregate of normalised deltas by τ_eff, as `local.fednova` needs."""

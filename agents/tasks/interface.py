@@ -24,7 +24,9 @@ class Task(Protocol):
     """Whether `correct` means something."""
 
     @property
-    def l2(self) -> float: ...
+    def l2(self) -> float:
+        """Weight of the ℓ2 term."""
+        return 0.0
 
     def model(self) -> torch.nn.Module:
         """A fresh module: it maps inputs of the dataset, scaled as in its shards, to outputs.

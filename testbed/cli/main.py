@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from testbed.cli import dashboard, data, detach, device_commands, experiments, reference
+from testbed.cli import dashboard, data, detach, device_commands, experiments, new, reference
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -340,3 +340,4 @@ dashboard.add_to(app)
 device_commands.add_to(app)
 experiments.add_to(app)
 reference.add_to(app)
+new.add_to(app)

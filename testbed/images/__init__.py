@@ -1,4 +1,6 @@
 """The container images, built where they are missing: base -> libraries -> agent, and base -> broker.
+For a user's own code there are more on top: agent -> requirements -> code (`testbed.own_code`), as far
+as a run has these.
 
 A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is up to
 date, and a change rebuilds only the images that depend on it. Everything goes through the Docker SDK and
@@ -46,12 +48,24 @@ _REGISTER = "images-in-use"
 
 _DISCARD_TIMEOUT_SECONDS = 5.0
 
+_OWN = ("requirements", "code")
+"""Kinds of images with what a run adds."""
+
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architectures that torch has wheels for: Docker's (and Debian's) name, and pip's."""
 
+_PARENTS = {
+    "libraries": "base",
+    "agent": "libraries",
+    "broker": "base",
+    "requirements": "agent",
+    "code": "requirements",
+}
+"""Kind of image -> the one that it is built on; without requirements, code is built on agent."""
+
 Progress = Callable[[str], None]
 Tags = Mapping[str, str]
-"""Kind of image -> its tag."""
+"""Kind of image -> its tag, parents first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +73,47 @@ class Images:
     """Tags of the two images that a run starts containers from."""
 
     agent: str
+    """With own code, where the run has some."""
     broker: str
 
 
-def ensure(client: docker.DockerClient, progress: Progress, *, force: bool = False) -> Images:
-    """The images for this version of the code; builds what is missing, or with `force` all of them with
-    the newest packages, and reports each to `progress`.
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What a run adds to the agents' image."""
 
-    Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails.
+    name: str
+    """Of what is kept of it: another version of the same supersedes it."""
+    digest: str
+    """Of the code."""
+    copy: Callable[[Path], None]
+    """Writes the code into a folder."""
+    requirements: tuple[str, ...] = ()
+    """Packages, as for pip."""
+
+
+def ensure(
+    client: docker.DockerClient, progress: Progress, own: Own | None = None, *, force: bool = False
+) -> Images:
+    """The images for this version of the code, and for what a run adds to it; builds what is missing, or
+    with `force` all of them with the newest packages, and reports each to `progress`.
+
+    Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails; BadInputError
+    with those of pip where own requirements cannot be installed.
     """
     tags = current_tags(FOLDER, AGENTS)
     register(tags)
+    if own is not None:
+        tags |= _own_tags(own, tags["agent"])
+        register({kind: tags[kind] for kind in _OWN if kind in tags}, own.name)
     if force or _missing(client, tags):
         try:
             with _one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
-                _Builder(client, tags, scratch, progress).build(todo)
+                _Builder(client, tags, scratch, progress, own).build(todo)
                 remove_superseded(client, registered())
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
-    return Images(tags["agent"], tags["broker"])
+    return Images(tags[_of_agents(tags)], tags["broker"])
 
 
 def are_built(client: docker.DockerClient) -> bool:
@@ -93,6 +128,27 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     agent = _tag("agent", _inputs(folder / "agent") | _sources(sources), libraries)
     broker = _tag("broker", _inputs(folder / "broker"), base)
     return {"base": base, "libraries": libraries, "agent": agent, "broker": broker}
+
+
+def _own_tags(own: Own, agent: str) -> dict[str, str]:
+    """Of the images that `own` adds on top of `agent`."""
+    tags, parent = {}, agent
+    if own.requirements:
+        parent = tags["requirements"] = _tag(
+            "requirements", _inputs(FOLDER / "requirements"), f"{parent}\n{own.requirements}"
+        )
+    tags["code"] = _tag("code", _inputs(FOLDER / "code"), f"{parent}\n{own.digest}")
+    return tags
+
+
+def _of_agents(tags: Tags) -> str:
+    """The kind that clients and aggregator are started from."""
+    return "code" if "code" in tags else "agent"
+
+
+def _parent(kind: str, tags: Tags) -> str | None:
+    parent = _PARENTS.get(kind)
+    return parent if parent is None or parent in tags else _PARENTS[parent]
 
 
 def _tag(kind: str, files: Mapping[str, Path], parent: str) -> str:
@@ -114,11 +170,12 @@ def _sources(package: Path) -> dict[str, Path]:
 
 def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
     """The kinds that have to be built; one that no missing image is built on is not needed."""
-    missing = {kind for kind in ("agent", "broker") if not _exists(client, tags[kind])}
-    if "agent" in missing and not _exists(client, tags["libraries"]):
-        missing.add("libraries")
-    if missing & {"libraries", "broker"} and not _exists(client, tags["base"]):
-        missing.add("base")
+    missing: set[str] = set()
+    for used in (_of_agents(tags), "broker"):
+        kind: str | None = used
+        while kind is not None and kind not in missing and not _exists(client, tags[kind]):
+            missing.add(kind)
+            kind = _parent(kind, tags)
     return missing
 
 
@@ -154,6 +211,7 @@ class _Builder:
     tags: Tags
     scratch: Path
     progress: Progress
+    own: Own | None = None
 
     def build(self, kinds: set[str]) -> None:
         self.progress(
@@ -176,6 +234,11 @@ class _Builder:
                     self._image("libraries", libraries.result(), "base")
                 if "agent" in kinds:
                     self._image("agent", self._context("agent", _sources(AGENTS)), "libraries")
+                for kind in _OWN:
+                    if kind in kinds and self.own is not None:
+                        machine = _MACHINES[architecture]
+                        context = pool.submit(self._own_context, kind, self.own, machine, stop)
+                        self._image(kind, context.result(), _parent(kind, self.tags))
             except BaseException:
                 stop.set()  # at which the pool's thread, which the pool waits for, ends pip
                 raise
@@ -184,6 +247,19 @@ class _Builder:
         inputs = FOLDER / "libraries"
         fetched = wheels.fetch(inputs / "requirements.txt", machine, self.scratch, stop)
         context = self._context("libraries", {})
+        with tarfile.open(context, "a") as archive:
+            wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
+        return context
+
+    def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
+        if kind == "code":
+            folder = self.scratch / "code"
+            own.copy(folder)
+            return self._context(kind, {"code": folder})
+        inputs = FOLDER / "libraries"
+        ours = wheels.fetch(inputs / "requirements.txt", machine, self.scratch, stop)
+        fetched = wheels.fetch_more(own.requirements, ours, machine, self.scratch, stop)
+        context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
@@ -213,7 +289,9 @@ class _Builder:
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
         """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
-        arguments = {parent.upper(): self.tags[parent]} if parent else {}
+        arguments = {}
+        if parent is not None:
+            arguments["PARENT" if kind in _OWN else parent.upper()] = self.tags[parent]
         with self._step(kind, "built"), context.open("rb") as file:
             network = "none" if parent else None  # only the base image fetches something
             engine_build(self.client, self.tags[kind], file, arguments, network)
@@ -290,17 +368,18 @@ def _discard(client: docker.DockerClient, token: str) -> None:
             time.sleep(0.3)
 
 
-def register(tags: Tags) -> None:
-    """Keep in the cache which images this checkout uses: no other checkout's build removes them."""
-    name = hashlib.sha256(str(FOLDER).encode()).hexdigest()[:12]
-    entry = {"folder": str(FOLDER), "tags": [*tags.values()]}
+def register(tags: Tags, own: str = "") -> None:
+    """Keep in the cache which images this checkout uses, or with it the `own` code of that name: no
+    other checkout's build removes them."""
+    name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
+    entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
 
 
 def registered() -> set[str]:
     """The tags that the checkouts of this user use, as far as the checkouts are still there."""
     registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
-    return {tag for one in registers if Path(one["folder"]).is_dir() for tag in one["tags"]}
+    return {tag for one in registers if Path(one["folder"]).exists() for tag in one["tags"]}
 
 
 def remove_superseded(client: docker.DockerClient, used: Collection[str]) -> None:

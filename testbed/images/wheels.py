@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.errors import HostError
+from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.host.subprocesses import StoppedError, run
 
@@ -45,6 +45,37 @@ def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event
     partial = Path(tempfile.mkdtemp(dir=scratch))
     run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)
     partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
+    return folder
+
+
+def fetch_more(
+    requirements: Sequence[str], ours: Path, machine: str, scratch: Path, stop: threading.Event
+) -> Path:
+    """The folder with the wheels for a user's `requirements`, downloaded once, without those that are in
+    the folder `ours`: of these no other version is taken.
+
+    Raises BadInputError, with pip's last lines, where there are none.
+    """
+    there = {wheel.name for wheel in ours.glob("*.whl")}
+    versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
+    options = platform_options(machine)
+    digest = hashlib.sha256("\n".join([*options, *requirements, *versions]).encode()).hexdigest()[:12]
+    folder = cache.folder() / f"wheels-{digest}"
+    if folder.is_dir():
+        return folder
+    constraints = scratch / "constraints.txt"
+    constraints.write_text("\n".join(versions), encoding="utf-8")
+    partial = Path(tempfile.mkdtemp(dir=scratch))
+    where = [f"--dest={partial}", f"--find-links={ours}", f"--constraint={constraints}"]
+    try:
+        command = [*_PIP, "download", *where, *options, "--", *requirements]
+        run(command, temporary=scratch, stop=stop)
+    except HostError as error:
+        raise BadInputError(f"requirements cannot be installed in the agents' image: {error}") from error
+    for wheel in partial.glob("*.whl"):
+        if wheel.name in there:
+            wheel.unlink()
+    partial.rename(folder)
     return folder
 
 

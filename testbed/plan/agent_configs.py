@@ -33,6 +33,8 @@ CONTROL_FOLDER = "/testbed/control"
 ISOLATED = "isolated"
 """Name of the file in that folder that says that the devices are isolated from each other."""
 """Of the broker's Unix socket, for the devices' inits."""
+CODE = "/opt/code"
+"""Own code, in the agents' image."""
 DISK = "/testbed/disk"
 """A client's own folder."""
 ROUTED_BROKER = "mqtt"
@@ -237,6 +239,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_after=topology.evaluate.when == "after",
+        code=_code(spec, places),
     )
 
 
@@ -261,7 +264,13 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         byzantine=device.byzantine,
         outbox=disk,
         timeout_s=spec.topology.start.timeout,
+        code=_code(spec, places),
     )
+
+
+def _code(spec: RunSpec, places: Places) -> str | None:
+    """Where a process imports own code from."""
+    return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
 
 
 def _device(

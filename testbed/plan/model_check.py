@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -15,45 +16,82 @@ from pathlib import Path
 
 import numpy as np
 
+from agents import shards
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
+from testbed import own_code
 from testbed.host import cache
+from testbed.own_code import StandIn
+from testbed.plan.datasets import DATASETS
 from testbed.topology import Topology
+
+_TRIED = 64
+"""Samples."""
 
 
 def check(topology: Topology) -> int:
     """The number of the model's parameters. Raises BadInputError where the task's model is something
-    other than float32 parameters."""
+    other than float32 parameters, or where a user's task names a dataset that nobody has."""
     task: Task = topology.task.build()
+    if topology.task.data is None and task.dataset not in (None, *DATASETS):
+        message = (
+            f"{topology.task.name} learns from {task.dataset!r}, expected {', '.join(DATASETS)}, or data in "
+            "the topology"
+        )
+        raise topology.source.error([topology.source.problem(("task", "name"), message)])
     mark = fingerprint(task)
     good = None if mark is None else cache.folder() / "models" / mark
     if good is not None:
         with suppress(OSError, ValueError):
             return int(good.read_text(encoding="utf-8"))
+    try:
+        count = own_code.ask(task, "parameters") if isinstance(task, StandIn) else _parameters(task)
+    except ValueError as error:
+        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
+        raise topology.source.error([problem]) from error
+    if good is not None:
+        cache.keep(good, f"{count}\n")
+    return int(count)
+
+
+def _parameters(task: Task) -> int:
+    """How many its model has. Raises ValueError."""
     import torch
 
     from agents import flat
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model()
-    try:
-        flat.check(module)
-    except ValueError as error:
-        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
-        raise topology.source.error([problem]) from error
-    count = sum(parameter.numel() for parameter in module.parameters())
-    if good is not None:
-        cache.keep(good, f"{count}\n")
-    return count
+    flat.check(module)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def try_step(topology: Topology, train: Shard) -> None:
+    """Try a training step of a user's task on some samples of `train`, of every label that there is as
+    far as they are not too many. Raises BadInputError where it cannot be done."""
+    task = topology.task.build()
+    if not isinstance(task, StandIn):
+        return
+    _, first = np.unique(train.y, return_index=True, axis=0)
+    chosen = np.unique(np.concatenate([np.arange(min(len(train), _TRIED)), np.sort(first)[-_TRIED:]]))
+    with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
+        file = Path(folder, "samples.safetensors")
+        shards.save(Shard(train.x[chosen], train.y[chosen], train.scale), file)
+        try:
+            own_code.ask(task, "step", samples=str(file), seed=topology.seed)
+        except ValueError as error:
+            message = f"{topology.task.name} cannot run: {error}"
+            problem = topology.source.problem(("task", "name"), message)
+            raise topology.source.error([problem]) from error
 
 
 def check_data(topology: Topology, train: Shard) -> None:
     """Raises BadInputError where the task's model and loss do not take the topology's own data."""
-    if topology.task.data is None:
+    task: Task = topology.task.build()
+    if topology.task.data is None or isinstance(task, StandIn):  # of the latter, `try_step` tries more
         return
     import torch
 
-    task: Task = topology.task.build()
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model().eval()
     some = train.take(np.arange(min(2, len(train))))
@@ -89,8 +127,12 @@ def _no_classes(train: Shard, outputs: Sequence[int]) -> str:
 def fingerprint(task: Task) -> str | None:
     """Another one where the task's model may be another; None where the source cannot be read."""
     try:
-        sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
-        texts = [path.read_bytes() for path in sources]
+        if isinstance(task, StandIn):
+            code, _, name = task.stands_for
+            texts = [code.digest.encode(), name.encode()]
+        else:
+            sources = sorted(Path(inspect.getfile(type(task))).parent.glob("*.py"))
+            texts = [path.read_bytes() for path in sources]
     except (OSError, TypeError):  # made in a notebook
         return None
     facts = [repr(task), type(task).__qualname__, metadata.version("torch")]

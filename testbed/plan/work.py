@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.host import cache
+from testbed.own_code import StandIn
 from testbed.plan.datasets import DATASETS
 from testbed.plan.model_check import fingerprint
 from testbed.topology.fields import Model, NotNegative
@@ -38,7 +39,10 @@ class Work(Model):
 
 
 def of_step(task: Task, batch_size: int) -> Work | None:
-    """One mini-batch step of `task`; None where its inputs are not known here or it cannot be run."""
+    """One mini-batch step of `task`; None where its inputs are not known here or it cannot be run, as a
+    user's own."""
+    if isinstance(task, StandIn):
+        return None
     mark = fingerprint(task)
     path = None if mark is None else cache.folder() / "work" / f"{mark}-{batch_size}.json"
     if path is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Never
 
-from agents import events, messages
+from agents import events, messages, own_code
 from agents.allowance import Allowance
 from agents.clock import in_device_time
 from agents.config import Broker
@@ -43,6 +43,10 @@ _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
 _WAITING = 8 * 2**20
 """Bytes of messages that may wait to be handled."""
+_END_TIMEOUT_SECONDS = 3.0
+"""What a container has to end after its client."""
+_OF_A_TRACEBACK = 40
+"""Lines of a log that show what own code has raised."""
 _MAX_RESTARTS = 3
 """So often in a run broker or aggregator are started again."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -264,6 +268,8 @@ class Controller:
                 f"the aggregator ended before the run did.{self._last_words(AGGREGATOR)}"
             )
         if self._ended.reason == "no clients left":
+            if own_code.is_own(self._spec.topology.task.name):
+                self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
         return self._ended
 
@@ -338,6 +344,9 @@ class Controller:
         for name, code in self._runtime.ended().items():
             if name in self._exit_codes:
                 continue
+            if code == own_code.FAILED:
+                what, told = self._own_code_on(name), self._last_words(name, _OF_A_TRACEBACK)
+                raise RunFailedError(f"{what} failed on {name}, and so the run ends.{told}")
             if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -349,6 +358,12 @@ class Controller:
             self._exit_codes[name] = code
             if name in self._devices and self._ended is None and code != 0:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+
+    def _own_code_on(self, part: str) -> str:
+        """The names of the user's classes that run there."""
+        task, rule = self._spec.topology.task.name, self._spec.topology.rule.name
+        names = (task,) if part in self._devices else (task, rule)
+        return " or ".join(filter(own_code.is_own, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
         """Start broker or aggregator again, if the run can go on with it. What an aggregator without a
@@ -403,6 +418,13 @@ class Controller:
                 raise BadInputError(f"{device} cannot have {action.share:g} cpu: {why}.")
         self._player.execute(device, action)
 
+    def _await_devices(self, seconds: float) -> None:
+        """Until all have ended, as their clients have. Raises RunFailedError where own code did it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
+            time.sleep(_TICK_SECONDS)
+            self._check_processes()
+
     def _new_records(self) -> list[events.Record]:
         try:
             return self._follower.read()
@@ -414,10 +436,10 @@ class Controller:
         while time.monotonic() < deadline and AGGREGATOR not in self._runtime.ended():
             time.sleep(_TICK_SECONDS)
 
-    def _last_words(self, name: str) -> str:
+    def _last_words(self, name: str, lines: int = 12) -> str:
         """The end of a process's log, for an error message; stopping first saves the logs."""
         self._runtime.stop()
-        return self._spec.directory.last_words(name)
+        return self._spec.directory.last_words(name, lines)
 
 
 def _line(sample: messages.Telemetry) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agents import events, files, wire
+from agents import events, files, own_code, wire
 from agents.aggregator import actions as act
 from agents.aggregator import recording
 from agents.aggregator.core import AggregatorCore, Setup
@@ -57,6 +57,7 @@ def replay(directory: RunDirectory) -> Replayed:
     if directory.controller() is not None:
         raise BadInputError(f"{directory.run} is still going: replay it once it has ended")
     replay = _Replay(directory)
+    own_code.use(str(directory.code) if directory.code.is_dir() else None)
     try:
         return replay.run()
     except (RecordingError, wire.WireError, ValueError, OSError) as error:
@@ -110,7 +111,7 @@ class _Replay:
         model = self._kept(act.Save(0).name).copy()
         try:
             return setup.core(model)
-        except (TypeError, LookupError) as error:
+        except (TypeError, LookupError, ImportError) as error:
             raise RecordingError(f"{self.directory.inputs} names no rule of ours: {error}") from error
 
     def _carry_out(self, actions: act.Actions, server: Server) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from agents import events
 from agents.clock import in_device_time
@@ -70,6 +74,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if needs_calibration(topology):
         topology, shares = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
+    if not traits(runtime).images:
+        _check_requirements(topology)
     host = this_host(netem=traits(runtime).shaper is None)
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
@@ -78,6 +84,29 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
+
+
+def _check_requirements(topology: Topology) -> None:
+    """Raise BadInputError where this host lacks packages that own code imports."""
+    problems = []
+    for index, text in enumerate(topology.requirements):
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        try:
+            found = metadata.version(wanted.name)
+        except metadata.PackageNotFoundError:
+            found = None
+        if found is None or not wanted.specifier.contains(found, prereleases=True):
+            state = "is not installed here" if found is None else f"is {found} here"
+            problems.append(
+                topology.source.problem(
+                    ("requirements", index),
+                    f"{wanted.name} {state}: {sys.executable} -m pip install '{text}'",
+                )
+            )
+    if problems:
+        raise topology.source.error(problems)
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:
@@ -130,6 +159,7 @@ def _prepare(
             f"a run of the {plan.runtime} runtime cannot be resumed: {why}, "
             f"testbed up {directory.topology}"
         )
+    topology = with_kept_code(topology, directory, resume=options.resume)
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
@@ -142,6 +172,7 @@ def _prepare(
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root)
     model_check.check_data(topology, prepared.train)
+    model_check.try_step(topology, prepared.train)
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
@@ -150,6 +181,20 @@ def _prepare(
     if prepared.remarks:
         directory.write_manifest(data=list(prepared.remarks))
     return spec, prepared
+
+
+def with_kept_code(topology: Topology, directory: RunDirectory, *, resume: bool) -> Topology:
+    """`topology` with its own code as `directory` keeps it, by the path from there: a copy, so that a
+    run that goes on, or is replayed, is of the same code. Raises BadInputError where it was changed."""
+    code = topology.own_code
+    if code is None:
+        return topology
+    if not resume:
+        code.copy(directory.code)
+        directory.write_manifest(code=code.digest)
+    elif directory.read_manifest().get("code") != code.digest:
+        raise BadInputError(f"{directory.code} was changed since the run began: start a new run with it")
+    return topology.with_code(directory.code.name)
 
 
 def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:

@@ -39,6 +39,8 @@ class RunDirectory:
         """The run's id."""
         self.topology = path / "topology.yaml"
         """The resolved topology, every default spelled out."""
+        self.code = path / "code"
+        """Own code (`testbed.own_code`), as it is run."""
         self.manifest = path / "manifest.json"
         self.events = path / "events.jsonl"
         self.inputs = path / "inputs.bin"

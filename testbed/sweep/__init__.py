@@ -188,7 +188,9 @@ def _cells(
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
         else:
-            hashed = hashlib.sha256(f"{plan.runtime}\n{resolved.to_yaml()}".encode())
+            code = resolved.own_code  # what is in it counts, and not where it is
+            known = resolved if code is None else resolved.with_code(code.digest)
+            hashed = hashlib.sha256(f"{plan.runtime}\n{known.to_yaml()}".encode())
             fingerprint = hashed.hexdigest()[:16]
             cells.append(Cell(label, variant, changes, resolved, plan, fingerprint))
     if problems:

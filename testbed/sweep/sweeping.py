@@ -236,7 +236,8 @@ class _Runner:
             for cell in cells:
                 directory = self.index.begin(cell)
                 running[directory.path] = cell
-                directory.topology.write_text(self._timed(cell).to_yaml(), encoding="utf-8")
+                timed = up.with_kept_code(self._timed(cell), directory, resume=False)
+                directory.topology.write_text(timed.to_yaml(), encoding="utf-8")
                 yield directory.path
 
         try:
@@ -272,7 +273,9 @@ def _needs_step_time(cell: Cell) -> bool:
 
 def _step_work(cell: Cell) -> str:
     """The same for cells whose step is the same work."""
-    return repr((cell.topology.task.named, step_work(cell.plan.devices[0].local)))
+    facts = cell.topology.task.named, step_work(cell.plan.devices[0].local)
+    code = cell.topology.own_code
+    return repr(facts if code is None else (*facts, code.digest))
 
 
 def _step_times(cells: Iterable[Cell], index: Index) -> StepTimes:

@@ -11,11 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from agents import config
+from agents import config, own_code
 from agents.rules import RULES
 from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from testbed.own_code import Code, Kind, StandIn
+from testbed.own_code.inspector import RaisedError
 from testbed.topology import scenario, validation_errors, yamlfile
 from testbed.topology.data import Data
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local, ServerLink
@@ -29,6 +31,7 @@ from testbed.topology.fields import (
     Positive,
     PositiveSeconds,
     PositiveShare,
+    Requirement,
     Seconds,
     Variant,
     expecting,
@@ -44,6 +47,11 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
 
 
 _MAX_GROUPS = 2_000
+_INSTALL = (
+    "\nA topology is checked with the packages of this host: install it with python -m pip install, and "
+    "name it under requirements"
+)
+_KINDS: tuple[Kind, ...] = ("task", "rule")
 
 
 def _with_length(local: Local) -> Local:
@@ -78,7 +86,8 @@ class Task(Variant):
     @property
     def dataset(self) -> str | None:
         """Name in `testbed.plan.datasets.DATASETS`; None where the task brings its data."""
-        return TASKS[self.name].dataset
+        found: str | None = self.build().dataset
+        return found
 
 
 class Rule(Variant):
@@ -191,8 +200,17 @@ class Topology(Model):
 
     name: Name
     seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = 0
-    task: Annotated[Task, OneOf(TASKS)]
-    rule: Annotated[Rule, OneOf(RULES)]
+    code: str | None = Field(
+        default=None,
+        description="A Python file, or a folder of modules, with the task or rule called module:Class; "
+        "by its path from this file",
+    )
+    requirements: Annotated[
+        tuple[Requirement, ...],
+        Field(description="Packages that the code imports, as for pip; for the agents' image"),
+    ] = ()
+    task: Annotated[Task, OneOf(TASKS, own="task")]
+    rule: Annotated[Rule, OneOf(RULES, own="rule")]
     devices: Annotated[
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
@@ -225,11 +243,17 @@ class Topology(Model):
     )
     runtime: Runtime = Runtime()
     _source: Source = PrivateAttr(default=Source())
+    _own_code: Code | None = PrivateAttr(default=None)
 
     @property
     def source(self) -> Source:
         """Its file, for errors that point at a place in it."""
         return self._source
+
+    @property
+    def own_code(self) -> Code | None:
+        """What `code` names, as it was when this was read."""
+        return self._own_code
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -244,6 +268,13 @@ class Topology(Model):
     def _with(self, **changes: Any) -> Topology:
         topology = self.model_copy(update=changes)
         topology._source = self._source
+        topology._own_code = self._own_code
+        return topology
+
+    def with_code(self, path: str) -> Topology:
+        """With the same code by another path."""
+        topology = self.model_copy(update={"code": path})
+        topology._source, topology._own_code = self._source, self._own_code
         return topology
 
     def to_yaml(self) -> str:
@@ -272,13 +303,56 @@ def checked(document: Document) -> Topology:
     if (too_many := _too_many_devices(document)) is not None:  # before each of them is looked at
         raise document.source.error([too_many])
     problems = list(_name_problems(document))
-    topology = validation_errors.validated(Topology, document, problems)
+    code, classes, wrong = _read_own_code(document)
+    problems += wrong
+    topology = validation_errors.validated(Topology, document, problems, classes)
     problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
     devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
-    topology._source = document.source
+    if code is not None:
+        topology = topology.model_copy(update={"code": str(code.path)})  # from wherever it is read
+    topology._source, topology._own_code = document.source, code
     return topology.with_devices(devices)
+
+
+def _read_own_code(
+    document: Document,
+) -> tuple[Code | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
+    """The code of a topology not yet validated; its classes by name, of task and rule; and what is wrong
+    with these."""
+    data, source = document.data if isinstance(document.data, dict) else {}, document.source
+    path, code = data.get("code"), None
+    if isinstance(path, str):
+        try:
+            code = Code.read((Path(source.name).parent / path).absolute())
+        except (ValueError, OSError) as error:
+            reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+            return None, {}, [source.problem(("code",), reason)]
+    classes: dict[str, dict[str, type[StandIn]]] = {}
+    problems: list[Problem] = []
+    for kind in _KINDS:
+        part = data.get(kind)
+        name = part.get("name") if isinstance(part, dict) else None
+        if not isinstance(name, str) or not own_code.is_own(name):
+            continue
+        try:
+            if code is None:
+                if path is None:
+                    raise ValueError(
+                        f"{name} is a class of your own: add code with its file, as in code: mine.py"
+                    )
+                continue  # an error of its own
+            classes[kind] = {name: code.stand_in(kind, name)}
+        except (ValueError, RaisedError) as error:
+            message = str(error)
+            if isinstance(error, RaisedError):
+                hint = _INSTALL if "ModuleNotFoundError" in message else ""
+                message = f"importing it raises\n{message}{hint}"
+            problems.append(source.problem((kind, "name"), message))
+            if isinstance(error, RaisedError):
+                break  # the other one is likely to say the same
+    return code, classes, problems
 
 
 def _spelled_out(group: DeviceGroup, local: Local) -> DeviceGroup:
@@ -308,6 +382,8 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             ("bounds", "norm"),
             f"clients of {topology.rule.name} count on what they sent to be applied whole: remove this",
         )
+    if topology.requirements and topology.code is None:
+        yield ("requirements",), "nothing of ours imports them: add code, or remove this"
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [
@@ -350,7 +426,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         for where in places:
             yield where, f"the task {task.name} brings each device its own data: remove this"
     has_target = topology.stop.build().target_accuracy is not None
-    if has_target and not TASKS[task.name].has_accuracy:
+    if has_target and not task.build().has_accuracy:
         yield (
             ("stop", "target_accuracy"),
             f"the task {task.name} has no accuracy: remove this, and give after or updates",

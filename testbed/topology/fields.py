@@ -12,7 +12,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
+from packaging import requirements
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,7 +23,10 @@ from pydantic import (
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     PlainSerializer,
+    SerializationInfo,
     ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     create_model,
@@ -29,7 +34,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from agents import config
+from agents import config, own_code
 from agents.durations import DISTRIBUTIONS
 from testbed.topology import units
 
@@ -54,7 +59,7 @@ class Model(BaseModel):
                 kind = details["type"]
                 if kind == "extra_forbidden":
                     details["type"] = PydanticCustomError("unknown_key", "unknown key", known)
-                elif kind in ("unknown_key", "complete"):  # not pydantic's own, of a field
+                elif kind in ("unknown_key", "complete", "reported"):  # not pydantic's own, of a field
                     details["type"] = PydanticCustomError(kind, details["msg"], details.get("ctx"))
             raise ValidationError.from_exception_data(error.title, found) from None
 
@@ -140,6 +145,17 @@ Name = Annotated[
 ]
 
 
+def _requirement(text: str) -> str:
+    try:
+        requirements.Requirement(text)
+    except requirements.InvalidRequirement as error:
+        raise ValueError("expected a package as for pip, such as einops or scipy>=1.11") from error
+    return text
+
+
+Requirement = Annotated[str, AfterValidator(_requirement)]
+
+
 class Power(Model):
     """What a device draws in each state, for an estimate of its energy; one left out counts as none."""
 
@@ -210,8 +226,11 @@ class OneOf:
     has the fields of `RULES["fedbuff"]`.
     """
 
-    def __init__(self, types: Mapping[str, type]) -> None:
+    def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
+        """With `own` it also takes a user's class, `module:Class`: the context of the validation has,
+        under `own` and the class's name, a dataclass for each that is known."""
         self._types = types
+        self._own = own
 
     def __get_pydantic_core_schema__(
         self, base: type[Variant], handler: GetCoreSchemaHandler
@@ -221,7 +240,41 @@ class OneOf:
             _made(base, cls, cls, **{base.tag: tag[name]}) for name, cls in self._types.items()
         )
         union: Any = Union[models]  # noqa: UP007  (known at run time only)
-        return handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
+        schema = handler.generate_schema(Annotated[union, Field(discriminator=base.tag)])
+        if self._own is None:
+            return schema
+
+        def validate(value: Any, of_ours: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+            name = value.get(base.tag) if isinstance(value, Mapping) else None
+            if not isinstance(name, str) or not own_code.is_own(name):
+                return of_ours(value)
+            classes = (info.context or {}).get(self._own, {})
+            if name not in classes:  # whoever has looked for it says why
+                raise PydanticCustomError("reported", "an error that is reported elsewhere")
+            return _own_variant(base, name, classes[name]).model_validate(value, context=info.context)
+
+        def dump(value: Variant, info: SerializationInfo) -> dict[str, Any]:
+            return value.model_dump(mode=info.mode, by_alias=info.by_alias)  # of a class not in `schema`
+
+        return core_schema.with_info_wrap_validator_function(
+            validate,
+            schema,
+            serialization=core_schema.plain_serializer_function_ser_schema(dump, info_arg=True),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        found = handler(schema)
+        if self._own is not None:
+            name = {
+                "type": "string",
+                "pattern": r"^[\w.]+:\w+$",
+                "description": "module:Class of `code`",
+            }
+            own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
+            found["oneOf"].append(own)
+        return found
 
 
 class Choice:
@@ -259,6 +312,17 @@ class OrConstant:
         if not isinstance(value, dict | Model):
             raise ValueError(f"expected {self._expected}")
         return value
+
+
+@functools.lru_cache(maxsize=64)
+def _own_variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
+    taken = [field.name for field in dataclasses.fields(cls) if hasattr(base, field.name)]
+    taken += [field.name for field in dataclasses.fields(cls) if field.name in base.model_fields]
+    if taken:
+        message = f"its parameter {taken[0]} has a name that a topology uses otherwise: rename it"
+        raise PydanticCustomError("complete", "{message}", {"message": f"{name}: {message}"})
+    tag: Any = Literal
+    return _made(base, cls, cls, **{base.tag: tag[name]})
 
 
 def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:

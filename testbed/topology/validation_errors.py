@@ -55,12 +55,18 @@ _TAGS = ("name", "distribution", "scheme")
 """Keys that name a variant."""
 
 
-def validated(model: type[M], document: Document, problems: Iterable[Problem] = ()) -> M:
+def validated(
+    model: type[M],
+    document: Document,
+    problems: Iterable[Problem] = (),
+    context: Mapping[str, Any] | None = None,
+) -> M:
     """`document` as a `model`. Raises FaultyFileError with all that is wrong with it, and `problems`."""
     try:
-        return model.model_validate(document.data)
+        return model.model_validate(document.data, context=context)
     except ValidationError as error:
-        found = (_problem(details, document) for details in error.errors(include_url=False))
+        errors = (one for one in error.errors(include_url=False) if one["type"] != "reported")
+        found = (_problem(details, document) for details in errors)
         raise document.source.error([*document.problems, *problems, *found]) from None
 
 

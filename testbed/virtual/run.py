@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from agents import durations, events, wire
+from agents import durations, events, own_code, wire
 from agents.aggregator import storage
 from agents.aggregator.actions import Save
 from agents.aggregator.core import Settings, Setup
@@ -29,6 +29,7 @@ from agents.flat import first_model, initial
 from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
 from agents.shards import Shard
+from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
@@ -67,11 +68,19 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     run directory is whole.
     """
     recorder = Recorder(spec.directory, view)
+    own_code.use(None if spec.topology.own_code is None else str(spec.directory.code))
     gc.freeze()  # what is there by now stays, and need not be looked through time and again
     try:
         with interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
             simulation.run(time.time(), interrupted)
+    except Exception as error:
+        task = spec.topology.task.name
+        in_training = own_code.is_own(task) and hasattr(error, "__notes__")  # of its model, by torch
+        if not in_training and not own_code.raised(error):
+            raise
+        names = " and ".join(filter(own_code.is_own, (task, spec.topology.rule.name)))
+        raise RunFailedError(f"{names} failed:\n{own_code.told(error)}") from error
     finally:
         gc.unfreeze()
         recorder.close()
@@ -128,7 +137,7 @@ class Recorder:
 
 def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorder) -> Simulation:
     topology, run_id = spec.topology, spec.directory.run
-    task: Task = topology.task.build()
+    task = own_code.build(topology.task.named, TASKS, Task)
     rule = topology.rule.build()
     w, schema = first_model(task, topology.seed)
     recorder.schema = schema
@@ -216,6 +225,7 @@ class _Fleet:
                 local=local,
                 lr=local.lr if model.lr is None else model.lr,
                 steps=steps,
+                client=name,
                 rng=lambda: generator(randomness.TRAINING, sequence),
                 gradient=gradient,
             )
@@ -277,7 +287,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     if shares and seconds is None:
         device = shares[0]
         seconds = _measured_step(task, prepared.shard(device.name), device.local)
-        keep_step_time(task, device.local, seconds)
+        keep_step_time(topology.task.build(), device.local, seconds)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
         runtime = timed(topology.runtime, seconds)
         text = topology.model_copy(update={"runtime": runtime}).to_yaml()

@@ -28,6 +28,9 @@ from testbed.virtual.objectives import (
     objective,
 )
 
+_NAMED = 3
+"""Clients that an error names."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
@@ -40,6 +43,8 @@ class Job:
     local: Local
     lr: float
     steps: int
+    client: str = "a client"
+    """Whose training it is."""
     rng: Callable[[], np.random.Generator]
     """Makes the generator that draws the mini-batches, the same at each call."""
     gradient: bool = False
@@ -89,6 +94,9 @@ class BatchTrainer:
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
                 return worker.gradients(jobs) if jobs[0].gradient else worker.train(jobs)
+        except Exception as error:
+            error.add_note(f"in the training of {', '.join(job.client for job in jobs[:_NAMED])}")
+            raise
         finally:
             self._workers.put(worker)
 

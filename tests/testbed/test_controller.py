@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import own_code
 from agents.config import Broker, Link
 from agents.device_actions import Action, SetLink
 from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
@@ -29,6 +30,7 @@ from testbed.view import View
 from tests.testbed.test_process_runtime import SLEEP, of, python, spec
 
 FAIL = "import sys; sys.exit('it broke')"
+OWN = f"import sys; sys.stderr.write('a mistake'); sys.exit({own_code.FAILED})"
 
 
 @dataclass
@@ -48,8 +50,13 @@ class Lines(View):
         (SLEEP, "import os; os.kill(os.getpid(), 9)", "perhaps it needs more memory"),
         (FAIL, SLEEP, r"(?s)the aggregator ended with exit code 1.*aggregator\.log:\n *it broke"),
         ("", SLEEP, "aggregator ended before the run clock could start"),
+        (SLEEP, OWN, r"(?s)own code failed on d-\d, and so the run ends\..*d-\d\.log:\n *a mistake$"),
+        (OWN, SLEEP, r"(?s)own code failed on aggregator, and so the run ends\..*\n *a mistake$"),
     ],
-    ids=["device fails", "device is killed", "aggregator fails", "aggregator leaves"],
+    ids=[
+        *("device fails", "device is killed", "aggregator fails", "aggregator leaves"),
+        *("own code fails in a device", "own code fails in the aggregator"),
+    ],
 )
 def test_a_part_that_dies_before_the_start_is_told_at_once(
     aggregator: str, client: str, said: str, tmp_path: Path

@@ -1,0 +1,263 @@
+"""The process that imports a user's code, for `testbed.own_code.inspector`.
+
+    python -m testbed.own_code.inspection FOLDER
+
+The modules are in FOLDER/code. Each line of standard input is a question (a key of `_QUESTIONS`, with
+its arguments), answered in a line of JSON: `{"answer": ...}`, `{"refused": why}` where the code does not
+fit or does not take what the topology says, or `{"raised": traceback}`. It ends with its input, and when
+it is asked nothing for some seconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import json
+import os
+import select
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+
+from agents import own_code, shards
+from agents.aggregator import snapshot
+from agents.rules import RULES
+from agents.rules import interface as rules
+from agents.rules.interface import Rule, Send, Server, State, Update
+from agents.shards import Shard
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+
+_IDLE_S = 5.0
+_TRIED = 3
+"""Updates, and parameters of the model, that a rule is tried with."""
+_MAX_TRACEBACK = 20_000
+"""Characters."""
+_SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
+_OF_CLASS = ("dataset", "has_accuracy")
+"""Attributes of a task that are the same whatever its parameters."""
+_ACTIONS = get_args(rules.Action)
+
+
+class _RefusedError(Exception):
+    """The class does not fit, or does not take its parameters; the text says why."""
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    own_code.use(str(folder / "code"))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the code prints is no answer
+    while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
+        answers.write(json.dumps(_answer(json.loads(line), folder)) + "\n")
+        answers.flush()
+
+
+def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    question, kind, name = (request.pop(key) for key in ("question", "kind", "name"))
+    try:
+        return {"answer": _QUESTIONS[question](_found(kind, name), folder, **request)}
+    except _RefusedError as error:
+        return {"refused": str(error)}
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a user's code may raise anything
+        return {"raised": own_code.told(error)[-_MAX_TRACEBACK:]}
+
+
+def _found(kind: str, name: str) -> Any:
+    is_task = kind == "task"
+    base, method = (Task, "model") if is_task else (Rule, "begin")
+    try:
+        cls: Any = own_code.find(name, TASKS if is_task else RULES, base)
+    except LookupError as error:
+        if own_code.raised(error):
+            raise
+        raise _RefusedError(str(error)) from error
+    if getattr(cls, method) is getattr(base, method):
+        raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
+    if is_task and not hasattr(cls, "dataset"):
+        raise _RefusedError(
+            f'{name} does not say its dataset, as in dataset: ClassVar[str] = "digits"; or None where '
+            "its method shards brings the data"
+        )
+    if is_task and not isinstance(cls.dataset, str | None):
+        raise _RefusedError(f"its dataset is {cls.dataset!r:.80}, expected the name of one, or None")
+    return cls
+
+
+def _made(cls: Any, params: Mapping[str, Any]) -> Any:
+    try:
+        return cls(**params)
+    except ValueError as error:  # by which a class refuses its parameters
+        raise _RefusedError(str(error)) from error
+
+
+def _class(cls: Any, _: Path) -> dict[str, Any]:
+    """Its parameters, and what else is the same for all of its objects."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {
+        "about": inspect.cleandoc(cls.__doc__ or ""),
+        "parameters": [
+            _parameter(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init
+        ],
+        "attributes": {key: getattr(cls, key) for key in _OF_CLASS if hasattr(cls, key)},
+    }
+
+
+def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    default: Any = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    required = default is dataclasses.MISSING
+    try:
+        found = {"name": field.name, "type": _described(hint), "required": required}
+        json.dumps(default := None if required else default)
+    except TypeError:
+        raise _RefusedError(
+            f"its parameter {field.name} ({field.type!s}) is nothing that a topology can give: write "
+            "int, float, str, bool, a Literal, a list of these, or one of them | None"
+        ) from None
+    return {**found, "default": default}
+
+
+def _described(hint: Any) -> Any:
+    """`hint` as `testbed.own_code` reads it. Raises TypeError for what YAML cannot give."""
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case origin if origin is Annotated:
+            mark = next((mark for mark in arguments[1:] if isinstance(mark, str)), "")
+            return {"of": _described(arguments[0]), "mark": mark}
+        case origin if origin is Literal:
+            return {"literal": list(arguments)}
+        case origin if origin in (Union, types.UnionType):
+            return {"either": [_described(option) for option in arguments]}
+        case origin if origin is list or (origin is tuple and arguments[1:] == (...,)):
+            return {"list": _described(arguments[0])}
+    if not isinstance(hint, type) or hint not in _SIMPLE:
+        raise TypeError
+    return _SIMPLE[hint]
+
+
+def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
+    """What depends on the parameters."""
+    made = _made(cls, params)
+    if Rule not in cls.__mro__:
+        return {}
+    side = dataclasses.asdict(made.client_side)
+    return {"client_side": side, "takes_fednova": bool(made.takes_fednova)}
+
+
+def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
+    """Whether it can work with so many clients."""
+    made = _made(cls, params)
+    try:
+        made.check(clients)
+    except ValueError as error:
+        raise _RefusedError(str(error)) from error
+    if Rule in cls.__mro__:
+        _try_rule(made, clients, folder / "state.bin")
+
+
+def _try_rule(rule: Rule, clients: int, file: Path) -> None:
+    """Run the first updates of a run through `rule`, and keep its state in `file` and read it back."""
+    importance = {f"client-{k}": 1 / clients for k in range(clients)}
+    w = np.zeros(_TRIED, np.float32)
+    server = Server(w, dict(importance), np.random.default_rng(0), population=importance)
+    state = rule.begin(server)
+    if not isinstance(state, State):
+        raise _RefusedError(f"its begin returns {state!r}, expected a State")
+    sent = [action.client for action in _actions("start", state.start()) if isinstance(action, Send)]
+    kind = rule.client_side.kind
+    for dispatch, client in enumerate(itertools.islice(sent, _TRIED)):
+        update = Update(
+            client=client,
+            dispatch=dispatch,
+            base_version=0,
+            vector=np.zeros(_TRIED, np.float32),
+            kind="model" if kind == "residual" else kind,
+        )
+        _actions("update", state.update(update))
+    if not isinstance(server.w, np.ndarray) or (server.w.shape, server.w.dtype) != (w.shape, w.dtype):
+        raise _RefusedError("its update makes server.w another type of array: change it in place")
+    try:
+        snapshot.save((state, server), file)
+        snapshot.load(file)
+    except Exception as error:
+        raise _RefusedError(
+            f"its state cannot be kept for the case of a crash ({error}): it may consist of numbers, "
+            "texts, lists, dicts, sets, NumPy arrays and objects of the code's own classes"
+        ) from error
+
+
+def _actions(method: str, returned: Any) -> list[Any]:
+    if isinstance(returned, list | tuple) and all(isinstance(one, _ACTIONS) for one in returned):
+        return [*returned]
+    raise _RefusedError(f"its {method} returns {returned!r:.80}, expected a list of actions")
+
+
+def _parameters_of_model(cls: Any, _: Path, params: dict[str, Any]) -> int:
+    """How many there are."""
+    from agents import flat
+
+    module = _made(cls, params).model()
+    try:
+        flat.check(module)
+    except ValueError as error:
+        raise _RefusedError(str(error)) from error
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _shards(cls: Any, folder: Path, params: dict[str, Any]) -> list[str]:
+    """Files with the shards that the task brings."""
+    paths = []
+    for number, shard in enumerate(_made(cls, params).shards()):
+        if not isinstance(shard, Shard):
+            raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
+        paths.append(folder / f"shard-{number}.safetensors")
+        shards.save(shard, paths[-1])
+    return [*map(str, paths)]
+
+
+def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) -> None:
+    """One step of training on the shard in the file `samples`, and its evaluation."""
+    import torch
+
+    torch.manual_seed(seed)
+    task: Task = _made(cls, params)
+    module, shard = task.model(), shards.load(Path(samples))
+    x, y = torch.from_numpy(shard.x).to(torch.float32).mul_(shard.scale), torch.from_numpy(shard.y)
+    outputs = module(x)
+    losses = task.loss(outputs, y)
+    if losses.shape != (len(y),):
+        raise _RefusedError(
+            f"its loss has the shape {tuple(losses.shape)}, expected one of each of {len(y)} samples: "
+            f"({len(y)},), as with reduction='none'"
+        )
+    loss = losses.mean()
+    if not torch.isfinite(loss):
+        raise _RefusedError(f"its loss is {loss.item()} with the model that the run begins with")
+    loss.backward()  # type: ignore[no-untyped-call]
+    right = task.correct(outputs, y)
+    if right is not None and right.shape != (len(y),):
+        raise _RefusedError(
+            f"its correct has the shape {tuple(right.shape)}, expected one of each sample: ({len(y)},)"
+        )
+
+
+_QUESTIONS: Mapping[str, Callable[..., Any]] = {
+    "class": _class,
+    "facts": _facts,
+    "check": _check,
+    "parameters": _parameters_of_model,
+    "shards": _shards,
+    "step": _step,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Asks a process that imports a user's code (`testbed.own_code.inspection`): it, and not the controller,
+runs what is in there.
+
+The process ends by itself when it is asked nothing for some seconds, and with this one; the next
+question starts another. Each question has a time limit, and only the end of what is printed is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from testbed.errors import BadInputError
+from testbed.host import die_with_parent, subprocesses
+
+_PATIENCE_S = 120.0
+"""For one answer: importing PyTorch alone takes seconds, on a busy host many."""
+_MAX_ANSWER = 4 * 2**20
+_KEPT = 4000
+"""Bytes of what is printed."""
+
+
+class RaisedError(Exception):
+    """The user's code has raised something; the text is its traceback."""
+
+
+class Inspector:
+    """One version of a user's modules: `copy` writes them into a folder, and they are from `origin`."""
+
+    def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="testbed-code-")).resolve()
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._origin = origin
+        copy(self._folder / "code")
+        self._process: _Process | None = None
+        self._known: dict[str, dict[str, Any]] = {}
+        """Answers by question: the code does not change."""
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Raises ValueError with what the code refuses, RaisedError with what it raises, BadInputError
+        where it does not answer."""
+        line = json.dumps(request)
+        if line not in self._known:
+            self._known[line] = self._answer(line, request["name"])
+        match self._known[line]:
+            case {"answer": answer}:
+                return answer
+            case {"refused": message}:
+                raise ValueError(message)
+            case {"raised": text}:  # which names the user's files, not their copies
+                raise RaisedError(text.replace(str(self._folder / "code"), str(self._origin)))
+        raise AssertionError(self._known[line])
+
+    def _answer(self, line: str, name: str) -> dict[str, Any]:
+        printed = ""
+        for _ in range(2):  # it may just have ended for want of questions
+            if self._process is None or not self._process.lives:
+                self._process = _Process(self._folder)
+            if (answer := self._process.answer(line)) is not None:
+                found: dict[str, Any] = json.loads(answer)
+                return found
+            self._process.end()
+            printed = self._process.printed()
+        raise BadInputError(f"{name} in {self._origin}: its process ended without an answer\n{printed}")
+
+
+class _Process:
+    def __init__(self, folder: Path) -> None:
+        module = [sys.executable, "-B", "-m", "testbed.own_code.inspection", str(folder)]
+        self._popen = subprocess.Popen(
+            [*die_with_parent.prefix(), *module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
+        )
+        self.end = weakref.finalize(self, _end, self._popen)
+        self._printed = bytearray()
+        printed = self._popen.stderr, self._printed
+        self._reader = threading.Thread(target=_drain, args=printed, daemon=True)
+        self._reader.start()
+
+    @property
+    def lives(self) -> bool:
+        return self._popen.poll() is None
+
+    def answer(self, line: str) -> bytes | None:
+        """The answer to the question `line`; None where the process has ended. Raises BadInputError."""
+        assert self._popen.stdin is not None  # noqa: S101  (pipes, see above)
+        assert self._popen.stdout is not None  # noqa: S101
+        try:
+            self._popen.stdin.write(line.encode() + b"\n")
+            self._popen.stdin.flush()
+            return self._read(self._popen.stdout.fileno())
+        except BrokenPipeError:
+            return None
+        except BaseException:  # what it still says answers no later question
+            self.end()
+            raise
+
+    def _read(self, descriptor: int) -> bytes | None:
+        deadline, data = time.monotonic() + _PATIENCE_S, bytearray()
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or len(data) > _MAX_ANSWER:
+                raise BadInputError(
+                    f"own code has not answered within {_PATIENCE_S:g} s: does a module work when it is "
+                    f"imported, or a model take that long to make?\n{self.printed()}"
+                )
+            if select.select([descriptor], [], [], left)[0]:
+                if not (chunk := os.read(descriptor, 65536)):
+                    return None
+                data += chunk
+        return bytes(data)
+
+    def printed(self) -> str:
+        """The end of what the code has printed, indented."""
+        if not self.lives:
+            self._reader.join(1)
+        lines = bytes(self._printed).decode(errors="replace").splitlines()[-15:]
+        return "\n".join(f"    {line}" for line in lines)
+
+
+def _drain(stream: IO[bytes], printed: bytearray) -> None:
+    with stream:
+        while chunk := os.read(stream.fileno(), 65536):
+            printed += chunk
+            del printed[:-_KEPT]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    subprocesses.end(process)
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()

@@ -1,0 +1,55 @@
+"""docs/own-code.md: its example, as it stands there, in every runtime."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.running import Finished, cli
+
+PAGE = Path(__file__).parents[1] / "docs" / "own-code.md"
+_FILE = re.compile(r"`([\w./-]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The topology of the example, with its code beside it."""
+    files = _FILE.findall(PAGE.read_text(encoding="utf-8"))
+    assert [name for name, _ in files] == ["mine/mlp.py", "mine/cautious.py", "own.yaml"]
+    for name, text in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert len(text.splitlines()) <= 36
+    return tmp_path / "own.yaml"
+
+
+@pytest.mark.together
+@pytest.mark.parametrize(
+    "runtime", [pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"]
+)
+def test_the_example_runs_and_is_replayed(
+    runtime: str, example: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """From another folder; what is beside the topology by then does not count."""
+    if runtime == "docker":
+        request.getfixturevalue("engine")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mlp.py").write_text("raise AssertionError\n")
+    done = cli("up", example, "--runtime", runtime, "--runs", tmp_path / "runs", cwd=elsewhere)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert (run.manifest["task"], run.manifest["rule"]) == ("mlp:Mlp", "cautious:Cautious")
+    assert len(run.updates) == 40
+    assert run.best_accuracy > 0.3
+    assert len({update.weight for update in run.updates}) > 10
+    for file in (tmp_path / "mine").iterdir():
+        file.unlink()
+    kept = sorted(str(path.relative_to(run.path)) for path in run.path.glob("code/**/*"))
+    assert kept == ["code/cautious.py", "code/mlp.py"]
+    assert "code: code\n" in (run.path / "topology.yaml").read_text()
+    said = cli("replay", run.path, cwd=elsewhere)
+    assert said.returncode == 0, said.stderr
+    assert "is bit-identical" in said.stdout

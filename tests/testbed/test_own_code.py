@@ -1,0 +1,470 @@
+"""A user's own code: what of it is refused, where, and what it raises."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from agents import own_code
+from agents.aggregator import snapshot
+from agents.rules import RULES
+from agents.rules.interface import Rule, Server
+from agents.shards import Shard
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+from testbed import images, simulate, sweep, topology
+from testbed.errors import BadInputError, RunFailedError
+from testbed.images import wheels
+from testbed.own_code import Code
+from testbed.plan import model_check
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology
+from tests.running import Testbed
+
+MODULE = """
+from __future__ import annotations
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+import numpy as np
+from agents.config import Count
+from agents.rules.interface import Rule, Send, State
+from agents.rules.fedavg import FedAvg
+from agents.tasks.interface import Task
+
+@dataclass(frozen=True)
+class Mine(Task):
+    dataset: ClassVar[str] = "digits"
+    hidden: Count = 4
+    layers: list[int] | None = None
+    kind: Literal["plain", "odd"] = "plain"
+    fails: bool = False
+    def __post_init__(self):
+        if self.hidden > 100:
+            raise ValueError(f"hidden is {self.hidden}, expected at most 100")
+    def check(self, clients):
+        if clients == 3:
+            raise ValueError("three is a crowd")
+    def model(self):
+        from torch import nn
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.hidden), nn.Linear(self.hidden, 10))
+    def loss(self, outputs, y):
+        if self.fails and len(y) == 3:
+            return impossible(outputs)
+        return Task.loss(self, outputs, y)
+
+def impossible(outputs):
+    raise RuntimeError("this cannot be")
+
+@dataclass(frozen=True)
+class Few(Mine):
+    def model(self):
+        from torch import nn
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+
+@dataclass(frozen=True)
+class Wide(Mine):
+    def model(self):
+        from torch import nn
+        return nn.Sequential(nn.Flatten(), nn.Linear(65, 10))
+
+@dataclass(frozen=True)
+class NotANumber(Mine):
+    def loss(self, outputs, y):
+        return Task.loss(self, outputs, y) * float("nan")
+
+@dataclass(frozen=True)
+class Mean(Mine):
+    def loss(self, outputs, y):
+        return Task.loss(self, outputs, y).mean()
+
+@dataclass(frozen=True)
+class NoModel(Task):
+    dataset: ClassVar[str] = "digits"
+
+@dataclass(frozen=True)
+class NoDataset(Task):
+    def model(self): ...
+
+@dataclass(frozen=True)
+class Elsewhere(Mine):
+    dataset: ClassVar[str] = "nowhere"
+
+@dataclass(frozen=True)
+class Unknown(Mine):
+    call: Callable[[], int] = len
+
+@dataclass(frozen=True)
+class Taken(Mine):
+    local: int = 1
+
+class Bare(Task):
+    pass
+
+class Other:
+    pass
+
+@dataclass(frozen=True)
+class Plain(Rule):
+    period: Annotated[float, "s"] = 2.0
+    def begin(self, server):
+        return PlainState(server)
+
+class PlainState(State):
+    def __init__(self, server):
+        self.server, self.seen = server, [np.zeros(2), {"a"}]
+    def update(self, update):
+        self.server.w += update.vector
+        return [self.server.aggregated([update.contribution(1.0)]), Send(update.client)]
+
+@dataclass(frozen=True)
+class Silent(Plain):
+    def begin(self, server):
+        state = PlainState(server)
+        state.__class__ = SilentState
+        return state
+
+class SilentState(PlainState):
+    def update(self, update): ...
+
+@dataclass(frozen=True)
+class Lambda(Plain):
+    def begin(self, server):
+        state = PlainState(server)
+        state.seen = lambda: 1
+        return state
+
+@dataclass(frozen=True)
+class Partial(Plain):
+    def begin(self, server):
+        return Abstract()
+
+class Abstract(State):
+    pass
+
+@dataclass(frozen=True)
+class Late(Plain):
+    def begin(self, server):
+        return LateState(server)
+
+class LateState(PlainState):
+    def update(self, update):
+        if update.vector.any():
+            raise RuntimeError("one update too many")
+        return super().update(update)
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    own_code.use(None)
+
+
+def write(folder: Path, module: str = MODULE, **changes: Any) -> Path:
+    """A topology with own code beside it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "own.py").write_text(module)
+    plain = {
+        "name": "t",
+        "code": "own.py",
+        "task": {"name": "own:Mine", "local": {"steps": 2, "batch_size": 3, "lr": 0.1}},
+        "rule": {"name": "own:Plain"},
+        "devices": [{"name": "a", "count": 2, "timing": "1s"}],
+        "stop": {"updates": 4},
+        "runtime": {"name": "virtual"},
+    }
+    file = folder / "t.yaml"
+    file.write_text(yaml.safe_dump(plain | changes, sort_keys=False))
+    return file
+
+
+def read(folder: Path, **changes: Any) -> Topology:
+    return topology.load(write(folder, **changes))
+
+
+def task(name: str = "Mine", **params: Any) -> dict[str, Any]:
+    return {"name": f"own:{name}", **params, "local": {"steps": 2, "batch_size": 3, "lr": 0.1}}
+
+
+def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
+    found = read(
+        tmp_path, task=task(hidden=7, layers=[1, 2]), rule={"name": "own:Plain", "period": "3s"}
+    )
+    assert found.task.named.params == {
+        "hidden": 7, "layers": (1, 2), "kind": "plain", "fails": False,
+    }  # fmt: skip
+    assert found.rule.named.params == {"period": 3.0}
+    assert topology.parse(found.to_yaml()).to_yaml() == found.to_yaml()
+    assert model_check.check(found) == 64 * 7 + 7 + 7 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": task(hiden=7)}, "t.yaml:5:3: task.hiden: unknown key; did you mean hidden?"),
+        (
+            {"task": task(hidden="x")},
+            "t.yaml:5:11: task.hidden: found 'x', expected a whole number",
+        ),
+        (
+            {"task": task(kind="od")},
+            "t.yaml:5:9: task.kind: found 'od', expected plain or odd; did",
+        ),
+        ({"task": task(hidden=101)}, "t.yaml:5:11: task.hidden: found 101, expected at most 100"),
+        ({"rule": {"name": "own:Plain", "period": 3}}, "rule.period: found 3, expected a duration"),
+        ({"devices": [{"name": "a", "count": 3, "timing": "1s"}]}, "task: three is a crowd"),
+        ({"task": task("Mein")}, "task.name: the module own has no class Mein; it has Mine, Few, "),
+        ({"task": task("NoModel")}, "t.yaml:4:9: task.name: own:NoModel has no method model"),
+        ({"task": task("NoDataset")}, "own:NoDataset does not say its dataset"),
+        ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) is nothing that a topology"),
+        ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
+        ({"task": task("Elsewhere")}, "task.name: own:Elsewhere learns from 'nowhere', expected digits"),
+        ({"task": task("Bare")}, "Bare is no dataclass"),
+        ({"task": task("Other")}, "from agents.tasks.interface import Task"),
+        ({"task": task("Plain")}, "Plain is no task: derive it"),
+        ({"rule": {"name": ":Plain"}}, "rule.name: :Plain is no class, expected module:Class"),
+        ({"rule": {"name": "other:Plain"}}, "rule.name: the code has no module other"),
+        ({"rule": {"name": "subprocess:Popen"}}, "rule.name: the code has no module subprocess"),
+        ({"rule": {"name": "own:Silent"}}, "rule: its update returns None, expected a list of actions"),
+        ({"rule": {"name": "own:Lambda"}}, "rule: its state cannot be kept for the case of a crash"),
+        ({"rule": {"name": "own:Partial"}}, "Can't instantiate abstract class Abstract"),
+        ({"code": None}, "own:Mine is a class of your own: add code with its file"),
+        ({"code": "nowhere.py"}, "t.yaml:2:7: code: there is no "),
+        (
+            {"requirements": ["numpy", "-r x"]},
+            "requirements[1]: found '-r x', expected a package as",
+        ),
+        ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed here: "),
+        ({"requirements": ["numpy<1"]}, f"{sys.executable} -m pip install 'numpy<1'"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_what_does_not_fit_is_refused_with_its_place(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInputError) as refused:
+        up.planned(write(tmp_path, **changes), up.Options())
+    assert said in str(refused.value)
+    assert "inspection.py" not in str(refused.value)
+
+
+def test_what_an_import_raises_is_shown_as_it_is_and_once(testbed: Testbed, tmp_path: Path) -> None:
+    file = write(tmp_path, "import einops_that_nobody_has\n")
+    done = testbed("validate", file)
+    assert done.code == 2
+    assert done.err.count("Traceback") == done.err.count("ModuleNotFoundError") == 1
+    assert f'File "{tmp_path}/own.py", line 1' in done.err
+    assert done.err.count("File ") == 1
+    assert "python -m pip install" in done.err
+
+
+def test_code_that_ends_its_process_is_told(testbed: Testbed, tmp_path: Path) -> None:
+    done = testbed("validate", write(tmp_path, "import os\nprint('bye')\nos._exit(5)\n"))
+    assert done.code == 2
+    assert "own:Mine" in done.err
+    assert "ended without an answer\n    bye" in done.err
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"queue.py": ""}, "has a module queue, and so has Python here"),
+        ({"torch/__init__.py": ""}, "has a module torch, and so has Python here"),
+        ({"notes.txt": ""}, "has no Python module"),
+        ({"a.py": "", "data.bin": "x" * (1 + 16 * 2**20)}, "holds more than 1000 files or 16 MiB"),
+    ],
+    ids=["standard library", "installed", "nothing", "too much"],
+)
+def test_a_folder_that_cannot_be_taken_is_refused(
+    files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        Code.read(tmp_path)
+
+
+def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "own.py").write_text(MODULE)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "own.pyc").write_bytes(b"")
+    code = Code.read(package)
+    assert sorted(code.files) == ["pack/__init__.py", "pack/own.py"]
+    found = read(tmp_path, code="pack", task=task() | {"name": "pack.own:Mine"}, rule={"name": "fedavg"})
+    assert found.task.dataset == "digits"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Few", "Target 9 is out of bounds"),
+        ("Wide", "mat1 and mat2 shapes cannot be multiplied"),
+        ("NotANumber", "t.yaml:4:9: task.name: own:NotANumber cannot run: its loss is nan"),
+        ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
+    ],
+)
+def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_path: Path) -> None:
+    """On samples of every label."""
+    x, y = np.ones((500, 8, 8), np.float32), np.zeros(500, np.int64)
+    y[-1] = 9
+    model_check.try_step(read(tmp_path), Shard(x, y))
+    with pytest.raises(BadInputError, match=said) as raised:
+        model_check.try_step(read(tmp_path, task=task(name)), Shard(x, y))
+    assert "inspection.py" not in str(raised.value)
+
+
+def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
+    file = write(tmp_path, task=task(fails=True))
+    with pytest.raises(RunFailedError, match=r"^own:Mine and own:Plain failed:") as raised:
+        simulate.simulate(file, runs=tmp_path / "runs")
+    told = str(raised.value)
+    assert told.count("Traceback") == told.count("RuntimeError: this cannot be") == 1
+    assert "in the training of a-1" in told
+    assert told.index("in loss") < told.index("in impossible")
+    assert "agents/" not in told
+    assert "testbed/" not in told.replace(str(tmp_path), "")
+
+
+def test_what_a_rule_raises_in_a_run_ends_it(tmp_path: Path) -> None:
+    file = write(tmp_path, rule={"name": "own:Late"})
+    with pytest.raises(RunFailedError, match="one update too many"):
+        simulate.simulate(file, runs=tmp_path / "runs")
+
+
+def test_a_client_ends_with_the_traceback_of_own_code_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    own_code.use(str(tmp_path))
+    mine = own_code.find("own:Mine", TASKS, Task)
+    with pytest.raises(SystemExit) as ended, own_code.running("own:Mine"):
+        mine(fails=True).loss(None, [1, 2, 3])  # type: ignore[call-arg, arg-type]
+    assert ended.value.code == own_code.FAILED
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.count("File ") == 2
+    assert said.endswith("RuntimeError: this cannot be\n")
+    with pytest.raises(RuntimeError), own_code.running("digits-logreg"):  # ours is ours
+        raise RuntimeError
+
+
+def test_a_state_of_own_classes_is_kept_and_read_back(tmp_path: Path) -> None:
+    write(tmp_path)
+    own_code.use(str(tmp_path))
+    rule = own_code.find("own:Plain", RULES, Rule)()
+    server = Server(np.ones(2, np.float32), {"a": 1.0}, np.random.default_rng(0))
+    snapshot.save(rule.begin(server), tmp_path / "state")
+    assert snapshot.load(tmp_path / "state").server.w.tolist() == [1, 1]
+    own_code.use(None)
+    with pytest.raises(snapshot.SnapshotError, match=r"own\.PlainState"):
+        snapshot.load(tmp_path / "state")
+
+
+def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
+    versions = []
+    for period in ("2.0", "5.0"):
+        write(tmp_path / period, MODULE.replace("2.0", period))
+        own_code.use(str(tmp_path / period))
+        versions.append(own_code.find("own:Plain", RULES, Rule)().period)  # type: ignore[attr-defined]
+    assert versions == [2.0, 5.0]
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: Path) -> None:
+    def fingerprint(folder: str, module: str = MODULE) -> str:
+        write(tmp_path / folder, module)
+        study = sweep.of({"topology": "t.yaml"}, "study", tmp_path / folder, up.Options())
+        return study.cells[0].fingerprint
+
+    first = fingerprint("one")
+    assert fingerprint("two") == first
+    assert fingerprint("one", MODULE + "# changed\n") != first
+
+
+def test_a_run_goes_on_with_its_own_code_only(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "runs", "t-1")
+    kept = up.with_kept_code(read(tmp_path), directory, resume=False)
+    assert kept.code == "code"
+    directory.topology.write_text(kept.to_yaml())
+    up.with_kept_code(topology.load(directory.topology), directory, resume=True)
+    (directory.code / "own.py").write_text(MODULE + "# changed\n")
+    with pytest.raises(BadInputError, match="code was changed since the run began"):
+        up.with_kept_code(topology.load(directory.topology), directory, resume=True)
+
+
+def test_a_change_of_the_code_makes_its_own_layer_anew_alone() -> None:
+    def tags(digest: str, *requirements: str) -> dict[str, str]:
+        own = images.Own("mine", digest, lambda _: None, requirements)
+        return images._own_tags(own, "testbed-agent:1")
+
+    plain, changed = tags("a"), tags("b")
+    assert plain.keys() == {"code"}
+    assert plain != changed
+    first, second, other = tags("a", "x"), tags("b", "x"), tags("a", "y")
+    assert first["requirements"] == second["requirements"] != other["requirements"]
+    assert len({tag["code"] for tag in (plain, changed, first, second, other)}) == 5
+
+
+def test_wheels_of_requirements_are_fetched_or_pip_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the user's own pip configuration: here a folder, and no index."""
+    import threading
+
+    ours, scratch = tmp_path / "ours", tmp_path / "scratch"
+    for folder in (ours, scratch, tmp_path / "cache" / "testbed"):
+        folder.mkdir(parents=True)
+    for folder, name, needs in ((ours, "base", ""), (tmp_path, "thing", "Requires-Dist: base\n")):
+        with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            info = f"{name}-1.0.dist-info"
+            wheel.writestr(f"{name}.py", "")
+            wheel.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}"
+            )
+            wheel.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    found = wheels.fetch_more(("thing",), ours, "x86_64", scratch, threading.Event())
+    assert [wheel.name for wheel in found.iterdir()] == ["thing-1.0-py3-none-any.whl"]
+    with pytest.raises(BadInputError, match=r"(?s)cannot be installed.*No matching .*absent"):
+        wheels.fetch_more(("absent",), ours, "x86_64", scratch, threading.Event())
+
+
+@pytest.mark.parametrize("kind", ["task", "rule", "topology"])
+def test_a_starting_point_runs_and_overwrites_nothing(
+    kind: str, testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = testbed("new", kind, "first-try")
+    assert done.code == 0, done.err
+    quick: dict[str, Any] = {"runtime": {"name": "virtual", "step_time": "1ms"}, "stop": {"updates": 5}}
+    run = simulate.simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
+    assert len(run.updates) >= 5
+    again = testbed("new", kind, "first-try")
+    assert again.code == 2
+    assert "would be overwritten" in again.err
+    assert testbed("new", kind, "../x").code == 2
+
+
+def test_the_schema_takes_own_classes() -> None:
+    properties = topology.json_schema()["properties"]
+    for part in ("task", "rule"):
+        *_, own = properties[part]["oneOf"]
+        assert own["properties"]["name"]["pattern"] == r"^[\w.]+:\w+$"
