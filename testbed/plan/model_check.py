@@ -35,8 +35,8 @@ def check(topology: Topology) -> int:
     task: Task = topology.task.build()
     if topology.task.data is None and task.dataset not in (None, *DATASETS):
         message = (
-            f"{topology.task.name} learns from {task.dataset!r}, expected {', '.join(DATASETS)}, or data in "
-            "the topology"
+            f"{topology.task.name} learns from {task.dataset!r}, expected {', '.join(DATASETS)}, or "
+            "data in the topology"
         )
         raise topology.source.error([topology.source.problem(("task", "name"), message)])
     mark = fingerprint(task)
