@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.flat import FlatModule
+from agents.config import FROM_TASK, Start
+from agents.flat import FlatModule, build
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -51,8 +52,9 @@ class Evaluator:
         *,
         until_released: Path | None = None,
         cpus: Sequence[int] = (),
+        start: Start = FROM_TASK,
     ) -> None:
-        self._flat = FlatModule(task.model())
+        self._flat = FlatModule(build(task, start))
         self._flat.module.eval()
         self._task = task
         self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)

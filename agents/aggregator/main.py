@@ -88,7 +88,7 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
-        w, self._schema = first_model(task, cfg.seed)
+        w, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
         settings = core.Settings(
             run=cfg.run,
@@ -123,7 +123,12 @@ class Aggregator:
         later = directory / "models" if cfg.evaluate_after else None
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
-            task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
+            task,
+            test_set,
+            self._inbox.put,
+            until_released=later,
+            cpus=cfg.evaluation_cpus,
+            start=cfg.start,
         )
         for version, model in self._durable.evaluating():
             self._evaluator.submit(version, model)

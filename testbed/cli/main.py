@@ -155,6 +155,29 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
+def model(
+    run: Run,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="File to write (default: model.pt in the run directory)."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="Of a kept model (default: the final one).")
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
+    import torch
+
+    from testbed.plan import models
+
+    directory = live_runs.located(run, runs)
+    path = to or directory.path / "model.pt"
+    torch.save(models.state_of(directory, models.kept(directory, version)), path)
+    print_text(f"{path}. In Python: module.load_state_dict(torch.load({str(path)!r}))")
+
+
+@app.command()
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
     rows = [
@@ -194,12 +217,11 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile) -> None:
     """Check a topology, and report all its errors at once."""
-    from testbed.plan import model_check
     from testbed.plan.resolution import resolved
     from testbed.topology import load
 
     parsed = resolved(load(topology))
-    model_check.check(parsed)
+    up.check_model(parsed)
     print_text(
         f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
     )

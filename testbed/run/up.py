@@ -65,7 +65,7 @@ def planned_rounds(topology: Topology, made: Plan, options: Options) -> dict[str
 def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
-    model_check.check(topology)
+    check_model(topology)
     shares: tuple[str, ...] = ()
     if needs_calibration(topology):
         topology, shares = on_host(topology, calibrate())
@@ -78,6 +78,14 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
+
+
+def check_model(topology: Topology) -> None:
+    model_check.check(topology)
+    if topology.task.initial is not None:
+        from testbed.plan import models  # with torch, which takes a second
+
+        models.check_initial(topology)
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:
@@ -133,6 +141,10 @@ def _prepare(
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
+        if topology.task.initial is not None or model_check.freezes(topology):
+            from testbed.plan import models
+
+            models.write_start(topology, directory)
     directory.claim()
     task = topology.task
     data = f"{task.dataset}, {task.partition.scheme} partition" if task.dataset else task.name

@@ -46,6 +46,8 @@ class RunDirectory:
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
+        self.start = path / "start.safetensors"
+        """State of the module at the start, where not all of it follows from the seed and is sent."""
         self.logs = path / "logs"
         """One `<process name>.log` each: aggregator, broker, controller and every device."""
         self.work = path / "work"

@@ -68,6 +68,16 @@ class Task(Variant):
         default={"scheme": "iid"}, validate_default=True
     )
     local: Annotated[Local, AfterValidator(_with_length)]
+    initial: str | None = Field(
+        default=None,
+        description="File of the model to begin with, relative to the topology: safetensors or a state "
+        "dict by torch.save, or a model of another run, such as runs/x/models/final.safetensors",
+    )
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="Parameters that neither train nor travel: patterns of their names, such as "
+        "[features.*]",
+    )
     flops_per_step: Positive | None = Field(
         default=None, description="Operations of one mini-batch step, for devices with gflops"
     )
@@ -226,6 +236,11 @@ class Topology(Model):
         topology._source = self._source
         return topology
 
+    def with_task(self, task: Task) -> Topology:
+        topology = self.model_copy(update={"task": task})
+        topology._source = self._source
+        return topology
+
     def to_yaml(self) -> str:
         """With all defaults; `parse` reads an equal topology back."""
         return yamlfile.write(self.model_dump(mode="json", by_alias=True))
@@ -280,8 +295,32 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
         yield document.source.problem(where, message, at_key=True)
 
 
+def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """What of a group's local training does not go with that of the task, or with the rule."""
+    sends_gradients = topology.rule.build().client_side.kind == "gradient"
+    for index, group in enumerate(topology.devices):
+        where: Where = ("devices", index, "local")
+        try:
+            local = topology.task.local.changed_by(group.local).build()
+        except ValueError as error:
+            yield where, f"with what task.local says: {error}"
+            continue
+        steps = [name for name, default in _OF_STEPS.items() if getattr(local, name) != default]
+        if sends_gradients and steps:
+            own = steps[0] in group.local.model_fields_set
+            yield (
+                ((*where, steps[0]) if own else ("task", "local", steps[0])),
+                f"the clients of {topology.rule.name} send one gradient and take no step: remove this",
+            )
+
+
+_OF_STEPS = {"optimizer": "sgd", "lr_by_step": None, "lr_by_version": None, "weight_decay": 0.0}
+"""Settings of local steps, with their defaults."""
+
+
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
+    yield from _local_problems(topology)
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [
