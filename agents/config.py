@@ -251,6 +251,12 @@ class AggregatorConfig:
     """CPUs that only evaluate; none: evaluations run where the rest does."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs of the rest, where evaluations have their own."""
+    evaluate_classes: bool = False
+    """Each class of the test set by itself too."""
+    device_set: str | None = None
+    """Path of samples of the devices, one device after the other, to evaluate each on its own."""
+    device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How many each device has of them."""
     evaluate_after: bool = False
     """Evaluate after the run, and as long as that takes."""
     last_evaluation_timeout_s: float = 30.0

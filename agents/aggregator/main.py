@@ -28,6 +28,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.snapshot import SnapshotError
 from agents.allowance import Allowance
@@ -129,6 +130,11 @@ class Aggregator:
             until_released=later,
             cpus=cfg.evaluation_cpus,
             start=cfg.start,
+            parts=Parts(
+                cfg.evaluate_classes,
+                None if cfg.device_set is None else shards.load(Path(cfg.device_set)),
+                cfg.device_samples,
+            ),
         )
         for version, model in self._durable.evaluating():
             self._evaluator.submit(version, model)
@@ -235,6 +241,8 @@ class Aggregator:
                 self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
+                for part in done.parts:
+                    self._durable.write(part.record(self._core.evaluating_since, done.version))
                 self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
             case _Reconnected(since):
                 if self._epoch is not None:

@@ -178,6 +178,34 @@ def model(
 
 
 @app.command()
+def evaluate(
+    run: Run,
+    classes: Annotated[bool, typer.Option("--classes", help="Also each class by itself.")] = False,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices", min=1, help="Also each device's training data, at most so many samples."
+        ),
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Evaluate the models that a run has kept, once it is over."""
+    from testbed.plan import evaluation
+
+    found = evaluation.of_run(live_runs.located(run, runs), data, classes=classes, devices=devices)
+    if to is not None:
+        found.to_csv(to, index=False)
+    rows = [
+        {name: None if value != value else value for name, value in row.items()}
+        for row in found.to_dict("records")
+    ]
+    show(rows, "No models.", as_json=as_json)
+
+
+@app.command()
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
     rows = [

@@ -31,6 +31,7 @@ SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
 """Of the broker's Unix socket, for the devices' inits."""
+DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 DISK = "/testbed/disk"
 """A client's own folder."""
@@ -215,7 +216,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 
 def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
-    topology = spec.topology
+    topology, most = spec.topology, spec.topology.evaluate.devices
     expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
     return AggregatorConfig(
         run=spec.directory.run,
@@ -238,6 +239,9 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
+        evaluate_classes=topology.evaluate.classes,
+        device_set=None if most is None else places.path(spec.directory.device_set, DEVICE_SET),
+        device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
     )
 

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
+from agents.aggregator.parts import Parts
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
@@ -268,6 +269,18 @@ def _with_evaluation_set(prepared: Prepared, topology: Topology) -> Prepared:
     return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
 
 
+def parts(prepared: Prepared, topology: Topology) -> Parts:
+    """What `topology.evaluate` requests beside the test set as a whole."""
+    classes, most = topology.evaluate.classes, topology.evaluate.devices
+    if most is None:
+        return Parts(classes)
+    rng = np.random.default_rng(0)  # as for the test set
+    chosen = {name: rng.permutation(part)[:most] for name, part in prepared.indices.items()}
+    together, train = np.concatenate(list(chosen.values())), prepared.train
+    samples = {name: len(part) for name, part in chosen.items()}
+    return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
+
+
 def _partition(
     scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int
 ) -> Mapping[str, Indices]:
@@ -310,12 +323,14 @@ def label_counts(prepared: Prepared) -> dict[str, list[int]]:
     }
 
 
-def write(prepared: Prepared, directory: RunDirectory) -> None:
-    """Save every client's shard and the test set where the run's processes expect them.
+def write(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
+    """Save every client's shard and what is evaluated on where the run's processes expect them.
 
     Raises HostError.
     """
     _save_readable(prepared.test, directory.test_set)
+    if (device_set := parts(prepared, topology).device_set) is not None:
+        _save_readable(device_set, directory.device_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from agents import events
+from agents.tasks import TASKS
 from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec, importance
 
@@ -26,6 +27,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "runtime": spec.plan.runtime,
         "rule": spec.topology.rule.name,
         "task": spec.topology.task.name,
+        **({"perplexity": True} if TASKS[spec.topology.task.name].has_perplexity else {}),
         "seed": spec.topology.seed,
         "dilation": spec.plan.dilation,
         "versions": versions(),

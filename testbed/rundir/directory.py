@@ -62,6 +62,8 @@ class RunDirectory:
         self.control = self.work / "control"
         """The folder of the broker's Unix socket, where devices are containers."""
         self.test_set = self.work / "test.safetensors"
+        self.device_set = self.work / "devices.safetensors"
+        """Samples of each device that the global model is evaluated on, where that is asked for."""
 
     @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:

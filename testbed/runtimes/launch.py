@@ -166,6 +166,7 @@ class _SpecificationBuilder:
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
                 Mount(str(run.test_set), agent_configs.TEST_SET),
+                *self._device_set,
                 *self._start,
                 *(
                     Mount(str(path), str(inside / path.relative_to(run.path)), read_only=False)
@@ -214,6 +215,13 @@ class _SpecificationBuilder:
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
+
+    @property
+    def _device_set(self) -> tuple[Mount, ...]:
+        """The devices' samples, where they are evaluated one by one."""
+        if self.spec.topology.evaluate.devices is None:
+            return ()
+        return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
 
     @property
     def _start(self) -> tuple[Mount, ...]:

@@ -120,6 +120,14 @@ class Evaluate(Model):
         description="At most so many of the test set, drawn once for all seeds; so many per client of "
         "the clients' data, drawn with replacement",
     )
+    classes: bool = Field(
+        default=False, description="Also loss and accuracy on each class of the evaluated samples"
+    )
+    devices: Count | None = Field(
+        default=None,
+        description="Also loss and accuracy on each device's own training data, on at most so many of "
+        "its samples, drawn once for all seeds",
+    )
     when: Literal["during", "after"] = Field(
         default="during",
         description="during: while the run goes, as often as `every` where that takes less; a run that "

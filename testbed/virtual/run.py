@@ -35,7 +35,7 @@ from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.costs import StepCost, keep_step_time, message_sizes, update_time
-from testbed.plan.datasets import Prepared
+from testbed.plan.datasets import Prepared, parts
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.device import Device
@@ -146,7 +146,9 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         core,
         server,
         fleet.device,
-        Evaluator(task, prepared.test, lambda _: None, start=spec.start).evaluate,
+        Evaluator(
+            task, prepared.test, lambda _: None, start=spec.start, parts=parts(prepared, topology)
+        ).evaluate,
         recorder,
         run=run_id,
         schema=schema,
