@@ -79,7 +79,7 @@ def last_parts(run: Run, part: str) -> pd.DataFrame:
     """The last model that was evaluated on each `part` of the data (`class`, `device`), the lowest loss
     first: the spread of the devices' losses is how unequally the model fits them."""
     found = run.parts[run.parts["part"] == part]
-    last = found[found["version"] == found["version"].max()]
+    last: pd.DataFrame = found[found["version"] == found["version"].max()]
     return last.sort_values("loss", kind="stable")
 
 

@@ -199,7 +199,7 @@ def evaluate(
     if to is not None:
         found.to_csv(to, index=False)
     rows = [
-        {name: None if value != value else value for name, value in row.items()}
+        {str(name): None if value != value else value for name, value in row.items()}
         for row in found.to_dict("records")
     ]
     show(rows, "No models.", as_json=as_json)

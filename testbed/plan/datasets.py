@@ -323,16 +323,21 @@ def label_counts(prepared: Prepared) -> dict[str, list[int]]:
     }
 
 
-def write(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save every client's shard and what is evaluated on where the run's processes expect them.
+def write(prepared: Prepared, directory: RunDirectory) -> None:
+    """Save every client's shard and the test set where the run's processes expect them.
 
     Raises HostError.
     """
     _save_readable(prepared.test, directory.test_set)
-    if (device_set := parts(prepared, topology).device_set) is not None:
-        _save_readable(device_set, directory.device_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
+
+
+def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
+    """Save what the global model is evaluated on device by device, where that is asked for. Raises
+    HostError."""
+    if (device_set := parts(prepared, topology).device_set) is not None:
+        _save_readable(device_set, directory.device_set)
 
 
 def _save_readable(shard: Shard, path: Path) -> None:

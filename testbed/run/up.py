@@ -169,7 +169,8 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
-    datasets.write(prepared, spec.topology, spec.directory)
+    datasets.write(prepared, spec.directory)
+    datasets.write_device_set(prepared, spec.topology, spec.directory)
     with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
