@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -52,8 +53,35 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What a step size is multiplied with at n = 0, 1, 2, ...: local steps, or versions of the model."""
+
+    shape: Literal["linear", "cosine", "exponential"] = "linear"
+    """With m = n - warmup: from 1 at m = 0 to `to` at m = `over`; linear and cosine stay there,
+    exponential, to^(m/over), goes on."""
+    over: Count
+    to: NotNegative = 0.0
+    every: Count = 1
+    """The factor changes at multiples of this m alone; `over: 30, to: 0.1, every: 30` is a tenth of it
+    every 30."""
+    warmup: Annotated[int, "count from 0"] = 0
+    """As long as n is below this, the factor is (n + 1)/(warmup + 1)."""
+
+    def factor(self, n: int) -> float:
+        if n < self.warmup:
+            return (n + 1) / (self.warmup + 1)
+        m = (n - self.warmup) // self.every * self.every
+        if self.shape == "exponential":
+            return float(self.to ** (m / self.over))
+        done = min(1.0, m / self.over)
+        if self.shape == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return 1 - (1 - self.to) * done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Local training of one round: SGD on the client's shard."""
+    """Local training of one round on the client's shard. The optimizer begins anew in each."""
 
     steps: Count | None = None
     """Mini-batch steps per round; this or `epochs` is to be given."""
@@ -62,7 +90,26 @@ class Local:
     batch_size: Count = 32
     lr: Positive = 0.1
     """Step size."""
+    lr_by_step: Schedule | None = None
+    """Multiplies lr in the course of each training, by its local steps."""
+    lr_by_version: Schedule | None = None
+    """Multiplies lr in the course of the run, by the version that the client trains from."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: Annotated[float, "below 1"] = 0.0
+    """Of sgd: heavy ball, v ← momentum·v + g."""
+    beta1: Annotated[float, "below 1"] = 0.9
+    """Of adam and adamw."""
+    beta2: Annotated[float, "below 1"] = 0.999
+    """Of adam and adamw."""
+    epsilon: Positive = 1e-8
+    """Of adam and adamw."""
+    weight_decay: NotNegative = 0.0
+    """Adds weight_decay·w to the gradient; adamw takes lr·weight_decay·w off w itself. It is no part of
+    the loss, which the task's `l2` is."""
+    clip_gradient: Positive | None = None
+    """Upper bound of the ℓ2 norm of each step's gradient, before weight decay."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: torch's autocast in the forward pass; parameters and optimizer stay float32."""
     proximal: NotNegative = 0.0
     """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
     clip: Positive | None = None
@@ -73,12 +120,50 @@ class Local:
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("found both steps and epochs, expected one of them")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"momentum is {self.momentum:g}, expected 0 with {self.optimizer}, which has beta1"
+            )
+        if self.fednova and (self.optimizer != "sgd" or self.lr_by_step is not None):
+            raise ValueError(
+                "fednova normalises by what sgd does in steps of one size: take sgd without "
+                "lr_by_step, or remove fednova"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is SGD with steps of one size, each by the whole gradient: batched virtual training
+        does no other."""
+        return (
+            self.optimizer == "sgd"
+            and self.lr_by_step is None
+            and self.clip_gradient is None
+            and self.precision == "float32"
+        )
+
+    def rate(self, version: int, assigned: float | None = None) -> float:
+        """Step size of a training from `version`; what the rule `assigned` takes the place of lr."""
+        lr = self.lr if assigned is None else assigned
+        return lr if self.lr_by_version is None else lr * self.lr_by_version.factor(version)
 
     def count(self, samples: int) -> int:
         """Mini-batch steps of one training on a shard of `samples` samples."""
         if self.steps is not None:
             return self.steps
         return (self.epochs or 1) * -(-samples // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What of a task's model is given when a run begins."""
+
+    weights: str | None = None
+    """Path of a safetensors file with the module's state, by name; None: as the task makes it."""
+    frozen: Sequence[str] = dataclasses.field(default_factory=list)
+    """Patterns of names of parameters that neither train nor travel: they stay as they are here."""
+
+
+FROM_TASK = Start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +189,7 @@ class ClientConfig:
     threads: int
     side: ClientSide
     """What the rule asks of its clients."""
+    start: Start = Start()
     timing: Duration | None = None
     """Floor under the time from having received a model to sending the update."""
     speed: float = 1.0
@@ -175,6 +261,7 @@ class AggregatorConfig:
     test_set: str
     run_directory: str
     threads: int
+    start: Start = Start()
     part: str = ""
     """Another one each time that all processes of the run are started."""
     durability: Durability = "update"
@@ -190,6 +277,12 @@ class AggregatorConfig:
     """CPUs that only evaluate; none: evaluations run where the rest does."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs of the rest, where evaluations have their own."""
+    evaluate_classes: bool = False
+    """Each class of the test set by itself too."""
+    device_set: str | None = None
+    """Path of samples of the devices, one device after the other, to evaluate each on its own."""
+    device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """How many each device has of them."""
     evaluate_after: bool = False
     """Evaluate after the run, and as long as that takes."""
     bounds: Bounds = Bounds()

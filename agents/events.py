@@ -160,6 +160,23 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluatedPart:
+    """The global model on a part of the data; the version's `evaluation` follows."""
+
+    event: ClassVar[str] = "evaluation_part"
+    at: float
+    """When the model was taken."""
+    version: int
+    part: str
+    """`class`: the test set's samples of one class. `device`: training samples of one device."""
+    name: str
+    """The class's number, the device's name."""
+    samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
 class Acted:
     """The emulator acted on a device."""
 
@@ -233,6 +250,7 @@ Record = (
     | RoundUnfinished
     | VersionMade
     | Evaluated
+    | EvaluatedPart
     | Acted
     | Disrupted
     | Note

@@ -63,7 +63,11 @@ class Run:
     versions: pd.DataFrame
     """`events.VersionMade`: `at` (s), `version`, `updates` that went into it."""
     evaluations: pd.DataFrame
-    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1)."""
+    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1); of a language
+    task also `perplexity`, exp(loss)."""
+    parts: pd.DataFrame
+    """`events.EvaluatedPart`, where asked for: `at` (s), `version`, `part` (`class`, `device`), `name`,
+    `samples`, `loss`, `accuracy` (share, 0 to 1)."""
     statuses: pd.DataFrame
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
@@ -188,7 +192,8 @@ class Follower:
             devices=devices,
             updates=updates.assign(group=_groups(updates["client"], devices)),
             versions=frames["version"],
-            evaluations=frames["evaluation"],
+            evaluations=_with_perplexity(frames["evaluation"], manifest),
+            parts=_once(frames["evaluation_part"]),
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
@@ -326,6 +331,18 @@ def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.Data
     """`column` with the plan's devices as its categories; who is not in the plan comes after them."""
     names = list(dict.fromkeys([*devices["device"], *table[column].unique()]))
     return table.assign(**{column: pd.Categorical(table[column], names)})
+
+
+def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    if manifest.get("perplexity") is not True:
+        return evaluations
+    with np.errstate(over="ignore"):
+        return evaluations.assign(perplexity=np.exp(evaluations["loss"]))
+
+
+def _once(parts: pd.DataFrame) -> pd.DataFrame:
+    """Without what an aggregator that was started again has evaluated anew."""
+    return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 
 def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:

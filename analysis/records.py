@@ -38,6 +38,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.UpdateApplied,
         events.VersionMade,
         events.Evaluated,
+        events.EvaluatedPart,
         events.ClientStatus,
         events.UpdateRejected,
         events.UpdateClipped,

@@ -92,7 +92,14 @@ def _run_section(name: str, run: Run) -> dict[str, Any]:
         "error": run.manifest.get("error"),
         "tables": [
             table
-            for table in (_devices(run), _participation(run), _fidelity(run), _scenario(run))
+            for table in (
+                _devices(run),
+                _parts(run, "class"),
+                _parts(run, "device"),
+                _participation(run),
+                _fidelity(run),
+                _scenario(run),
+            )
             if table.rows
         ],
         "topology": yaml.safe_dump(dict(run.topology), sort_keys=False, allow_unicode=True, width=100),
@@ -142,6 +149,20 @@ def _participation(run: Run) -> _Table:
     }
     rows = [[words, _text(value, 1.0)] for words, value in figures.items()]
     return _Table("Participation", ["figure", "value"], rows)
+
+
+def _parts(run: Run, part: str) -> _Table:
+    """The last model on each class or device; of many, on the worst and the best ones."""
+    last = summary.last_parts(run, part)
+    shown = last if len(last) <= _ROWS else pd.concat([last.head(_ROWS // 2), last.tail(_ROWS // 2)])
+    rows = [
+        [name, _text(samples, 1.0), _text(loss, 1.0), _text(accuracy, 100.0)]
+        for name, samples, loss, accuracy in shown[["name", "samples", "loss", "accuracy"]].itertuples(
+            index=False
+        )
+    ]
+    title = f"The last model by {part}, the lowest loss first"
+    return _Table(title, [part, "samples", "loss", "accuracy (%)"], rows)
 
 
 def _fidelity(run: Run) -> _Table:

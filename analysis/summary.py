@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 from typing import get_args
 
 import numpy as np
@@ -36,6 +36,8 @@ class Headline:
     """Of the last evaluation, as is `loss`."""
     loss: float
     best_accuracy: float
+    perplexity: float = nan
+    """Of the last evaluation; NaN where the task has none."""
     ended: str | None
     """Why the run ended; None where it has not."""
 
@@ -47,11 +49,13 @@ class Headline:
 
     @property
     def quality(self) -> str:
-        """`accuracy 91.5% (best 92.0%), loss 0.31`; of a task without accuracy the loss alone."""
+        """`accuracy 91.5% (best 92.0%), loss 0.31`; of a task without accuracy the loss alone; of a
+        language task the perplexity too."""
+        perplexity = "" if isnan(self.perplexity) else f", perplexity {self.perplexity:.4g}"
         if not isnan(self.accuracy):
             best = f"(best {self.best_accuracy:.1%})"
-            return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}"
-        return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}"
+            return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}{perplexity}"
+        return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}{perplexity}"
 
 
 def headline(run: Run) -> Headline:
@@ -66,8 +70,17 @@ def headline(run: Run) -> Headline:
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
         best_accuracy=float(evaluations["accuracy"].max()),
+        perplexity=float(last["perplexity"]) if "perplexity" in last else nan,
         ended=None if run.ended is None else run.ended.reason,
     )
+
+
+def last_parts(run: Run, part: str) -> pd.DataFrame:
+    """The last model that was evaluated on each `part` of the data (`class`, `device`), the lowest loss
+    first: the spread of the devices' losses is how unequally the model fits them."""
+    found = run.parts[run.parts["part"] == part]
+    last: pd.DataFrame = found[found["version"] == found["version"].max()]
+    return last.sort_values("loss", kind="stable")
 
 
 def verdict(run: Run) -> Verdict:

@@ -13,6 +13,8 @@ import pytest
 
 from agents import events
 from agents.transport import KEEPALIVE
+from testbed.plan import models
+from testbed.rundir.directory import RunDirectory
 from tests import attacks
 from tests.attacks import Facts
 from tests.running import (
@@ -29,9 +31,15 @@ from tests.running import (
 
 @pytest.mark.together
 def test_runs_to_the_end(tmp_path: Path) -> None:
-    """In rounds; other tests run the other rules."""
+    """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
+    Devices are evaluated one by one."""
+    task = {"name": "digits-logreg", "frozen": ["1.bias"], "local": {"steps": 20, "lr": 0.1}}
     topology = write_small_topology(
-        tmp_path, rule={"name": "fedavg"}, stop={"updates": 20, "after": "60s"}
+        tmp_path,
+        task=task,
+        rule={"name": "fedavg"},
+        evaluate={"every": "1s", "devices": 20},
+        stop={"updates": 20, "after": "60s"},
     )
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -39,6 +47,17 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.records[-1].reason == "updates"
     assert len(run.updates) >= 20
+    directory = RunDirectory(run.path)
+    final = models.state_of(directory, models.kept(directory))
+    assert not final["1.bias"].any()
+    assert final["1.weight"].any()
+    last = run.records[-2]
+    assert isinstance(last, events.Evaluated)
+    parts = [r for r in run.records if isinstance(r, events.EvaluatedPart) and r.at == last.at]
+    assert [(part.part, part.name, part.samples) for part in parts] == [
+        ("device", "fast", 20),
+        ("device", "slow", 20),
+    ]
     for u in run.updates:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)

@@ -521,6 +521,11 @@ class AggregatorCore:
         rejected = self._reject(sender, reason, at, dispatch)
         return rejected if rejected and self._strays.has(sender, to_seconds(at)) else []
 
+    @property
+    def evaluating_since(self) -> float:
+        """When the model was taken whose evaluation is handed in next, in seconds."""
+        return to_seconds(self._evaluating[0])
+
     def _evaluated(self, done: inputs.EvaluationDone) -> Actions:
         if not self._evaluating:
             raise RuntimeError("an evaluation that was not requested")

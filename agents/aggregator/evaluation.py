@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.flat import FlatModule
-from agents.shards import Shard, inputs
+from agents.aggregator.parts import NO_PARTS, Part, Parts
+from agents.config import FROM_TASK, Start
+from agents.flat import FlatModule, build
+from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
@@ -33,6 +35,8 @@ class Evaluation:
     """Mean over the test set, regularisation included."""
     accuracy: float
     """Share of correct predictions, 0 to 1; NaN for a task that has none."""
+    parts: Sequence[Part] = ()
+    """Where more than the test set as a whole is asked for."""
 
 
 class Evaluator:
@@ -51,12 +55,15 @@ class Evaluator:
         *,
         until_released: Path | None = None,
         cpus: Sequence[int] = (),
+        start: Start = FROM_TASK,
+        parts: Parts = NO_PARTS,
     ) -> None:
-        self._flat = FlatModule(task.model())
+        self._flat = FlatModule(build(task, start))
         self._flat.module.eval()
         self._task = task
-        self._x = inputs(torch.from_numpy(test_set.x), test_set.scale)
-        self._y = torch.from_numpy(test_set.y)
+        self._test_set = _tensors(test_set)
+        self._parts = parts
+        self._device_set = None if parts.device_set is None else _tensors(parts.device_set)
         self._done = done
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._waiting: list[int] | None = None
@@ -93,16 +100,47 @@ class Evaluator:
 
     def evaluate(self, version: int, w: Vector) -> Evaluation:
         self._flat.load(w)
-        loss, right = 0.0, 0.0
         with torch.no_grad():
-            for x, y in zip(torch.split(self._x, _BATCH), torch.split(self._y, _BATCH), strict=True):
-                outputs = self._flat.module(x)
-                loss += float(self._task.loss(outputs, y).sum())
-                correct = self._task.correct(outputs, y)
-                right += math.nan if correct is None else float(correct.sum())
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
-        loss = loss / len(self._y) + penalty
-        return Evaluation(version, loss if math.isfinite(loss) else math.inf, right / len(self._y))
+            losses, right = self._on(self._test_set)
+            labels = self._test_set[1].numpy()
+            parts: list[Part] = []
+            if self._parts.classes and labels.ndim == 1:
+                for label in np.unique(labels).tolist():
+                    own = labels == label
+                    parts.append(_part("class", str(label), losses[own], right[own], penalty))
+            if self._device_set is not None:
+                ends = np.cumsum(list(self._parts.device_samples.values()))[:-1]
+                by_device = (np.split(figures, ends) for figures in self._on(self._device_set))
+                for name, loss, correct in zip(self._parts.device_samples, *by_device, strict=True):
+                    parts.append(_part("device", name, loss, correct, penalty))
+        whole = _part("", "", losses, right, penalty)
+        return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
+
+    def _on(self, samples: _Samples) -> tuple[Vector, Vector]:
+        """Loss of each sample, and whether its prediction is right: NaN where that means nothing."""
+        losses: list[Vector] = []
+        right: list[Vector] = []
+        for x, y in zip(*(torch.split(each, _BATCH) for each in samples), strict=True):
+            outputs = self._flat.module(x)
+            losses.append(self._task.loss(outputs, y).double().numpy())
+            correct = self._task.correct(outputs, y)
+            right.append(np.full(len(y), math.nan) if correct is None else correct.double().numpy())
+        return np.concatenate(losses), np.concatenate(right)
+
+
+_Samples = tuple[torch.Tensor, torch.Tensor]
+
+
+def _tensors(shard: Shard) -> _Samples:
+    """Inputs and labels."""
+    x = torch.from_numpy(shard.x).to(torch.float32, copy=True).mul_(shard.scale)
+    return x, torch.from_numpy(shard.y)
+
+
+def _part(part: str, name: str, losses: Vector, right: Vector, penalty: float) -> Part:
+    loss = float(losses.mean()) + penalty
+    return Part(part, name, len(losses), loss if math.isfinite(loss) else math.inf, float(right.mean()))
 
 
 def _begin(cpus: Sequence[int]) -> None:

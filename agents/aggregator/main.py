@@ -27,6 +27,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.snapshot import SnapshotError
 from agents.allowance import Allowance
@@ -95,7 +96,7 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task = own_code.build(cfg.task, TASKS, Task)
         rule = own_code.build(cfg.rule, RULES, Rule)
-        w, self._schema = first_model(task, cfg.seed)
+        w, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
         settings = core.Settings(
             run=cfg.run,
@@ -133,7 +134,17 @@ class Aggregator:
         later = directory / "models" if cfg.evaluate_after else None
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
-            task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
+            task,
+            test_set,
+            self._inbox.put,
+            until_released=later,
+            cpus=cfg.evaluation_cpus,
+            start=cfg.start,
+            parts=Parts(
+                cfg.evaluate_classes,
+                None if cfg.device_set is None else shards.load(Path(cfg.device_set)),
+                cfg.device_samples,
+            ),
         )
         for version, model in self._durable.evaluating():
             self._evaluator.submit(version, model)
@@ -235,6 +246,8 @@ class Aggregator:
                 self._receive_message(topic, payload, arrived)
             case Future():
                 done = event.result()
+                for part in done.parts:
+                    self._durable.write(part.record(self._core.evaluating_since, done.version))
                 self._handle(inputs.EvaluationDone(self._now(), done.version, done.loss, done.accuracy))
             case _Reconnected(since):
                 if self._epoch is not None:

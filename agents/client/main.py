@@ -183,7 +183,8 @@ class Client:
             if self._config.side.kind == "gradient":
                 result = self._trainer.gradient(model.vector, rng)
             else:
-                result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
+                lr = self._config.local.rate(model.version, model.lr)
+                result = self._trainer.train(model.vector, rng, lr, self._interrupted)
         self._keep_pace()
         if self._stopped.is_set():
             return
@@ -239,7 +240,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     from agents.client.training import Trainer
 
     torch.set_num_threads(cfg.threads)
-    trainer = Trainer(own_code.build(cfg.task, TASKS, Task), shard, cfg.local)
+    trainer = Trainer(own_code.build(cfg.task, TASKS, Task), shard, cfg.local, cfg.start)
     trainer.warm_up()
     gc.collect()
     gc.freeze()

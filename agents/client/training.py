@@ -1,16 +1,17 @@
-"""Local training: SGD on one shard, on flat vectors, in place."""
+"""Local training on one shard, on flat vectors, in place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from agents.config import Local
-from agents.flat import FlatModule
+from agents.config import FROM_TASK, Local, Start
+from agents.flat import FlatModule, build
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -27,16 +28,20 @@ class Result:
 
 
 class Trainer:
-    """Trainer of `task`'s model on `shard`, with the settings `local`."""
+    """Trainer of `task`'s model, which begins as `start` says, on `shard`, with the settings `local`."""
 
-    def __init__(self, task: Task, shard: Shard, local: Local) -> None:
-        self.flat = FlatModule(task.model())
+    def __init__(self, task: Task, shard: Shard, local: Local, start: Start = FROM_TASK) -> None:
+        self.flat = FlatModule(build(task, start))
         self._task = task
+        self._start = torch.zeros_like(self.flat.w)
+        self.assign(shard, local)
+
+    def assign(self, shard: Shard, local: Local) -> None:
+        """From now on train on `shard`, with the settings `local`."""
         self._local = local
         self._x = inputs(torch.from_numpy(shard.x), shard.scale)
         self._y = torch.from_numpy(shard.y)
-        self._start = torch.zeros_like(self.flat.w)
-        self._velocity = torch.zeros_like(self.flat.w)
+        self._optimizer = _optimizer(local, self.flat)
 
     def warm_up(self) -> None:
         """Run one step, so that the first measured training does not pay for torch's lazy set-up."""
@@ -50,12 +55,13 @@ class Trainer:
         lr: float | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Result:
-        """Run SGD from `start`, shape (d,), to its end or until `stopped` becomes true after a step.
+        """Train from `start`, shape (d,), to the end or until `stopped` becomes true after a step.
 
         Mini-batches come from a fresh permutation of the shard, drawn anew when it is used up. `lr` is
-        the step size, the local one by default.
+        the step size before `lr_by_step`, the local one by default.
         """
         lr = self._local.lr if lr is None else lr
+        schedule = self._local.lr_by_step
         self._load(start)
         loss, steps = 0.0, 0
         order = batches(len(self._y), self._local.batch_size, rng)
@@ -63,7 +69,7 @@ class Trainer:
             if stopped():
                 break
             loss += self._gradient(next(order))
-            self._descend(lr)
+            self._descend(lr if schedule is None else lr * schedule.factor(steps))
             steps += 1
         end = self.flat.w
         if self._local.clip is not None:
@@ -79,13 +85,15 @@ class Trainer:
     def _load(self, start: Vector) -> None:
         np.copyto(self._start.numpy(), start)
         self.flat.load(start)
-        self._velocity.zero_()
+        self._optimizer.reset()
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """The local objective on `batch`, its gradient in `flat`: FedProx's and the ℓ2 term included."""
+        """The local objective on `batch`, its gradient in `flat`: FedProx's and the ℓ2 term included,
+        clipped."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         flat.gradient.zero_()
-        loss = self._task.loss(flat.module(self._x[batch]), self._y[batch]).mean()
+        with torch.autocast("cpu", torch.bfloat16, enabled=local.precision == "bfloat16"):
+            loss = self._task.loss(flat.module(self._x[batch]), self._y[batch]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         value = loss.item()
         with torch.no_grad():
@@ -95,16 +103,15 @@ class Trainer:
             if local.proximal:
                 flat.gradient.add_(flat.w, alpha=local.proximal)
                 flat.gradient.sub_(self._start, alpha=local.proximal)
+            if local.clip_gradient is not None:
+                norm = float(flat.gradient.norm())
+                if norm > local.clip_gradient:
+                    flat.gradient.mul_(local.clip_gradient / norm)
         return value
 
     def _descend(self, lr: float) -> None:
-        """One step: w ← w − lr·g, with heavy-ball momentum."""
-        flat = self.flat
         with torch.no_grad():
-            direction = flat.gradient
-            if self._local.momentum:
-                direction = self._velocity.mul_(self._local.momentum).add_(flat.gradient)
-            flat.w.sub_(direction, alpha=lr)
+            self._optimizer.step(lr)
 
     def _clip(self, end: torch.Tensor, bound: float) -> None:
         """Shorten the update so that ‖end − start‖ ≤ bound."""
@@ -113,6 +120,57 @@ class Trainer:
         if norm > bound:
             end.mul_(bound / norm)
         end.add_(self._start)
+
+
+class _Optimizer(Protocol):
+    """What makes a step of the gradient in a FlatModule."""
+
+    def reset(self) -> None:
+        """A new training begins."""
+
+    def step(self, lr: float) -> None:
+        """Change the parameters; the gradient may be used up."""
+
+
+def _optimizer(local: Local, flat: FlatModule) -> _Optimizer:
+    return _Sgd(local, flat) if local.optimizer == "sgd" else _Adam(local, flat)
+
+
+class _Sgd:
+    """w ← w − lr·g, with weight decay and heavy-ball momentum."""
+
+    def __init__(self, local: Local, flat: FlatModule) -> None:
+        self._local, self._flat = local, flat
+        self._velocity = torch.zeros_like(flat.w) if local.momentum else None
+
+    def reset(self) -> None:
+        if self._velocity is not None:
+            self._velocity.zero_()
+
+    def step(self, lr: float) -> None:
+        w, direction = self._flat.w, self._flat.gradient
+        if self._local.weight_decay:
+            direction.add_(w, alpha=self._local.weight_decay)
+        if self._velocity is not None:
+            direction = self._velocity.mul_(self._local.momentum).add_(direction)
+        w.sub_(direction, alpha=lr)
+
+
+class _Adam:
+    """torch's Adam or AdamW, on the flat vector."""
+
+    def __init__(self, local: Local, flat: FlatModule) -> None:
+        kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
+        flat.w.grad = flat.gradient
+        betas = local.beta1, local.beta2
+        self._optimizer = kind([flat.w], local.lr, betas, local.epsilon, local.weight_decay)
+
+    def reset(self) -> None:
+        self._optimizer.state.clear()
+
+    def step(self, lr: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = lr
+        self._optimizer.step()
 
 
 def batches(samples: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:

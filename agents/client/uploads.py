@@ -88,7 +88,7 @@ class Uploads:
             return Form(self.side.kind, end)
         if not self.local.fednova:
             return Form("delta", lambda: end() - start)
-        lr = self.local.lr if model.lr is None else model.lr
+        lr = self.local.rate(model.version, model.lr)
         a = effective_steps(self.local, lr, steps)
         reported_steps = float(steps) if self.local.proximal else a
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)

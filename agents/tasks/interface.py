@@ -22,6 +22,8 @@ class Task(Protocol):
     """Name in `testbed.plan.datasets.DATASETS`; None where `shards` brings the data."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""
+    has_perplexity: ClassVar[bool] = False
+    """Whether `loss` is the cross-entropy of the next token: then exp(loss) is the perplexity."""
 
     @property
     def l2(self) -> float:

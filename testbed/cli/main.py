@@ -155,6 +155,57 @@ def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
+def model(
+    run: Run,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="File to write (default: model.pt in the run directory)."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", min=0, help="Of a kept model (default: the final one).")
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
+    import torch
+
+    from testbed.plan import models
+
+    directory = live_runs.located(run, runs)
+    path = to or directory.path / "model.pt"
+    torch.save(models.state_of(directory, models.kept(directory, version)), path)
+    print_text(f"{path}. In Python: module.load_state_dict(torch.load({str(path)!r}))")
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    classes: Annotated[bool, typer.Option("--classes", help="Also each class by itself.")] = False,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices", min=1, help="Also each device's training data, at most so many samples."
+        ),
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Evaluate the models that a run has kept, once it is over."""
+    from testbed.plan import evaluation
+
+    found = evaluation.of_run(live_runs.located(run, runs), data, classes=classes, devices=devices)
+    if to is not None:
+        found.to_csv(to, index=False)
+    rows = [
+        {str(name): None if value != value else value for name, value in row.items()}
+        for row in found.to_dict("records")
+    ]
+    show(rows, "No models.", as_json=as_json)
+
+
+@app.command()
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
     rows = [
@@ -194,12 +245,11 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile) -> None:
     """Check a topology, and report all its errors at once."""
-    from testbed.plan import model_check
     from testbed.plan.resolution import resolved
     from testbed.topology import load
 
     parsed = resolved(load(topology))
-    model_check.check(parsed)
+    up.check_model(parsed)
     print_text(
         f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
     )

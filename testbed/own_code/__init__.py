@@ -110,6 +110,7 @@ class TaskStandIn(StandIn):
 
     dataset: ClassVar[str | None]
     has_accuracy: ClassVar[bool]
+    has_perplexity: ClassVar[bool]
 
     def shards(self) -> list[Shard]:
         """As the task's."""

@@ -40,7 +40,7 @@ _TRIED = 3
 _MAX_TRACEBACK = 20_000
 """Characters."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
-_OF_CLASS = ("dataset", "has_accuracy")
+_OF_CLASS = ("dataset", "has_accuracy", "has_perplexity")
 """Attributes of a task that are the same whatever its parameters."""
 _ACTIONS = get_args(rules.Action)
 
@@ -200,16 +200,24 @@ def _actions(method: str, returned: Any) -> list[Any]:
     raise _RefusedError(f"its {method} returns {returned!r:.80}, expected a list of actions")
 
 
-def _parameters_of_model(cls: Any, _: Path, params: dict[str, Any]) -> int:
-    """How many there are."""
+def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tuple[Any, ...]:
+    """See `agents.flat.extent`."""
     from agents import flat
 
-    module = _made(cls, params).model()
+    task = _made(cls, params)
     try:
-        flat.check(module)
+        return flat.extent(task, frozen)
     except ValueError as error:
+        if own_code.raised(error):
+            raise
         raise _RefusedError(str(error)) from error
-    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
+    """See `agents.flat.write_start`."""
+    from agents import flat
+
+    return flat.write_start(_made(cls, params), seed, **files)
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any]) -> list[str]:
@@ -253,7 +261,8 @@ _QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "class": _class,
     "facts": _facts,
     "check": _check,
-    "parameters": _parameters_of_model,
+    "extent": _extent,
+    "start": _start,
     "shards": _shards,
     "step": _step,
 }

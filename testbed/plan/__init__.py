@@ -352,4 +352,5 @@ def _duration(duration: Duration | None) -> str | None:
 
 def _local(local: Local) -> str:
     number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
-    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}"
+    other = "" if local.optimizer == "sgd" else f", {local.optimizer}"
+    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}{other}"

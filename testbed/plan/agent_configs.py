@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents import probe_server
-from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, dump
+from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, Start, dump
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import SOCKET, Account, Limits, init_user
@@ -35,6 +35,8 @@ ISOLATED = "isolated"
 """Of the broker's Unix socket, for the devices' inits."""
 CODE = "/opt/code"
 """Own code, in the agents' image."""
+DEVICE_SET = "/testbed/devices.safetensors"
+START = "/testbed/start.safetensors"
 DISK = "/testbed/disk"
 """A client's own folder."""
 ROUTED_BROKER = "mqtt"
@@ -91,6 +93,11 @@ class RunSpec:
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)
+
+    @property
+    def start(self) -> Start:
+        """What the run's processes build its module from."""
+        return start_of(self.topology, self.directory)
 
     @property
     def limits(self) -> Limits:
@@ -167,6 +174,12 @@ def init_name(device: str) -> str:
     return f"{device}.init"
 
 
+def start_of(topology: Topology, directory: RunDirectory) -> Start:
+    """What the processes of the run in `directory` build its module from, by the host's paths."""
+    weights = str(directory.start) if directory.start.is_file() else None
+    return Start(weights, topology.task.frozen)
+
+
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
     """p_i of every client; sums to 1: uniform, 1/N, or by samples, n_i/Σn."""
     if topology.task.importance == "uniform":
@@ -213,7 +226,7 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 
 def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
-    topology = spec.topology
+    topology, most = spec.topology, spec.topology.evaluate.devices
     expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
     return AggregatorConfig(
         run=spec.directory.run,
@@ -228,6 +241,7 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         test_set=places.path(spec.directory.test_set, TEST_SET),
         run_directory=places.path(spec.directory.path, RUN_DIRECTORY),
         threads=len(cpu_numbers(spec.plan.infrastructure_cpus)),
+        start=_start(spec, places),
         part=secrets.token_hex(4),
         durability=topology.durability,
         bounds=topology.bounds.build(),
@@ -238,6 +252,9 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
         record=topology.record == "updates",
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
+        evaluate_classes=topology.evaluate.classes,
+        device_set=None if most is None else places.path(spec.directory.device_set, DEVICE_SET),
+        device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
     )
@@ -256,6 +273,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         shard=places.path(spec.directory.shard(device.name), SHARD),
         threads=device.threads,
         side=spec.topology.rule.build().client_side,
+        start=_start(spec, places),
         timing=device.timing,
         speed=device.speed,
         dilation=device.dilation,
@@ -271,6 +289,12 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
 def _code(spec: RunSpec, places: Places) -> str | None:
     """Where a process imports own code from."""
     return None if spec.topology.own_code is None else places.path(spec.directory.code, CODE)
+
+
+def _start(spec: RunSpec, places: Places) -> Start:
+    start = spec.start
+    weights = None if start.weights is None else places.path(Path(start.weights), START)
+    return replace(start, weights=weights)
 
 
 def _device(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -93,18 +94,18 @@ def timed(runtime: Runtime, step_time: float) -> Runtime:
 
 def step_work(local: Local) -> Local:
     """The same for local trainings of a task whose step is the same work."""
-    return replace(local, lr=0.0, steps=None, epochs=None)
+    return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: Local, seconds: float) -> None:
+def keep_step_time(task: Task, local: Local, seconds: float, frozen: Sequence[str] = ()) -> None:
     """Keep what a step was measured to take on one whole core of this host, for later plans."""
-    if (path := _step_time(task, local)) is not None:
+    if (path := _step_time(task, local, frozen)) is not None:
         cache.keep(path, f"{seconds!r}\n")
 
 
-def kept_step_time(task: Task, local: Local) -> float | None:
+def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> float | None:
     """What a step took here when it was last measured, in seconds; None where it never was."""
-    if (path := _step_time(task, local)) is None:
+    if (path := _step_time(task, local, frozen)) is None:
         return None
     try:
         seconds = float(path.read_text(encoding="utf-8"))
@@ -113,8 +114,8 @@ def kept_step_time(task: Task, local: Local) -> float | None:
     return seconds if 0 < seconds < math.inf else None
 
 
-def _step_time(task: Task, local: Local) -> Path | None:
-    if (fingerprint := model_check.fingerprint(task)) is None:
+def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:
+    if (fingerprint := model_check.fingerprint(task, frozen)) is None:
         return None
     facts = repr((fingerprint, step_work(local), calibration.this_host()))
     return cache.folder() / "steps" / hashlib.sha256(facts.encode()).hexdigest()[:16]

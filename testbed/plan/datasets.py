@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from agents import files, shards
+from agents.aggregator.parts import Parts
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
@@ -447,6 +448,18 @@ def _with_evaluation_set(prepared: Prepared, dataset: Dataset, topology: Topolog
     return replace(prepared, test=source.take(chosen))
 
 
+def parts(prepared: Prepared, topology: Topology) -> Parts:
+    """What `topology.evaluate` requests beside the test set as a whole."""
+    classes, most = topology.evaluate.classes, topology.evaluate.devices
+    if most is None:
+        return Parts(classes)
+    rng = np.random.default_rng(0)  # as for the test set
+    chosen = {name: rng.permutation(part)[:most] for name, part in prepared.indices.items()}
+    together, train = np.concatenate(list(chosen.values())), prepared.train
+    samples = {name: len(part) for name, part in chosen.items()}
+    return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)
+
+
 def _by_hand(topology: Topology) -> dict[str, Request]:
     """What devices have by hand, in device order."""
     return {
@@ -590,6 +603,13 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
     _save_readable(prepared.test, directory.test_set)
     for client in prepared.indices:
         _save_readable(prepared.shard(client), directory.shard(client))
+
+
+def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
+    """Save what the global model is evaluated on device by device, where that is asked for. Raises
+    HostError."""
+    if (device_set := parts(prepared, topology).device_set) is not None:
+        _save_readable(device_set, directory.device_set)
 
 
 def _save_readable(shard: Shard, path: Path) -> None:

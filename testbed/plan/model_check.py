@@ -11,6 +11,7 @@ import inspect
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 
@@ -27,11 +28,24 @@ from testbed.topology import Topology
 
 _TRIED = 64
 """Samples."""
+_NAMED = 12
+"""Parameters of many that an error names."""
 
 
 def check(topology: Topology) -> int:
-    """The number of the model's parameters. Raises BadInputError where the task's model is something
-    other than float32 parameters, or where a user's task names a dataset that nobody has."""
+    """The number of the model's parameters that are trained and sent. Raises BadInputError where these
+    are not float32, or are not all of the task's model that changes; and where a user's task names a
+    dataset that nobody has."""
+    return _counts(topology)[0]
+
+
+def freezes(topology: Topology) -> bool:
+    """Whether some parameters are neither trained nor sent. Raises as `check`."""
+    return _counts(topology)[1] > 0
+
+
+def _counts(topology: Topology) -> tuple[int, int]:
+    """Parameters that are trained and sent, and others."""
     task: Task = topology.task.build()
     if topology.task.data is None and task.dataset not in (None, *DATASETS):
         message = (
@@ -39,31 +53,27 @@ def check(topology: Topology) -> int:
             "data in the topology"
         )
         raise topology.source.error([topology.source.problem(("task", "name"), message)])
-    mark = fingerprint(task)
+    frozen = topology.task.frozen
+    mark = fingerprint(task, frozen)
     good = None if mark is None else cache.folder() / "models" / mark
     if good is not None:
         with suppress(OSError, ValueError):
-            return int(good.read_text(encoding="utf-8"))
+            learned, others = map(int, good.read_text(encoding="utf-8").split())
+            return learned, others
     try:
-        count = own_code.ask(task, "parameters") if isinstance(task, StandIn) else _parameters(task)
+        if isinstance(task, StandIn):
+            count, others, names = own_code.ask(task, "extent", frozen=frozen)
+        else:
+            from agents import flat  # with torch, whose import takes a second
+
+            count, others, names = flat.extent(task, frozen)
     except ValueError as error:
         problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
         raise topology.source.error([problem]) from error
+    _check_patterns(topology, names)
     if good is not None:
-        cache.keep(good, f"{count}\n")
-    return int(count)
-
-
-def _parameters(task: Task) -> int:
-    """How many its model has. Raises ValueError."""
-    import torch
-
-    from agents import flat
-
-    with torch.random.fork_rng(devices=[]):  # the run's draws are its own
-        module = task.model()
-    flat.check(module)
-    return sum(parameter.numel() for parameter in module.parameters())
+        cache.keep(good, f"{count} {others}\n")
+    return count, others
 
 
 def try_step(topology: Topology, train: Shard) -> None:
@@ -124,8 +134,24 @@ def _no_classes(train: Shard, outputs: Sequence[int]) -> str:
     return ""
 
 
-def fingerprint(task: Task) -> str | None:
-    """Another one where the task's model may be another; None where the source cannot be read."""
+def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
+    """Raise BadInputError for a pattern of `task.frozen` that no parameter has."""
+    problems = [
+        topology.source.problem(
+            ("task", "frozen", index),
+            f"found {pattern!r}, and no parameter of {topology.task.name} has such a name: it has "
+            f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}",
+        )
+        for index, pattern in enumerate(topology.task.frozen)
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if problems:
+        raise topology.source.error(problems)
+
+
+def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
+    """Another one where the task's model may be another, or more of it is frozen; None where the source
+    cannot be read."""
     try:
         if isinstance(task, StandIn):
             code, _, name = task.stands_for
@@ -135,5 +161,9 @@ def fingerprint(task: Task) -> str | None:
             texts = [path.read_bytes() for path in sources]
     except (OSError, TypeError):  # made in a notebook
         return None
-    facts = [repr(task), type(task).__qualname__, metadata.version("torch")]
+    facts = [
+        repr((task, *frozen)) if frozen else repr(task),
+        type(task).__qualname__,
+        metadata.version("torch"),
+    ]
     return hashlib.sha256(b"\0".join([*map(str.encode, facts), *texts])).hexdigest()[:16]

@@ -38,11 +38,14 @@ _AMPLE = 384 * _MIB
 
 def resolved(topology: Topology) -> Topology:
     """The topology with link classes and the profiles' power and heat filled in, and absolute paths of
-    traces and data.
+    traces, data and initial model.
 
     Raises BadInputError for a name that no profile has, and for traces that cannot be read.
     """
     topology = _with_data_path(topology)
+    if (initial := topology.task.initial) is not None:
+        path = str(Path(topology.source.name).parent.absolute() / initial)
+        topology = topology.with_task(topology.task.model_copy(update={"initial": path}))
     if not any(_has_names(group) for group in topology.devices):
         return topology
     known = profiles.load(Path(topology.source.name).parent)

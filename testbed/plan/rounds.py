@@ -79,7 +79,9 @@ def _step_time(topology: Topology, plan: Plan) -> float | None:
         return topology.runtime.step_time
     shares = (device for device in plan.devices if device.cpu is not None)
     first = next(shares, None)
-    return None if first is None else kept_step_time(topology.task.build(), first.local)
+    if first is None:
+        return None
+    return kept_step_time(topology.task.build(), first.local, topology.task.frozen)
 
 
 def _training(

@@ -26,6 +26,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "runtime": spec.plan.runtime,
         "rule": spec.topology.rule.name,
         "task": spec.topology.task.name,
+        **({"perplexity": True} if spec.topology.task.build().has_perplexity else {}),
         "seed": spec.topology.seed,
         "dilation": spec.plan.dilation,
         "versions": versions(),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -86,8 +87,15 @@ def _counted(run: Run, importance: Vector) -> Vector | None:
 def _trained_alike(run: Run) -> bool:
     """Whether each update is the result of the same local training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
-    alike = all(local == locals_[0] for local in locals_) and not locals_[0].get("clip")
+    alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
     return alike and run.updates["steps"].nunique() == 1
+
+
+def _is_linear(local: Mapping[str, Any]) -> bool:
+    """Whether the progress that a client makes is linear in its distance from its center, with one
+    factor: SGD whose steps are not clipped, decayed, or of a size that changes with the version."""
+    others = ("clip", "clip_gradient", "weight_decay", "lr_by_version")
+    return local.get("optimizer", "sgd") == "sgd" and not any(local.get(name) for name in others)
 
 
 def _all_present(run: Run) -> bool:

@@ -80,7 +80,9 @@ class _Replay:
         self._logged = (
             (number, record)
             for number, record in events.read_numbered(self.directory.events)
-            if not isinstance(record, events.Acted | events.Note)  # what is not the core's alone
+            if not isinstance(
+                record, events.Acted | events.EvaluatedPart | events.Note
+            )  # what is not the core's alone
         )
 
     def run(self) -> Replayed:

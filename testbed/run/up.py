@@ -69,7 +69,7 @@ def planned_rounds(topology: Topology, made: Plan, options: Options) -> dict[str
 def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
-    model_check.check(topology)
+    check_model(topology)
     shares: tuple[str, ...] = ()
     if needs_calibration(topology):
         topology, shares = on_host(topology, calibrate())
@@ -107,6 +107,14 @@ def _check_requirements(topology: Topology) -> None:
             )
     if problems:
         raise topology.source.error(problems)
+
+
+def check_model(topology: Topology) -> None:
+    model_check.check(topology)
+    if topology.task.initial is not None:
+        from testbed.plan import models  # with torch, which takes a second
+
+        models.check_initial(topology)
 
 
 def chosen_runtime(options: Options, requested: str = "auto") -> str:
@@ -163,6 +171,10 @@ def _prepare(
     if not options.resume:
         directory.topology.write_text(topology.to_yaml(), encoding="utf-8")
         directory.write_manifest(run=directory.run, created=time.time())
+        if topology.task.initial is not None or model_check.freezes(topology):
+            from testbed.plan import models
+
+            models.write_start(topology, directory)
     directory.claim()
     task = topology.task
     chosen = datasets.source(topology)
@@ -209,6 +221,7 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
     datasets.write(prepared, spec.directory)
+    datasets.write_device_set(prepared, spec.topology, spec.directory)
     with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:

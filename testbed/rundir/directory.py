@@ -48,6 +48,8 @@ class RunDirectory:
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
+        self.start = path / "start.safetensors"
+        """State of the module at the start, where not all of it follows from the seed and is sent."""
         self.logs = path / "logs"
         """One `<process name>.log` each: aggregator, broker, controller and every device."""
         self.work = path / "work"
@@ -62,6 +64,8 @@ class RunDirectory:
         self.control = self.work / "control"
         """The folder of the broker's Unix socket, where devices are containers."""
         self.test_set = self.work / "test.safetensors"
+        self.device_set = self.work / "devices.safetensors"
+        """Samples of each device that the global model is evaluated on, where that is asked for."""
 
     @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:

@@ -166,6 +166,8 @@ class _SpecificationBuilder:
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),
                 Mount(str(run.test_set), agent_configs.TEST_SET),
+                *self._device_set,
+                *self._start,
                 *(
                     Mount(str(path), str(inside / path.relative_to(run.path)), read_only=False)
                     for path in (*appended(self.spec), run.models, run.aggregator_state)
@@ -188,6 +190,7 @@ class _SpecificationBuilder:
                 Mount(str(run.config(agent_configs.init_name(name))), agent_configs.DEVICE_CONFIG),
                 Mount(str(run.config(name)), agent_configs.CLIENT_CONFIG),
                 Mount(str(run.shard(name)), agent_configs.SHARD),
+                *self._start,
                 disk,
             ),
             memory=device.memory,
@@ -212,6 +215,19 @@ class _SpecificationBuilder:
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
+
+    @property
+    def _device_set(self) -> tuple[Mount, ...]:
+        """The devices' samples, where they are evaluated one by one."""
+        if self.spec.topology.evaluate.devices is None:
+            return ()
+        return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
+
+    @property
+    def _start(self) -> tuple[Mount, ...]:
+        """The state that modules are built from, where the run has one."""
+        weights = self.spec.start.weights
+        return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:

@@ -79,6 +79,16 @@ class Task(Variant):
         default={"scheme": "iid"}, validate_default=True
     )
     local: Annotated[Local, AfterValidator(_with_length)]
+    initial: str | None = Field(
+        default=None,
+        description="File of the model to begin with, relative to the topology: safetensors or a state "
+        "dict by torch.save, or a model of another run, such as runs/x/models/final.safetensors",
+    )
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="Parameters that neither train nor travel: patterns of their names, such as "
+        "[features.*]",
+    )
     flops_per_step: Positive | None = Field(
         default=None, description="Operations of one mini-batch step, for devices with gflops"
     )
@@ -121,6 +131,14 @@ class Evaluate(Model):
         default=None,
         description="At most so many of the test set, drawn once for all seeds; so many per client of "
         "the clients' data, drawn with replacement",
+    )
+    classes: bool = Field(
+        default=False, description="Also loss and accuracy on each class of the evaluated samples"
+    )
+    devices: Count | None = Field(
+        default=None,
+        description="Also loss and accuracy on each device's own training data, on at most so many of "
+        "its samples, drawn once for all seeds",
     )
     when: Literal["during", "after"] = Field(
         default="during",
@@ -263,7 +281,7 @@ class Topology(Model):
         return self._with(devices=devices)
 
     def with_data(self, data: Data) -> Topology:
-        return self._with(task=self.task.model_copy(update={"data": data}))
+        return self.with_task(self.task.model_copy(update={"data": data}))
 
     def _with(self, **changes: Any) -> Topology:
         topology = self.model_copy(update=changes)
@@ -273,9 +291,10 @@ class Topology(Model):
 
     def with_code(self, path: str) -> Topology:
         """With the same code by another path."""
-        topology = self.model_copy(update={"code": path})
-        topology._source, topology._own_code = self._source, self._own_code
-        return topology
+        return self._with(code=path)
+
+    def with_task(self, task: Task) -> Topology:
+        return self._with(task=task)
 
     def to_yaml(self) -> str:
         """With all defaults; `parse` reads an equal topology back."""
@@ -374,6 +393,29 @@ def _conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
         yield document.source.problem(where, message, at_key=True)
 
 
+def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """What of a group's local training does not go with that of the task, or with the rule."""
+    sends_gradients = topology.rule.build().client_side.kind == "gradient"
+    for index, group in enumerate(topology.devices):
+        where: Where = ("devices", index, "local")
+        try:
+            local = topology.task.local.changed_by(group.local).build()
+        except ValueError as error:
+            yield where, f"with what task.local says: {error}"
+            continue
+        steps = [name for name, default in _OF_STEPS.items() if getattr(local, name) != default]
+        if sends_gradients and steps:
+            own = steps[0] in group.local.model_fields_set
+            yield (
+                ((*where, steps[0]) if own else ("task", "local", steps[0])),
+                f"the clients of {topology.rule.name} send one gradient and take no step: remove this",
+            )
+
+
+_OF_STEPS = {"optimizer": "sgd", "lr_by_step": None, "lr_by_version": None, "weight_decay": 0.0}
+"""Settings of local steps, with their defaults."""
+
+
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     task, groups = topology.task, topology.devices
     side: ClientSide = topology.rule.build().client_side
@@ -384,6 +426,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
     if topology.requirements and topology.code is None:
         yield ("requirements",), "nothing of ours imports them: add code, or remove this"
+    yield from _local_problems(topology)
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [

@@ -41,7 +41,7 @@ DEFAULT_MEMORY = 512 * 2**20
 
 @with_fields_of(config.Local)
 class Local(Parameters):
-    """Local training of one round: SGD on the device's shard. Give steps or epochs."""
+    """Local training of one round on the device's shard. Give steps or epochs."""
 
     def changed_by(self, other: Local) -> Local:
         """This one with the settings that `other` gives."""

@@ -185,7 +185,11 @@ class Parameters(Model):
 
     @property
     def params(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
+        values = {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
+        return {
+            name: value.build() if isinstance(value, Parameters) else value
+            for name, value in values.items()
+        }
 
     def build(self) -> Any:
         """The dataclass; its constructor raises ValueError for parameters in conflict."""
@@ -376,6 +380,11 @@ def _trim(value: Any) -> Any:
     raise ValueError("expected a share from 0 to below 0.5 such as 0.2, or median")
 
 
+@functools.cache
+def _model_of(cls: type) -> type[Parameters]:
+    return _made(Parameters, cls, cls)
+
+
 _READERS = {
     "s": Seconds,
     "s above 0": PositiveSeconds,
@@ -404,7 +413,10 @@ _READERS = {
 
 
 def _with_units(hint: Any) -> Any:
-    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field that reads it."""
+    """`hint` with each `Annotated[float, "s"]` and its like replaced by the field that reads it, each
+    dataclass by a model of it."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _model_of(hint)
     if get_origin(hint) is Annotated:
         return next((_READERS[mark] for mark in get_args(hint)[1:] if mark in _READERS), hint)
     if args := get_args(hint):

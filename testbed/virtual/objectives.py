@@ -10,7 +10,8 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
-from agents.flat import FlatModule
+from agents.config import FROM_TASK, Start
+from agents.flat import FlatModule, build
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
@@ -63,13 +64,14 @@ class Objective(Protocol):
         ...
 
 
-def objective(task: Task, train: Shard) -> Objective:
+def objective(task: Task, train: Shard, start: Start = FROM_TASK) -> Objective:
     """The fastest there is for `task` on samples of `train`."""
     if isinstance(task, Quadratic):
         return Squares(train)
     with torch.random.fork_rng(devices=[]):
-        module = task.model()
-    if isinstance(module, nn.Sequential) and type(task).loss is Task.loss:
+        module = build(task, start)
+    whole = all(p.requires_grad for p in module.parameters())
+    if whole and isinstance(module, nn.Sequential) and type(task).loss is Task.loss:
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
                 return Softmax(train, layer)

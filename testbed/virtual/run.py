@@ -23,7 +23,7 @@ from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.training import Trainer
-from agents.config import Link, Local, Named
+from agents.config import Link, Local, Named, Start
 from agents.device_actions import DeviceState
 from agents.flat import first_model, initial
 from agents.nanoseconds import Nanoseconds, from_seconds
@@ -44,7 +44,7 @@ from testbed.plan.costs import (
     timed,
     update_time,
 )
-from testbed.plan.datasets import Prepared
+from testbed.plan.datasets import Prepared, parts
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.device import Device
@@ -139,7 +139,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
     rule = topology.rule.build()
-    w, schema = first_model(task, topology.seed)
+    w, schema = first_model(task, topology.seed, spec.start)
     recorder.schema = schema
     stop = topology.stop.build()
     population = importance(topology, spec.samples)
@@ -167,7 +167,9 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         core,
         server,
         fleet.device,
-        Evaluator(task, prepared.test, lambda _: None).evaluate,
+        Evaluator(
+            task, prepared.test, lambda _: None, start=spec.start, parts=parts(prepared, topology)
+        ).evaluate,
         recorder,
         run=run_id,
         schema=schema,
@@ -201,7 +203,8 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
-        self._pool = Pool(BatchTrainer(task, prepared.train), lazily=side.send_buffer is not None)
+        trainer = BatchTrainer(task, prepared.train, spec.start)
+        self._pool = Pool(trainer, lazily=side.send_buffer is not None)
 
     def device(self, name: str, last: Device | None = None) -> Device:
         """A life of a device; what is on its disk, and what was set of its share and link, outlives the
@@ -223,7 +226,7 @@ class _Fleet:
                 start=model.vector,
                 indices=indices,
                 local=local,
-                lr=local.lr if model.lr is None else model.lr,
+                lr=local.rate(model.version, model.lr),
                 steps=steps,
                 client=name,
                 rng=lambda: generator(randomness.TRAINING, sequence),
@@ -286,8 +289,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     shares = [d for d in spec.plan.devices if d.cpu is not None and d.gflops is None]
     if shares and seconds is None:
         device = shares[0]
-        seconds = _measured_step(task, prepared.shard(device.name), device.local)
-        keep_step_time(topology.task.build(), device.local, seconds)
+        seconds = _measured_step(task, prepared.shard(device.name), device.local, spec.start)
+        keep_step_time(topology.task.build(), device.local, seconds, topology.task.frozen)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
         runtime = timed(topology.runtime, seconds)
         text = topology.model_copy(update={"runtime": runtime}).to_yaml()
@@ -295,7 +298,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     return StepCost(flops, seconds, update, start)
 
 
-def _measured_step(task: Task, shard: Shard, local: Local) -> float:
+def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> float:
     """Seconds of CPU time of one mini-batch step, in trainings as the client does them, on one thread.
 
     CPU time, as a share of the CPU is what a device has; the clock on the wall counts others' work too.
@@ -303,13 +306,13 @@ def _measured_step(task: Task, shard: Shard, local: Local) -> float:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trainer = Trainer(task, shard, local)
+        trainer = Trainer(task, shard, local, begin)
         trainer.warm_up()
         start, rng = initial(trainer.flat.module), np.random.default_rng(0)
-        steps, begin = 0, time.thread_time()
-        end = begin + _MEASURED_SECONDS
+        steps, began = 0, time.thread_time()
+        end = began + _MEASURED_SECONDS
         while time.thread_time() < end:
             steps += trainer.train(start, rng, stopped=lambda: time.thread_time() >= end).steps
-        return (time.thread_time() - begin) / max(1, steps)
+        return (time.thread_time() - began) / max(1, steps)
     finally:
         torch.set_num_threads(threads)

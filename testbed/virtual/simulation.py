@@ -317,6 +317,8 @@ class Simulation:
     def _hand_in_evaluation(self) -> None:
         if self._evaluation is not None:
             done, self._evaluation = self._evaluation.result(), None
+            for part in done.parts:
+                self._recorder.record(part.record(self._core.evaluating_since, done.version))
             self._handle(inputs.EvaluationDone(self._events.now, done.version, done.loss, done.accuracy))
 
     # Actions of a client's core

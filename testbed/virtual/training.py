@@ -3,18 +3,21 @@ rounding, on stacked models."""
 
 from __future__ import annotations
 
+import enum
+import functools
 import itertools
 import math
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from agents.client.core import Outcome
-from agents.config import Local
+from agents.client.training import Trainer
+from agents.config import FROM_TASK, Local, Start
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -50,21 +53,42 @@ class Job:
     gradient: bool = False
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
 
+    @property
+    def kind(self) -> _Kind:
+        if not self.local.is_plain:
+            return _Kind.SINGLE
+        return _Kind.GRADIENT if self.gradient else _Kind.STACKED
+
+
+class _Kind(enum.Enum):
+    """How a job is done."""
+
+    STACKED = enum.auto()
+    """Together with others, on stacked models."""
+    GRADIENT = enum.auto()
+    """Likewise, for a gradient alone."""
+    SINGLE = enum.auto()
+    """By itself, by the client's own trainer."""
+
 
 class BatchTrainer:
     """Trains `task`'s model on clients' parts of `train`."""
 
-    def __init__(self, task: Task, train: Shard) -> None:
-        first = objective(task, train)
+    def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK) -> None:
+        first = objective(task, train, start)
         self._at_once = first.at_once
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._workers.put(_Worker(first, task.l2))
+
+        def single() -> _Single:
+            return _Single(task, train, start)
+
+        self._workers.put(_Worker(first, task.l2, single))
         if isinstance(first, AnyModule):
             # One client per thread: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._workers.put(_Worker(objective(task, train), task.l2))
+                self._workers.put(_Worker(objective(task, train, start), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
@@ -73,9 +97,10 @@ class BatchTrainer:
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
         each = map if self._threads is None else self._threads.map
         results: dict[int, Outcome] = {}
-        for gradient in (False, True):
-            places = [place for place in order if jobs[place].gradient is gradient]
-            chunks = self._chunks([jobs[place] for place in places])
+        for kind in _Kind:
+            places = [place for place in order if jobs[place].kind is kind]
+            chosen = [jobs[place] for place in places]
+            chunks = [[job] for job in chosen] if kind is _Kind.SINGLE else self._chunks(chosen)
             done = itertools.chain.from_iterable(each(self._chunk, chunks))
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
@@ -93,7 +118,7 @@ class BatchTrainer:
         worker = self._workers.get()
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
-                return worker.gradients(jobs) if jobs[0].gradient else worker.train(jobs)
+                return worker.run(jobs)
         except Exception as error:
             error.add_note(f"in the training of {', '.join(job.client for job in jobs[:_NAMED])}")
             raise
@@ -104,10 +129,21 @@ class BatchTrainer:
 class _Worker:
     """What one thread trains with."""
 
-    def __init__(self, objective: Objective, l2: float) -> None:
+    def __init__(self, objective: Objective, l2: float, single: Callable[[], _Single]) -> None:
         self._objective = objective
+        self._single = functools.cache(single)
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Of jobs of one kind."""
+        match jobs[0].kind:
+            case _Kind.GRADIENT:
+                return self.gradients(jobs)
+            case _Kind.STACKED:
+                return self.train(jobs)
+            case _Kind.SINGLE:
+                return [self._single().train(job) for job in jobs]
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Gradient and loss of each job's first mini-batch."""
@@ -153,14 +189,36 @@ class _Worker:
         return losses
 
 
+class _Single:
+    """The client's own trainer, which goes from job to job."""
+
+    def __init__(self, task: Task, train: Shard, start: Start) -> None:
+        self._train = train
+        with torch.random.fork_rng(devices=[]):
+            nothing = Shard(train.x[:0], train.y[:0], train.scale)
+            self._trainer = Trainer(task, nothing, Local(steps=1), start)
+
+    def train(self, job: Job) -> Outcome:
+        train = self._train
+        shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
+        self._trainer.assign(shard, replace(job.local, steps=job.steps, epochs=None))
+        if job.gradient:
+            result = self._trainer.gradient(job.start, job.rng())
+        else:
+            result = self._trainer.train(job.start, job.rng(), job.lr)
+        return Outcome(result.end, result.loss)
+
+
 class _Descent:
-    """A step is w ← (1 − lr·(l2 + μ))·w − lr·g + lr·μ·start + ρ·(w − former), `former` being what w was
-    a step ago: for an lr that stays, this is heavy-ball momentum ρ."""
+    """A step is w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·μ·start + ρ·(w − former), `former` being what w
+    was a step ago: for an lr that stays, this is heavy-ball momentum ρ; λ is the weight decay."""
 
     def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
-        parameters = [(job.lr, job.local.momentum, job.local.proximal) for job in jobs]
-        self._lr, self._momentum, proximal = np.array(parameters, np.float32).T[:, :, None]
-        self._shrink = 1 - self._lr * (l2 + proximal)
+        parameters = [
+            (job.lr, job.local.momentum, job.local.proximal, job.local.weight_decay) for job in jobs
+        ]
+        self._lr, self._momentum, proximal, decay = np.array(parameters, np.float32).T[:, :, None]
+        self._shrink = 1 - self._lr * (l2 + proximal + decay)
         self._pull = self._lr * proximal * start if proximal.any() else None
         self._former = start.copy() if self._momentum.any() else None
 

@@ -41,6 +41,7 @@ EXAMPLES: list[Record] = [
     events.RoundUnfinished(9.5, "b", 5, 7.25, 9.0, 18),
     events.VersionMade(2.5, 6, 4),
     events.Evaluated(2.5, 6, 0.75, 0.5),
+    events.EvaluatedPart(2.5, 6, "class", "3", 20, 0.75, 0.5),
     events.Acted(2.75, "a", "scenario", 0.001, {"action": "set", "link": {"up": 1000000, "rtt": 0.02}}),
     events.Disrupted(34.0, 12.0, "nothing arrived"),
     events.Note(3.0, "zwei Geräte\nfehlen"),

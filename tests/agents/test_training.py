@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from agents.client.training import Trainer, batches
-from agents.config import Local
+from agents.config import Local, Schedule, Start
 from agents.flat import FlatModule, initial, schema_hash
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -41,20 +41,35 @@ def _train(local: Local, task: Task | None = None, seed: int = 1) -> np.ndarray:
     return trainer.train(START, np.random.default_rng(seed)).end - START
 
 
+def _torchs(local: Local, module: nn.Module) -> torch.optim.Optimizer:
+    """torch's own optimizer with these settings."""
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(
+            module.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay
+        )
+    kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
+    betas = local.beta1, local.beta2
+    return kind(module.parameters(), local.lr, betas, local.epsilon, local.weight_decay)
+
+
 def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray:
     """The same with a plain module, autograd of the whole loss, and torch.optim.SGD."""
     module = Tiny().model()
     start = [p.detach().clone() for p in module.parameters()]
-    optimizer = torch.optim.SGD(module.parameters(), local.lr, momentum=local.momentum)
+    optimizer = _torchs(local, module)
     order = batches(10, local.batch_size, np.random.default_rng(seed))
     x, y = torch.from_numpy(SHARD.x) * 0.5, torch.from_numpy(SHARD.y)
-    for _ in range(steps):
+    for step in range(steps):
         batch = next(order)
         loss = nn.functional.cross_entropy(module(x[batch]), y[batch])
         for p, p0 in zip(module.parameters(), start, strict=True):
             loss = loss + l2 / 2 * p.square().sum() + local.proximal / 2 * (p - p0).square().sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if local.clip_gradient is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), local.clip_gradient)
+        if local.lr_by_step is not None:
+            optimizer.param_groups[0]["lr"] = local.lr * local.lr_by_step.factor(step)
         optimizer.step()
     return initial(module) - START
 
@@ -67,9 +82,15 @@ def _reference(local: Local, l2: float, steps: int, seed: int = 1) -> np.ndarray
         (Local(steps=7, batch_size=4, lr=0.3, proximal=0.7), 0.0),
         (Local(steps=7, batch_size=4, lr=0.3), 0.2),
         (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, proximal=0.7), 0.2),
+        (Local(steps=7, batch_size=4, lr=0.3, momentum=0.5, weight_decay=0.4), 0.2),
+        (Local(steps=7, batch_size=4, lr=0.3, clip_gradient=0.1, weight_decay=0.4), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.3, lr_by_step=Schedule(over=5, to=0.1)), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adam", weight_decay=0.4), 0.2),
+        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adamw", weight_decay=0.4, beta1=0.5), 0.0),
+        (Local(steps=7, batch_size=4, lr=0.03, optimizer="adam", beta2=0.9, epsilon=0.1), 0.0),
     ],
 )
-def test_training_equals_torchs_sgd(local: Local, l2: float) -> None:
+def test_training_equals_torchs_optimizers(local: Local, l2: float) -> None:
     np.testing.assert_allclose(_train(local, Tiny(l2)), _reference(local, l2, 7), atol=1e-6)
 
 
@@ -113,8 +134,57 @@ def test_a_gradient_is_what_one_step_of_size_one_goes_down() -> None:
     assert result.steps == 1
 
 
-def test_training_depends_on_start_and_seed_alone() -> None:
-    local = Local(steps=5, batch_size=4, momentum=0.9)
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (Schedule(over=4), [1, 0.75, 0.5, 0.25, 0, 0]),
+        (Schedule(over=4, to=0.5, every=2), [1, 1, 0.75, 0.75, 0.5, 0.5]),
+        (Schedule(shape="cosine", over=4, to=0.2), [1, 0.88284, 0.6, 0.31716, 0.2, 0.2]),
+        (Schedule(shape="exponential", over=2, to=0.25), [1, 0.5, 0.25, 0.125]),
+        (Schedule(shape="exponential", over=2, to=0.1, every=2), [1, 1, 0.1, 0.1, 0.01]),
+        (Schedule(over=2, warmup=3), [0.25, 0.5, 0.75, 1, 0.5, 0]),
+    ],
+)
+def test_schedules_by_hand(schedule: Schedule, factors: list[float]) -> None:
+    assert [schedule.factor(n) for n in range(len(factors))] == pytest.approx(factors, abs=1e-5)
+
+
+def test_the_rate_follows_the_version_whoever_gives_it() -> None:
+    local = Local(lr=0.4, lr_by_version=Schedule(over=10))
+    assert local.rate(0) == 0.4
+    assert local.rate(5) == pytest.approx(0.2)
+    assert local.rate(5, assigned=0.1) == pytest.approx(0.05)
+    assert Local(lr=0.4).rate(5) == 0.4
+
+
+def test_bfloat16_is_near_float32_and_the_vector_stays_float32() -> None:
+    full, mixed = (
+        _train(Local(steps=5, lr=0.3, precision=precision)) for precision in ("float32", "bfloat16")
+    )
+    assert mixed.dtype == np.float32
+    np.testing.assert_allclose(mixed, full, atol=0.02)
+    assert not np.array_equal(mixed, full)
+
+
+def test_frozen_parameters_neither_train_nor_travel() -> None:
+    frozen = Start(frozen=("0.*",))
+    trainer = Trainer(Tiny(), SHARD, Local(steps=5, lr=0.3, optimizer="adam"), frozen)
+    before = {name: p.clone() for name, p in trainer.flat.module.named_parameters()}
+    start = initial(trainer.flat.module)
+    assert start.size == 3 * 2 + 2
+    end = trainer.train(start, np.random.default_rng(1)).end
+    after = dict(trainer.flat.module.named_parameters())
+    assert torch.equal(after["0.weight"], before["0.weight"])
+    assert not torch.equal(after["2.weight"], before["2.weight"])
+    assert end.tolist() == [*after["2.weight"].flatten().tolist(), *after["2.bias"].tolist()]
+    assert schema_hash(trainer.flat.module) != schema_hash(Tiny().model())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_depends_on_start_and_seed_alone(optimizer: Literal["sgd", "adam"]) -> None:
+    """The optimizer begins anew in each training."""
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    local = Local(steps=5, batch_size=4, momentum=momentum, optimizer=optimizer)
     trainer = Trainer(Tiny(), SHARD, local)
     trainer.warm_up()
     for _ in range(2):
@@ -198,7 +268,7 @@ def test_the_module_is_a_view_of_the_flat_vector() -> None:
         (nn.Linear(2, 3).double(), r"not float32 \(weight: torch.float64, bias: torch.float64\)"),
         (
             nn.ParameterList([nn.Parameter(torch.tensor([2**30 + 1]), requires_grad=False)]),
-            r"not float32 \(0: torch.int64\)",
+            "no parameters that are not frozen",
         ),
         (nn.Flatten(), "no parameters"),
     ],

@@ -34,7 +34,7 @@ devices: [{name: pi, cpu: 1.5}, {name: nano, cpu: 0.25}]
 """,
     "routed": FLEET
     + """
-evaluate: {cores: 1}
+evaluate: {cores: 1, devices: 20}
 rule: {name: area, criterion: every, every: 1}
 devices:
   - {name: pi, cpu: 0.5, memory: 1GiB, link: {up: 1mbit, rtt: 80ms}}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from agents.client.training import Trainer
-from agents.config import Local
+from agents.config import Local, Schedule, Start
 from agents.flat import initial
 from agents.shards import Shard
 from agents.tasks.cnn import Cifar10Cnn, MnistCnn
@@ -56,6 +56,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     "proximal": {"proximal": 0.7},
     "clip": {"clip": 0.05},
+    "decay": {"weight_decay": 0.3, "momentum": 0.5},
     "all": {"momentum": 0.5, "proximal": 0.7, "clip": 0.3},
 }
 
@@ -137,6 +138,67 @@ def _assert_trained_alike(task: Task, train: Shard, options: dict[str, Any]) -> 
 @pytest.mark.parametrize("task", TASKS)
 def test_training_is_the_clients_own(task: str, options: dict[str, Any]) -> None:
     _assert_trained_alike(*TASKS[task], options)
+
+
+SINGLE: dict[str, dict[str, Any]] = {
+    "adam": {"optimizer": "adam"},
+    "adamw": {"optimizer": "adamw", "weight_decay": 0.1, "clip": 0.05},
+    "clipped gradient": {"clip_gradient": 0.01, "momentum": 0.5},
+    "schedule": {"lr_by_step": Schedule(over=4), "momentum": 0.5},
+    "bfloat16": {"precision": "bfloat16"},
+}
+"""Settings that no stack of models is trained with."""
+
+
+@pytest.mark.parametrize("options", SINGLE.values(), ids=SINGLE)
+@pytest.mark.parametrize("task", ["logistic", "quadratic", "module"])
+def test_what_is_not_plain_sgd_is_trained_as_by_the_client_bit_by_bit(
+    task: str, options: dict[str, Any]
+) -> None:
+    """Beside jobs of plain SGD; after one job the trainer goes on with another."""
+    jobs = _jobs(*TASKS[task], options)
+    plain = _jobs(*TASKS[task], {})[0]
+    *results, beside = BatchTrainer(*TASKS[task]).run([*jobs, plain])
+    own = _trainers(*TASKS[task], [*jobs, plain])
+    for seed, (trainer, job, result) in enumerate(zip(own, jobs, results, strict=False)):
+        expected = trainer.train(job.start, np.random.default_rng(seed), job.lr)
+        np.testing.assert_array_equal(result.end, expected.end)
+        assert result.loss == expected.loss
+    alone = own[-1].train(plain.start, np.random.default_rng(0), plain.lr)
+    np.testing.assert_allclose(beside.end, alone.end, rtol=1e-4, atol=1e-6)
+
+
+def test_a_clipped_gradient_is_the_clients_own_bit_by_bit() -> None:
+    task, train = TASKS["module"]
+    jobs = _jobs(task, train, SINGLE["clipped gradient"], gradient=True)
+    results = BatchTrainer(task, train).run(jobs)
+    for seed, (own, job, result) in enumerate(
+        zip(_trainers(task, train, jobs), jobs, results, strict=True)
+    ):
+        expected = own.gradient(job.start, np.random.default_rng(seed))
+        np.testing.assert_array_equal(result.end, expected.end)
+
+
+def test_a_training_cut_short_does_its_steps_alone() -> None:
+    task, train = TASKS["module"]
+    job = _jobs(task, train, SINGLE["schedule"])[0]
+    job.steps = 4
+    (result,) = BatchTrainer(task, train).run([job])
+    (trainer,) = _trainers(task, train, [job])
+    asked = iter([False] * 4 + [True])
+    expected = trainer.train(job.start, np.random.default_rng(0), job.lr, lambda: next(asked))
+    assert expected.steps == 4
+    np.testing.assert_array_equal(result.end, expected.end)
+
+
+def test_frozen_parameters_are_no_part_of_stacked_models() -> None:
+    task, train = TASKS["logistic"]
+    start = Start(frozen=("1.weight",))
+    job = dataclasses.replace(_jobs(task, train, {})[0], start=np.zeros(10, np.float32))
+    (result,) = BatchTrainer(task, train, start).run([job])
+    shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
+    expected = Trainer(task, shard, job.local, start).train(job.start, np.random.default_rng(0), job.lr)
+    np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("task", LARGE)

@@ -1,0 +1,41 @@
+"""Parts of the data that the global model is evaluated on one by one, and what is found of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agents import events
+from agents.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The model on some of the data; as in `events.EvaluatedPart`."""
+
+    part: str
+    name: str
+    samples: int
+    loss: float
+    accuracy: float
+
+    def record(self, at: float, version: int) -> events.EvaluatedPart:
+        """Of `version`, taken at `at` seconds."""
+        return events.EvaluatedPart(
+            at, version, self.part, self.name, self.samples, self.loss, self.accuracy
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is evaluated beside the test set as a whole."""
+
+    classes: bool = False
+    """Each class of the test set by itself."""
+    device_set: Shard | None = None
+    """Samples of the devices, one device after the other."""
+    device_samples: Mapping[str, int] = field(default_factory=dict)
+    """How many each device has of them, in their order."""
+
+
+NO_PARTS = Parts()

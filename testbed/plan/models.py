@@ -1,0 +1,143 @@
+"""The model that a run begins with, and the models that one has kept, as plain state dicts.
+
+Where a topology gives `task.initial`, or some parameters do not train, the run directory gets
+`start.safetensors`: the module's whole state by name. Every process of the run builds its module from
+it, so that all have the same, and the directory needs no other file to be understood.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+import agents.own_code
+from agents import files, wire
+from agents.aggregator.actions import Save
+from agents.flat import FlatModule, first_module, schema_hash
+from agents.flat import write_start as write_start_of
+from agents.tasks import TASKS
+from agents.tasks.interface import Task
+from testbed import own_code
+from testbed.errors import BadInputError
+from testbed.own_code import StandIn
+from testbed.plan.agent_configs import start_of
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, load
+
+State = Mapping[str, torch.Tensor]
+
+_MAX_BYTES = 2**33
+_NAMED = 3
+"""Of many differences, so many are told."""
+
+
+def check_initial(topology: Topology) -> None:
+    """Raise BadInputError, at `task.initial`, where that file does not fit the task's model."""
+    if topology.task.initial is not None:
+        _write_start(topology, None)
+
+
+def write_start(topology: Topology, directory: RunDirectory) -> None:
+    """Write the state that the run begins with. Raises BadInputError as `check_initial`."""
+    with files.whole(directory.start) as partial:
+        _write_start(topology, str(partial.absolute()))
+        partial.chmod(0o644)  # a container reads it as another user
+
+
+def _write_start(topology: Topology, to: str | None) -> None:
+    settings = topology.task
+    task: Task = settings.build()
+    with tempfile.TemporaryDirectory(prefix="testbed-initial-") as folder:
+        initial = None
+        if settings.initial is not None:
+            initial = str(Path(folder, "initial.safetensors"))
+            save_file(dict(_initial(topology, Path(settings.initial))), initial)
+        if isinstance(task, StandIn):
+            facts = {"seed": topology.seed, "frozen": settings.frozen, "initial": initial, "to": to}
+            wrong = own_code.ask(task, "start", **facts)
+        else:
+            wrong = write_start_of(task, topology.seed, settings.frozen, initial, to)
+    if wrong:
+        more = f"; {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise _problem(topology, f"{settings.initial}: {'; '.join(wrong[:_NAMED])}{more}")
+
+
+def _problem(topology: Topology, message: str) -> BadInputError:
+    return topology.source.error([topology.source.problem(("task", "initial"), message)])
+
+
+def _initial(topology: Topology, path: Path) -> State:
+    """The state in a file: a model that a run has kept, or a state dict by name."""
+    try:
+        if path.suffix != ".safetensors":
+            return _pickled(path)
+        with safe_open(path, framework="pt") as file:
+            of_run = list(file.keys()) == ["w"] and "schema" in (file.metadata() or {})
+        return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
+    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        first, *_ = reason.splitlines()
+        raise _problem(
+            topology,
+            f"{path}: {first}. Expected safetensors, or a state dict that torch.save wrote",
+        ) from error
+    except BadInputError as error:  # of the run that it is from
+        raise _problem(topology, str(error)) from error
+
+
+def _pickled(path: Path) -> State:
+    """A state dict that `torch.save` wrote; nothing but tensors is unpickled."""
+    with files.open_regular(path) as file:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not all(
+        isinstance(value, torch.Tensor) for value in found.values()
+    ):
+        raise ValueError("no map of names to tensors: save module.state_dict()")
+    return found
+
+
+def kept(directory: RunDirectory, version: int | None = None) -> Path:
+    """The file of a model that the run has kept; the final one by default. Raises BadInputError."""
+    path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
+    if not path.is_file():
+        names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
+        has = f"it has {', '.join(names)}" if names else "it has none"
+        raise BadInputError(f"{directory.run} has no model {path.stem}: {has}")
+    return path
+
+
+def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
+    """The state dict of a model that the run in `directory` has kept in `file`.
+
+    Raises BadInputError where one of both cannot be read, or the task is another now.
+    """
+    state = module_of(directory, file).state_dict()
+    return {name: tensor.clone() for name, tensor in state.items()}  # each with a storage of its own
+
+
+def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
+    """The module with a model that the run has kept; raises as `state_of`."""
+    if not directory.topology.is_file():
+        raise BadInputError(
+            f"{file} is a model of a run, and {directory.topology}, which says of which task, is not "
+            "there: take it where the run left it, or save it by name (testbed model)"
+        )
+    topology = load(directory.topology)
+    try:
+        vector, metadata = wire.unpack(files.read(file, _MAX_BYTES))
+        start = start_of(topology, directory)
+        agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
+        task = agents.own_code.build(topology.task.named, TASKS, Task)
+        module = first_module(task, topology.seed, start)
+        if metadata.get("schema") != schema_hash(module):
+            raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
+        FlatModule(module).load(vector)
+    except (OSError, ValueError, RuntimeError, SafetensorError, wire.WireError) as error:
+        raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error
+    return module

@@ -1,0 +1,149 @@
+"""Settings of local training, of the first model and of frozen layers, from the topology to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from agents.config import Local, Schedule
+from agents.tasks import TASKS
+from testbed.errors import BadInputError
+from testbed.plan import model_check, models
+from testbed.rundir.directory import RunDirectory
+from testbed.simulate import simulate
+from testbed.topology import parse
+from tests.running import Testbed
+
+TEXT = """
+name: t
+task:
+  name: digits-logreg
+  local: {steps: 5, lr: 0.05%s}
+%s
+rule: {name: %s}
+devices:
+  - {name: a, cpu: 0.5, local: {%s}}
+runtime: {step_time: 1ms}
+stop: {updates: 12}
+"""
+
+
+def _text(local: str = "", task: str = "", rule: str = "fedavg", group: str = "") -> str:
+    return TEXT % (local and f", {local}", task and f"  {task}", rule, group)
+
+
+def test_a_group_changes_what_it_names() -> None:
+    shared = "optimizer: adam, lr_by_version: {over: 10, to: 0.5}"
+    parsed = parse(_text(shared, group="lr_by_step: {shape: cosine, over: 5}, clip_gradient: 1"))
+    local = parsed.devices[0].local.build()
+    assert local == Local(
+        steps=5,
+        lr=0.05,
+        optimizer="adam",
+        lr_by_version=Schedule(over=10, to=0.5),
+        lr_by_step=Schedule(shape="cosine", over=5),
+        clip_gradient=1.0,
+    )
+    assert parse(parsed.to_yaml()) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (_text("optimizer: rmsprop"), ":5:42: task.local.optimizer: found 'rmsprop', expected"),
+        (_text("lr_by_step: {over: 0}"), ":5:50: task.local.lr_by_step.over: found 0, expected a whole"),
+        (_text("lr_by_step: {shape: cosine}"), ":5:43: task.local.lr_by_step: over is missing"),
+        (
+            _text("lr_by_version: {ovr: 3}"),
+            "task.local.lr_by_version.ovr: unknown key; did you mean over",
+        ),
+        (_text("lr_by_version: 3"), ":5:46: task.local.lr_by_version: found 3"),
+        (
+            _text("optimizer: adam, momentum: 0.9"),
+            ":5:58: task.local.momentum: found 0.9, expected 0 with adam, which has beta1",
+        ),
+        (_text("optimizer: adam, fednova: true"), "take sgd without lr_by_step, or remove fednova"),
+        (
+            _text("momentum: 0.9", group="optimizer: adamw"),
+            ":9:25: devices[0].local: with what task.local says: momentum is 0.9, expected 0",
+        ),
+        (
+            _text("optimizer: adam", rule="asysg, gradients: 1"),
+            ":5:31: task.local.optimizer: the clients of asysg send one gradient and take no step",
+        ),
+        (
+            _text(rule="asysg, gradients: 1", group="weight_decay: 0.1"),
+            ":9:33: devices[0].local.weight_decay: the clients of asysg send one gradient",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(text: str, told: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        parse(text)
+    assert told in str(caught.value)
+
+
+def test_a_pattern_of_no_parameter_is_refused() -> None:
+    with pytest.raises(
+        BadInputError, match=r":6:12: task.frozen\[0\]: found '2.\*', and no parameter of digits"
+    ):
+        model_check.check(parse(_text(task="frozen: [2.*]")))
+    with pytest.raises(BadInputError, match="there is nothing to learn"):
+        model_check.check(parse(_text(task="frozen: [1.*]")))
+    assert model_check.check(parse(_text(task="frozen: [1.bias]"))) == 640
+
+
+def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
+    tmp_path: Path, testbed: Testbed
+) -> None:
+    """The second freezes the weights: only the bias changes, whatever trains it."""
+    first = simulate(_text("optimizer: adam"), runs=tmp_path)
+    assert testbed("model", first.path, "--to", tmp_path / "first.pt").code == 0
+    module = TASKS["digits-logreg"]().model()
+    module.load_state_dict(torch.load(tmp_path / "first.pt"))
+    assert next(module.parameters()).abs().sum() > 0
+    for number, file in enumerate((first.path / "models/final.safetensors", tmp_path / "first.pt")):
+        begins = f"initial: {file}\n  frozen: [1.weight]"
+        second = simulate(_text("lr_by_version: {over: 40}", begins), runs=tmp_path / str(number))
+        directory = RunDirectory(second.path)
+        start = models.state_of(directory, models.kept(directory, 0))
+        end = models.state_of(directory, models.kept(directory))
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(start[name], tensor)
+        assert torch.equal(end["1.weight"], start["1.weight"])
+        assert not torch.equal(end["1.bias"], start["1.bias"])
+        accuracies = second.evaluations["accuracy"]
+        assert accuracies.iloc[0] == first.evaluations["accuracy"].iloc[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ({"1.weight": torch.zeros(10, 64)}, "1.bias is not in"),
+        (
+            {"1.weight": torch.zeros(10, 63), "1.bias": torch.zeros(10)},
+            "1.weight has shape [10, 63] in",
+        ),
+        (
+            {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), "fc": torch.zeros(1)},
+            "the model has none of that name",
+        ),
+        (
+            {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
+            "1.bias in",
+        ),
+        ([1, 2], "no map of names to tensors"),
+    ],
+    ids=["missing", "shape", "unknown", "not finite", "list"],
+)
+def test_a_first_model_that_does_not_fit_is_refused_with_place_and_name(
+    state: object, told: str, tmp_path: Path, testbed: Testbed
+) -> None:
+    torch.save(state, tmp_path / "first.pt")
+    (tmp_path / "t.yaml").write_text(_text(task="initial: first.pt"))
+    said = testbed("validate", tmp_path / "t.yaml")
+    assert said.code == 2
+    assert "t.yaml:6:12: task.initial: " in said.err
+    assert told in said.err
