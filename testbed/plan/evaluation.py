@@ -13,6 +13,7 @@ from agents.flat import first_model
 from testbed.errors import BadInputError
 from testbed.plan import datasets
 from testbed.plan.agent_configs import start_of
+from testbed.plan.models import task_of
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import load
 
@@ -34,7 +35,7 @@ def of_run(
     changes = {"classes": classes or evaluate.classes, "devices": devices or evaluate.devices}
     topology = topology.model_copy(update={"evaluate": evaluate.model_copy(update=changes)})
     prepared = datasets.prepare(topology, root)
-    task, start = topology.task.build(), start_of(topology, directory)
+    task, start = task_of(topology, directory), start_of(topology, directory)
     parts = datasets.parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
     _, schema = first_model(task, topology.seed, start)

@@ -121,6 +121,12 @@ def state_of(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in state.items()}  # each with a storage of its own
 
 
+def task_of(topology: Topology, directory: RunDirectory) -> Task:
+    """The task of a run; a user's own is imported from the run's copy of the code."""
+    agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
+    return agents.own_code.build(topology.task.named, TASKS, Task)
+
+
 def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
     """The module with a model that the run has kept; raises as `state_of`."""
     if not directory.topology.is_file():
@@ -132,9 +138,7 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
     try:
         vector, metadata = wire.unpack(files.read(file, _MAX_BYTES))
         start = start_of(topology, directory)
-        agents.own_code.use(str(directory.code) if directory.code.is_dir() else None)
-        task = agents.own_code.build(topology.task.named, TASKS, Task)
-        module = first_module(task, topology.seed, start)
+        module = first_module(task_of(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
         FlatModule(module).load(vector)

@@ -132,7 +132,7 @@ def test_a_run_goes_on_from_the_model_of_another_and_both_load_in_torch(
         ),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
-            "1.bias in",
+            "1.bias has values there that are not finite",
         ),
         ([1, 2], "no map of names to tensors"),
     ],
