@@ -103,7 +103,7 @@ def charts(found: Distribution) -> list[Chart]:
     order = np.arange(len(found.devices))
     if len(order) > _MAX_NAMED:
         group = {name: place for place, name in enumerate(dict.fromkeys(found.groups))}
-        order = np.lexsort((-found.samples, [group[name] for name in found.groups]))
+        order = np.lexsort((-found.samples, np.array([group[name] for name in found.groups])))
     places = order[::every]
     x = np.arange(len(places))
     names = [found.devices[place] for place in places]
