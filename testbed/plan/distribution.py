@@ -16,7 +16,10 @@ from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
 """Devices in a chart; of more it shows every so many."""
-_MAX_NAMED = 20
+_MAX_NAMED = 10
+"""Devices in a chart that are named; more are in the order of their samples, each group by itself."""
+_APART = 0.12
+"""Of the width: nearer to each other, names of groups would overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,16 @@ def distribution(topology: Topology, prepared: Prepared) -> Distribution:
 def charts(found: Distribution) -> list[Chart]:
     """Samples of each device; and below it, what share of these is of each class, darker for more."""
     every = -(-len(found.devices) // _MAX_DRAWN)
-    places = np.arange(0, len(found.devices), every)
+    order = np.arange(len(found.devices))
+    if len(order) > _MAX_NAMED:
+        group = {name: place for place, name in enumerate(dict.fromkeys(found.groups))}
+        order = np.lexsort((-found.samples, np.array([group[name] for name in found.groups])))
+    places = order[::every]
     x = np.arange(len(places))
     names = [found.devices[place] for place in places]
-    axis = Axis(
-        "device", ticks=group_ticks(names, [found.groups[place] for place in places], _MAX_NAMED)
-    )
-    sizes = arrays(x=x, y=found.samples[places], width=np.full(len(x), 0.9))
+    ticks = group_ticks(names, [found.groups[place] for place in places], _MAX_NAMED)
+    axis = Axis("device", ticks=_apart(ticks, len(places)))
+    sizes = arrays(x=x, y=found.samples[places], width=np.full(len(x), 0.9 if len(x) < 100 else 1.0))
     note = f"every {every}th of {len(found.devices):,} devices" if every > 1 else ""
     layer = Layer("samples", "bars", sizes, legend=False)
     made = [Chart("Training samples", axis, Axis("samples", limits=(0.0, None)), (layer,), note=note)]
@@ -123,3 +129,14 @@ def charts(found: Distribution) -> list[Chart]:
         classes = Axis("class", limits=(-0.5, counts.shape[1] - 0.5))
         made.append(Chart("Share of each class in a device's samples", axis, classes, (heat,)))
     return made
+
+
+def _apart(ticks: Mapping[float, str], width: int) -> dict[float, str]:
+    """Those that do not overlap, from the left."""
+    if width <= _MAX_NAMED:
+        return dict(ticks)
+    kept: dict[float, str] = {}
+    for place in sorted(ticks):
+        if not kept or place - max(kept) > _APART * width:
+            kept[place] = ticks[place]
+    return kept
