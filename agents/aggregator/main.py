@@ -88,7 +88,7 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task: Task = TASKS[cfg.task.name](**cfg.task.params)
         rule: Rule = RULES[cfg.rule.name](**cfg.rule.params)
-        w, self._schema = first_model(task, cfg.seed)
+        w, buffers, self._schema = first_model(task, cfg.seed)
         directory = Path(cfg.run_directory)
         settings = core.Settings(
             run=cfg.run,
@@ -112,6 +112,7 @@ class Aggregator:
             part=cfg.part,
             durability=cfg.durability,
             record=cfg.record,
+            buffers=buffers,
         )
         self._core, self._server = self._durable.core, self._durable.server
         self._core.progress.expected = {name: SECOND * s for name, s in cfg.patience.items()}
@@ -125,8 +126,8 @@ class Aggregator:
         self._evaluator = Evaluator(
             task, test_set, self._inbox.put, until_released=later, cpus=cfg.evaluation_cpus
         )
-        for version, model in self._durable.evaluating():
-            self._evaluator.submit(version, model)
+        for waiting in self._durable.evaluating():
+            self._evaluator.submit(*waiting)
         if self._core.ended is not None:
             self._evaluator.release()
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
@@ -318,7 +319,7 @@ class Aggregator:
                 case act.AskForReport(client):
                     self._request(client, "report")
                 case act.Evaluate(version):
-                    self._evaluator.submit(version, self._server.w)
+                    self._evaluator.submit(version, self._server.w, self._server.buffers)
                 case act.StopClients():
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
@@ -337,16 +338,16 @@ class Aggregator:
         self._outbox.append((self._topics.request(client), request))
 
     def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
-        w = self._server.w
         return wire.encode(
             wire.ModelMessage(
                 run=self._topics.run,
                 version=version,
                 dispatch=number,
                 schema=self._schema,
-                vector=w,
+                vector=self._server.w,
                 lr=lr,
                 acknowledged=acknowledged,
+                buffers=self._server.buffers,
             )
         )
 

@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from agents.buffers import NONE, Buffers
 from agents.client.uploads import History, Memory, Uploads
 from agents.config import Local
 from agents.nanoseconds import Nanoseconds
@@ -38,6 +39,8 @@ class Outcome:
     """w_i^K, shape (d,), not to be changed any more; for a `gradient` rule the gradient at the start."""
     loss: float
     """Mean over the steps; NaN without any."""
+    buffers: Buffers = NONE
+    """As the training left them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +263,7 @@ class ClientCore:
                 train_end=trained.ended,
                 sent=at,
                 vector=form.vector(),
+                buffers=trained.outcome().buffers,
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []

@@ -165,12 +165,14 @@ class Client:
         self._cut = False
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         if self._config.side.kind == "gradient":
-            result = self._trainer.gradient(model.vector, rng)
+            result = self._trainer.gradient(model.vector, rng, model.buffers)
         else:
-            result = self._trainer.train(model.vector, rng, model.lr, self._interrupted)
+            result = self._trainer.train(
+                model.vector, rng, model.lr, self._interrupted, buffers=model.buffers
+            )
         if self._stopped.is_set():
             return
-        outcome = core.Outcome(result.end, result.loss)
+        outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
 

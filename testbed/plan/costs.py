@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents import wire
+from agents.buffers import NONE, Buffers
 from agents.config import Local
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -109,9 +110,9 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-def message_sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
+def message_sizes(run: str, schema: str, w: Vector, buffers: Buffers = NONE) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
-    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
+    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers)
     update = wire.UpdateMessage(
         run=run,
         client="client",
@@ -129,5 +130,6 @@ def message_sizes(run: str, schema: str, w: Vector) -> tuple[int, int]:
         train_end=0,
         sent=0,
         vector=w,
+        buffers=buffers,
     )
     return len(wire.encode(model)), len(wire.encode(update))

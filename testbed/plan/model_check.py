@@ -1,4 +1,4 @@
-"""Check of a task's model, before anything is launched: whether it can be exchanged.
+"""Check of a task's model, before anything is launched: whether it can be exchanged, and its size.
 
 Building a model takes PyTorch, whose import takes a second. So a good result is kept in the user's
 cache, for these sources, parameters and version of PyTorch.
@@ -18,8 +18,8 @@ from testbed.topology import Topology
 
 
 def check(topology: Topology) -> int:
-    """The number of the model's parameters. Raises BadInputError where the task's model is something
-    other than float32 parameters."""
+    """How many float32 numbers the model takes in a message: its parameters, without frozen ones, and
+    its buffers. Raises BadInputError where it cannot be exchanged."""
     task: Task = topology.task.build()
     mark = fingerprint(task)
     good = None if mark is None else cache.folder() / "models" / mark
@@ -32,12 +32,13 @@ def check(topology: Topology) -> int:
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model()
-    try:
-        flat.check(module)
-    except ValueError as error:
-        problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
-        raise topology.source.error([problem]) from error
-    count = sum(parameter.numel() for parameter in module.parameters())
+        try:
+            flat.check(module)
+        except ValueError as error:
+            text = f"{topology.task.name} cannot run: {error}"
+            problem = topology.source.problem(("task", "name"), text)
+            raise topology.source.error([problem]) from error
+    count = flat.initial(module).size + flat.buffers_of(module).nbytes // 4
     if good is not None:
         cache.keep(good, f"{count}\n")
     return count

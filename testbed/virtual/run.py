@@ -19,6 +19,7 @@ from agents.aggregator.core import Settings, Setup
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
+from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.training import Trainer
@@ -100,9 +101,9 @@ class Recorder:
         if self._recording is not None:
             self._recording.write(event)
 
-    def save(self, version: int, w: Vector, *, final: bool) -> None:
+    def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None:
         name = Save(version, final).name
-        storage.save_model(self.directory.models, name, w, version, self.schema)
+        storage.save_model(self.directory.models, name, w, buffers, version, self.schema)
 
     def pulse(self) -> None:
         self._pulses += 1
@@ -122,7 +123,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task: Task = topology.task.build()
     rule = topology.rule.build()
-    w, schema = first_model(task, topology.seed)
+    w, buffers, schema = first_model(task, topology.seed)
     recorder.schema = schema
     stop = topology.stop.build()
     population = importance(topology, spec.samples)
@@ -136,7 +137,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         patient=spec.eventful,
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
-    core, server = setup.core(w)
+    core, server = setup.core(w, buffers)
     if topology.record == "updates":
         recorder.keep_inputs(setup)
     queue = EventQueue()
@@ -150,7 +151,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder,
         run=run_id,
         schema=schema,
-        sizes=message_sizes(run_id, schema, w),
+        sizes=message_sizes(run_id, schema, w, buffers),
         stop=stop,
         steps=spec.steps(),
         absent=spec.absent,
@@ -196,6 +197,7 @@ class _Fleet:
             ticket = Ticket(
                 pool=self._pool,
                 start=model.vector,
+                buffers=model.buffers,
                 indices=indices,
                 local=local,
                 lr=local.lr if model.lr is None else model.lr,

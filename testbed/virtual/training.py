@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from agents.buffers import NONE, Buffers
 from agents.client.core import Outcome
+from agents.client.training import Result, Trainer
 from agents.config import Local
+from agents.flat import FlatModule, stored_buffers
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -42,6 +45,7 @@ class Job:
     steps: int
     rng: Callable[[], np.random.Generator]
     """Makes the generator that draws the mini-batches, the same at each call."""
+    buffers: Buffers = NONE
     gradient: bool = False
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
 
@@ -50,16 +54,16 @@ class BatchTrainer:
     """Trains `task`'s model on clients' parts of `train`."""
 
     def __init__(self, task: Task, train: Shard) -> None:
-        first = objective(task, train)
+        first = _worker(task, train)
         self._at_once = first.at_once
         self._threads: ThreadPoolExecutor | None = None
-        self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._workers.put(_Worker(first, task.l2))
-        if isinstance(first, AnyModule):
+        self._workers: queue.SimpleQueue[_Worker | _OneByOne] = queue.SimpleQueue()
+        self._workers.put(first)
+        if first.alone:
             # One client per thread: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._workers.put(_Worker(objective(task, train), task.l2))
+                self._workers.put(_worker(task, train))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
@@ -93,11 +97,64 @@ class BatchTrainer:
             self._workers.put(worker)
 
 
+def _worker(task: Task, train: Shard) -> _Worker | _OneByOne:
+    with torch.random.fork_rng(devices=[]):
+        module = task.model()
+    if stored_buffers(module):
+        return _OneByOne(task, train, module)
+    return _Worker(objective(task, train), task.l2)
+
+
+class _OneByOne:
+    """What one thread trains a model with buffers with, which are each client's own: the client's own
+    trainer, one client after the other."""
+
+    alone = True
+
+    def __init__(self, task: Task, train: Shard, module: torch.nn.Module) -> None:
+        self._task, self._train = task, train
+        self._flat = FlatModule(module)
+
+    def at_once(self, batch_size: int) -> int:
+        return 1
+
+    def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Gradient and loss of each job's first mini-batch."""
+        return [_outcome(self._trainer(job).gradient(job.start, job.rng(), job.buffers)) for job in jobs]
+
+    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """End and mean loss of each job's training."""
+        return [self._trained(job) for job in jobs]
+
+    def _trained(self, job: Job) -> Outcome:
+        left = iter(range(job.steps))  # fewer than its settings say, where it was cut short
+        return _outcome(
+            self._trainer(job).train(
+                job.start,
+                job.rng(),
+                job.lr,
+                lambda: next(left, None) is None,
+                buffers=job.buffers,
+            )
+        )
+
+    def _trainer(self, job: Job) -> Trainer:
+        train = self._train
+        shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
+        return Trainer(self._task, shard, job.local, self._flat)
+
+
+def _outcome(result: Result) -> Outcome:
+    return Outcome(result.end, result.loss, result.buffers)
+
+
 class _Worker:
     """What one thread trains with."""
 
     def __init__(self, objective: Objective, l2: float) -> None:
         self._objective = objective
+        self.at_once = objective.at_once
+        self.alone = isinstance(objective, AnyModule)
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
@@ -184,7 +241,8 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
         full, rest = divmod(samples, width)
         rng = job.rng()
         for first in range(0, count, full + (rest > 0)):  # an epoch
-            order = job.indices.take(rng.permutation(samples)[: (count - first) * width])
+            drawn = rng.permutation(samples) if width < samples else np.arange(samples)
+            order = job.indices.take(drawn[: (count - first) * width])
             last = min(first + full, count)
             rows[first:last, k, :width] = order[: full * width].reshape(-1, width)
             if rest and last < count:
