@@ -4,26 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+if TYPE_CHECKING:
+    import torch
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """n samples. A model's input is x · scale, in float32."""
+    """n samples."""
 
     x: NDArray[Any]
-    """Shape (n, …), uint8 or float32."""
-    y: NDArray[np.int64]
-    """Labels, shape (n,)."""
+    """Shape (n, …): uint8 or float32, of which x · scale in float32 is a model's input; or signed whole
+    numbers, tokens, which a model gets as int64."""
+    y: NDArray[Any]
+    """Labels, shape (n,) or (n, …): classes or tokens as int64, numbers as float32."""
     scale: float = 1.0
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def take(self, indices: NDArray[np.int64]) -> Shard:
+        """A copy of these samples."""
+        return Shard(self.x[indices], self.y[indices], self.scale)
+
+
+def inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """What a model is given for samples `x` of a shard, shape (n, …): a copy, as `Shard.x` says."""
+    import torch
+
+    if x.dtype.is_signed and not x.dtype.is_floating_point:
+        return x.to(torch.int64, copy=True)
+    return x.to(torch.float32, copy=True).mul_(scale)
 
 
 def save(shard: Shard, path: Path) -> None:

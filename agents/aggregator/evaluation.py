@@ -16,7 +16,7 @@ import torch
 
 from agents.buffers import NONE, Buffers
 from agents.flat import FlatModule
-from agents.shards import Shard
+from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
@@ -56,7 +56,7 @@ class Evaluator:
         self._flat = FlatModule(task.model())
         self._flat.module.eval()
         self._task = task
-        self._x = torch.from_numpy(test_set.x).to(torch.float32, copy=True).mul_(test_set.scale)
+        self._x = inputs(torch.from_numpy(test_set.x), test_set.scale)
         self._y = torch.from_numpy(test_set.y)
         self._done = done
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))

@@ -12,7 +12,7 @@ import torch
 from agents.buffers import NONE, Buffers
 from agents.config import Local
 from agents.flat import FlatModule, buffers_of
-from agents.shards import Shard
+from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
@@ -37,7 +37,7 @@ class Trainer:
         self.flat = flat or FlatModule(task.model())
         self._task = task
         self._local = local
-        self._x = torch.from_numpy(shard.x).to(torch.float32, copy=True).mul_(shard.scale)
+        self._x = inputs(torch.from_numpy(shard.x), shard.scale)
         self._y = torch.from_numpy(shard.y)
         self._start = torch.zeros_like(self.flat.w)
         self._velocity = torch.zeros_like(self.flat.w)

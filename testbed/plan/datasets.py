@@ -1,24 +1,26 @@
 """Datasets and their partition among the clients, prepared once, by the controller.
 
-A dataset comes from parquet files under a data root, in the layout of the Hugging Face hub, else from
-the hub itself. Decoding 70,000 images takes seconds, and so does importing the partitioners: arrays
-and partitions are kept in the user's cache. To add a dataset: a row in DATASETS.
+A dataset comes from files of the user's, from parquet files under a data root in the layout of the
+Hugging Face hub, or from the hub itself. Decoding 70,000 images takes seconds, and so does importing
+the partitioners: arrays and partitions are kept in the user's cache. To add a dataset: a row in
+DATASETS.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
-import os
+import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -26,18 +28,23 @@ from agents import files, shards
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
+from testbed.plan import columns, datafiles, transforms
+from testbed.plan.columns import DataError, Part, Samples
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, partition
-from testbed.topology.partition import Iid, Indices, Resampled, Scheme
-
-if TYPE_CHECKING:
-    import pandas as pd
+from testbed.topology.data import Data, Split
+from testbed.topology.partition import Iid, Indices, Request, Resampled, Scheme
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
     train: Shard
     test: Shard
+    validation: Shard | None = None
+    clients: Indices | None = None
+    """Whose each sample of `train` is, numbered from 0 on; None where nothing says it."""
+    remarks: tuple[str, ...] = ()
+    """What was set aside of the training samples, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,12 @@ class Prepared:
     """What the global model is evaluated on."""
     indices: Mapping[str, Indices]
     """Of each client, in device order: its samples in `train`."""
+    remarks: tuple[str, ...] = ()
+    """What was set aside and left out, in sentences."""
 
     def shard(self, client: str) -> Shard:
         """A copy of the samples of `client`."""
-        chosen = self.indices[client]
-        return Shard(self.train.x[chosen], self.train.y[chosen], self.train.scale)
+        return self.train.take(self.indices[client])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,81 +76,118 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class HubImages:
-    """Labelled images of one size, as a dataset of the Hugging Face hub.
+class Columns:
+    """A dataset as columns of files, or of the Hugging Face hub."""
 
-    In grey x has shape (n, height, width), in colour (n, channels, height, width).
-    """
-
-    hub_id: str
-    image: str
-    """Column of the encoded images."""
-    label: str
-    """Column of the labels, 0 to classes − 1."""
-    test: str = "test"
-    """Split to evaluate on; clients train on `train`."""
+    data: Data
     shape: tuple[int, ...] | None = None
-    """Of one image in x; None: nothing can be said of a step before the data are read."""
+    """Of one sample in x; None: nothing can be said of a step before the data are read."""
+    tokens: bool = False
+    """Whether samples are sequences of tokens, which a model gets as whole numbers."""
+
+    @property
+    def name(self) -> str:
+        return self.data.name
 
     def find(self, root: Path | None) -> Found:
-        if root is None:
-            return Found("hub", self._fetch)
-        if not root.is_dir():
-            raise BadInputError(f"--data (or TESTBED_DATA) {root}: no such folder")
-        folder = root / self.hub_id
-        train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", self.test))
-        if not (train and test):
-            return Found("hub", self._fetch)
-        stats = [(path.name, path.stat()) for path in (*train, *test)]
+        splits = datafiles.local(self.data, root)
+        if splits is None:
+            return Found(_digest(("hub", *self._facts())), self._fetch)
+        stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        return Found(_digest(facts), lambda: Dataset(self._read(train), self._read(test)))
+        return Found(_digest((facts, *self._facts())), lambda: self._read_files(splits))
 
-    def _read(self, paths: Iterable[Path]) -> Shard:
-        parts = [self._read_file(path) for path in paths]
-        x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-        return Shard(x, y, parts[0].scale)
+    def _facts(self) -> tuple[object, ...]:
+        return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
 
-    def _read_file(self, path: Path) -> Shard:
-        import pandas as pd
-
-        try:
-            return self._decode(pd.read_parquet(path, columns=[self.image, self.label]))
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise BadInputError(
-                f"{path}: not readable as {self.hub_id} with the columns {self.image} and {self.label} "
-                f"({_first_line(error)}). Get it anew from huggingface.co/datasets/{self.hub_id}."
-            ) from error
+    def _read_files(self, splits: datafiles.Splits) -> Dataset:
+        test, validation = (
+            datafiles.part(paths) if paths else None for paths in (splits.test, splits.validation)
+        )
+        return self._read(datafiles.part(splits.train), test, validation)
 
     def _fetch(self) -> Dataset:
-        # Read when these libraries are imported: no usage statistics from a user's experiment.
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-        import datasets
-        import huggingface_hub
-        from huggingface_hub.errors import OfflineModeIsEnabled
+        data = self.data
+        with datafiles.fetched(data) as splits:
+            if data.train not in splits:
+                raise DataError("train", f"found {data.train!r}, expected one of {', '.join(splits)}")
+            validation = splits.get(data.validation) if data.validation else None
+            return self._read(splits[data.train], splits.get(data.test), validation)
 
-        try:
-            # load_dataset alone would try again and again for half a minute where there is no network.
-            with contextlib.suppress(OfflineModeIsEnabled):
-                huggingface_hub.HfApi().dataset_info(self.hub_id, timeout=10)
-            with _without_progress_bars():
-                splits = datasets.load_dataset(self.hub_id)
-            train, test = (splits[s].with_format("arrow")[:].to_pandas() for s in ("train", self.test))
-            return Dataset(self._decode(train), self._decode(test))
-        except Exception as error:  # httpx's, requests', OSError or its own: they share no class
-            raise HostError(
-                f"{self.hub_id} cannot be fetched from the Hugging Face hub ({_first_line(error)}). "
-                f"Get a network, or the dataset's parquet files: --data FOLDER (or TESTBED_DATA) with "
-                f"{self.hub_id}/train-*.parquet and {self.hub_id}/{self.test}-*.parquet in it."
-            ) from error
+    def _read(self, train: Part, test: Part | None, validation: Part | None) -> Dataset:
+        data = self.data
+        for key, given, part in (("test", data.test, test), ("validation", data.validation, validation)):
+            if key in data.model_fields_set and given is not None and part is None:
+                raise DataError(key, f"there is no split {given!r} beside {train.name}")
+        samples = columns.read(train, data)
+        others: list[Shard | None] = []
+        for part in (test, validation):
+            other = None if part is None else columns.read(part, data, samples.classes).shard
+            if part is not None and other is not None:
+                _check_alike(samples.shard, other, part.name)
+            others.append(other)
+        return _split(samples, *others, data.split)
 
-    def _decode(self, frame: pd.DataFrame) -> Shard:
-        from PIL import Image
 
-        images = [np.asarray(Image.open(io.BytesIO(cell["bytes"]))) for cell in frame[self.image]]
-        x = np.stack(images)
-        if x.ndim == 4:  # colours: channels first, as torch's convolutions take them
-            x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-        return Shard(x, frame[self.label].to_numpy(np.int64), scale=1 / 255)
+_SPLIT_VERSION = 1
+"""To be raised where `_split` makes other splits than before: those are kept in the cache."""
+
+
+def _check_alike(train: Shard, other: Shard, name: str) -> None:
+    if train.x.shape[1:] != other.x.shape[1:] or train.scale != other.scale:
+        raise DataError(
+            "input",
+            f"{name} has samples of shape {other.x.shape[1:]}, the training samples are of "
+            f"{train.x.shape[1:]}: make them alike",
+        )
+
+
+def _split(samples: Samples, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
+    """The dataset with what it has no samples for set aside, as `split` says."""
+    shard, clients = samples.shard, samples.clients
+    shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
+    if test is None and not split.test:
+        raise DataError("split", "there is no test split, and test: 0 sets nothing aside: raise it")
+    if test is not None and not any(shares):
+        return Dataset(shard, test, validation, clients)
+    if split.order == "random":
+        groups = [np.random.default_rng(split.seed).permutation(len(shard))]
+    else:
+        groups = _runs(clients, len(shard))
+    kept, parts = [], ([], [])
+    for group in groups:
+        end = len(group)
+        for share, part in zip(shares, parts, strict=True):
+            count = round(share * len(group))
+            if count and end - count - split.gap > 0:
+                part.append(group[end - count : end])
+                end -= count + split.gap
+        kept.append(group[:end])
+    chosen = np.sort(np.concatenate(kept))
+    aside = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
+    sizes = [len(part) for part in aside]
+    if not len(chosen) or any(share and not size for share, size in zip(shares, sizes, strict=True)):
+        raise DataError("split", f"{len(shard)} samples are too few to be split so: raise its shares")
+    how = f"at random (seed {split.seed})" if split.order == "random" else "the last ones in the file"
+    names = [f"{size:,} to {use}" for size, use in zip(sizes, ("test", "validate"), strict=True) if size]
+    lost = len(shard) - len(chosen) - sum(sizes)
+    overlap = f", {lost:,} left out as they overlap with those" if lost else ""
+    remark = f"Of {len(shard):,} training samples, {' and '.join(names)} were set aside, {how}{overlap}."
+    return Dataset(
+        shard.take(chosen),
+        test or shard.take(aside[0]),
+        validation or (shard.take(aside[1]) if sizes[1] else None),
+        None if clients is None else clients[chosen],
+        (remark,),
+    )
+
+
+def _runs(clients: Indices | None, samples: int) -> list[Indices]:
+    """The samples of each client in the order of the file; all of them where no clients are named."""
+    if clients is None:
+        return [np.arange(samples)]
+    order = np.argsort(clients, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(clients[order])) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +197,9 @@ class Digits:
     Every fifth image of a class is for the test.
     """
 
+    name: ClassVar[str] = "digits"
     shape: ClassVar[tuple[int, ...] | None] = (8, 8)
+    tokens: ClassVar[bool] = False
 
     def find(self, root: Path | None) -> Found:
         return Found(_digest(metadata.version("scikit-learn")), self._read)
@@ -169,11 +216,70 @@ class Digits:
         return Dataset(*(Shard(x[part], y[part], scale=1 / 16) for part in (~is_test, is_test)))
 
 
-DATASETS: dict[str, HubImages | Digits] = {
+Source = Columns | Digits
+
+_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The 80 of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
+
+DATASETS: dict[str, Source] = {
     "digits": Digits(),
-    "uoft-cs/cifar10": HubImages("uoft-cs/cifar10", "img", "label", shape=(3, 32, 32)),
-    "ylecun/mnist": HubImages("ylecun/mnist", "image", "label", shape=(28, 28)),
+    "flwrlabs/shakespeare": Columns(
+        Data(
+            hub="flwrlabs/shakespeare",
+            input=("x",),
+            label="y",
+            client="character_id",
+            alphabet=_CHARACTERS,
+            # Windows of 80 characters and the next one, a window every 8: ten of them overlap with one.
+            split=Split(test=0.1, order="file", gap=10),
+        ),
+        shape=(80,),
+        tokens=True,
+    ),
+    "uoft-cs/cifar10": Columns(
+        Data(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
+    ),
+    "ylecun/mnist": Columns(Data(hub="ylecun/mnist", input=("image",), label="label"), shape=(28, 28)),
+    "zalando-datasets/fashion_mnist": Columns(
+        Data(hub="zalando-datasets/fashion_mnist", input=("image",), label="label"), shape=(28, 28)
+    ),
 }
+
+
+def source(topology: Topology) -> Source | None:
+    """What the devices of `topology` learn from; None where the task brings the data of each.
+
+    Raises BadInputError for a dataset without columns that is not known.
+    """
+    data, task = topology.task.data, topology.task
+    if data is None:
+        return None if task.dataset is None else DATASETS[task.dataset]
+    if data.input is not None:
+        return Columns(data)
+    known = DATASETS.get(str(data.hub))
+    if not isinstance(known, Columns):
+        raise _error(
+            topology,
+            ("task", "data"),
+            "input is missing: name the column of the inputs, and that of the labels, such as "
+            f"input: image, label: label. huggingface.co/datasets/{data.hub} shows the columns",
+        )
+    changes = {name: getattr(data, name) for name in data.model_fields_set}
+    return replace(known, data=known.data.model_copy(update=changes))
+
+
+def _error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
+    return topology.source.error([topology.source.problem(where, message)])
+
+
+@contextlib.contextmanager
+def _placed(topology: Topology) -> Iterator[None]:
+    """Inside, what is wrong with the data is told with its place in the topology."""
+    try:
+        yield
+    except DataError as error:
+        where = ("task", "data") if error.key is None else ("task", "data", error.key)
+        raise _error(topology, where, str(error)) from error
 
 
 def load(dataset: str, root: Path | None) -> Dataset:
@@ -182,51 +288,92 @@ def load(dataset: str, root: Path | None) -> Dataset:
     `root` is the folder of local datasets. Raises BadInputError for files that cannot be used, HostError
     where there are none and the hub cannot be reached.
     """
-    found = DATASETS[dataset].find(root)
-    folder = _decoded(dataset, found)
-    paths = folder / "train.safetensors", folder / "test.safetensors"
     try:
-        return Dataset(*map(shards.load, paths))
-    except (OSError, SafetensorError, KeyError):  # not there, or not whole
+        return load_from(DATASETS[dataset], root)
+    except DataError as error:
+        raise BadInputError(f"{error}. Get it anew from huggingface.co/datasets/{dataset}.") from error
+
+
+def load_from(dataset: Source, root: Path | None) -> Dataset:
+    """`load` of any dataset."""
+    found = dataset.find(root)
+    folder = _decoded(dataset, found)
+    try:
+        return _load_decoded(folder)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # not there, or not whole
         decoded = found.read()
     with contextlib.suppress(OSError, SafetensorError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
-        for shard, path in zip((decoded.train, decoded.test), paths, strict=True):
-            with files.whole(path) as partial:
-                shards.save(shard, partial)
+        parts = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
+        for name, shard in parts.items():
+            if shard is not None:
+                with files.whole(folder / f"{name}.safetensors") as partial:
+                    shards.save(shard, partial)
+        if decoded.clients is not None:
+            with files.whole(folder / "clients.safetensors") as partial:
+                save_file({"clients": decoded.clients}, partial)
+        with files.whole(folder / _CONTENTS) as partial:  # last: what it names is there
+            has_clients = decoded.clients is not None
+            kept = [name for name, shard in parts.items() if shard is not None]
+            partial.write_text(
+                json.dumps({"parts": kept, "clients": has_clients, "remarks": decoded.remarks}),
+                encoding="utf-8",
+            )
     return decoded
 
 
-def _decoded(dataset: str, found: Found) -> Path:
+_CONTENTS = "contents.json"
+
+
+def _load_decoded(folder: Path) -> Dataset:
+    """Raises OSError, ValueError, SafetensorError, KeyError or TypeError where it is not there, or not
+    whole."""
+    contents = json.loads((folder / _CONTENTS).read_bytes())
+    parts = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
+    clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None
+    return Dataset(**parts, clients=clients, remarks=tuple(contents["remarks"]))
+
+
+def _decoded(dataset: Source, found: Found) -> Path:
     """Where the decoded arrays are kept."""
-    return cache.folder() / "datasets" / f"{dataset.replace('/', '--')}-{found.fingerprint}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "--", dataset.name).strip("-")[-60:]
+    return cache.folder() / "datasets" / f"{name}-{found.fingerprint}"
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
     """How many samples each client has, as far as that needs neither decoding nor dealing: from the
     cache, or where the scheme says it. None where the data has to be prepared first. Raises
-    BadInputError for a `root` that is none."""
+    BadInputError for a `root` that is none, and for data that is not there."""
     task, clients = topology.task, topology.device_names
-    if task.dataset is None:
+    dataset = source(topology)
+    if dataset is None:
         return dict(zip(clients, map(len, task.build().shards()), strict=True))
     scheme = task.partition.build()
-    if isinstance(scheme, Resampled):
-        return dict.fromkeys(clients, scheme.samples)
-    folder = _decoded(task.dataset, DATASETS[task.dataset].find(root))
+    by_hand = _by_hand(topology)
+    given = {client: request.samples for client, request in by_hand.items()}
+    others = [client for client in clients if client not in given]
+    if isinstance(scheme, Resampled) or not others:
+        return {client: given.get(client, scheme.samples) for client in clients}
+    with _placed(topology):
+        folder = _decoded(dataset, dataset.find(root))
     try:
-        with safe_open(folder / "train.safetensors", framework="numpy") as file:
-            labels = file.get_tensor("y")
+        labels = _array(folder / "train.safetensors", "y")
+        if isinstance(scheme, Iid):
+            least, more = divmod(len(labels) - sum(given.values()), len(others))
+            given |= {client: least + (place < more) for place, client in enumerate(others)}
+            return {client: given[client] for client in clients}
+        owners = _array(folder / "clients.safetensors", "clients") if scheme.by == "client" else None
+        keys = _keys(topology, scheme, labels, owners)
+        ends = _array(_dealt(scheme, by_hand, labels, keys, clients, topology.seed), "ends")
     except (OSError, SafetensorError):  # not there, or not whole
         return None
-    if isinstance(scheme, Iid):
-        least, more = divmod(len(labels), len(clients))
-        return {client: least + (place < more) for place, client in enumerate(clients)}
-    try:
-        with safe_open(_dealt(scheme, labels, clients, topology.seed), framework="numpy") as file:
-            ends = file.get_tensor("ends")
-    except (OSError, SafetensorError):
-        return None
     return dict(zip(clients, np.diff(ends, prepend=0).tolist(), strict=True))
+
+
+def _array(path: Path, name: str) -> NDArray[Any]:
+    with safe_open(path, framework="numpy") as file:
+        found: NDArray[Any] = file.get_tensor(name)
+        return found
 
 
 def prepare(topology: Topology, root: Path | None) -> Prepared:
@@ -236,51 +383,89 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     be partitioned.
     """
     task, clients = topology.task, topology.device_names
-    if task.dataset is None:
-        shards = task.build().shards()
-        x, y = (np.concatenate([getattr(shard, part) for shard in shards]) for part in ("x", "y"))
-        train = test = Shard(x, y, shards[0].scale)
-        ends = np.cumsum([len(shard) for shard in shards])
-        own = np.split(np.arange(len(train)), ends[:-1])
-        indices: Mapping[str, Indices] = dict(zip(clients, own, strict=True))
+    chosen = source(topology)
+    if chosen is None:
+        own = task.build().shards()
+        x, y = (np.concatenate([getattr(shard, part) for shard in own]) for part in ("x", "y"))
+        train = test = Shard(x, y, own[0].scale)
+        ends = np.cumsum([len(shard) for shard in own])
+        parts = np.split(np.arange(len(train)), ends[:-1])
+        indices: Mapping[str, Indices] = dict(zip(clients, parts, strict=True))
+        dataset = Dataset(train, test)
     else:
-        dataset = load(task.dataset, root)
-        train, test = dataset.train, dataset.test
-        indices = _partition(task.partition.build(), train.y, clients, topology.seed)
-    return _with_evaluation_set(Prepared(train, test, indices), topology)
+        dataset = _loaded(topology, chosen, root)
+        indices = _partition(topology, dataset)
+    left = len(dataset.train) - len(np.unique(np.concatenate(list(indices.values()))))
+    remarks = dataset.remarks
+    if left:
+        remarks += (
+            f"{left:,} of {len(dataset.train):,} training samples are left out: no device has them.",
+        )
+    train, indices = transforms.applied(topology, dataset.train, indices)
+    prepared = Prepared(train, dataset.test, indices, remarks)
+    return _with_evaluation_set(prepared, dataset, topology)
 
 
-def _with_evaluation_set(prepared: Prepared, topology: Topology) -> Prepared:
+def _loaded(topology: Topology, chosen: Source, root: Path | None) -> Dataset:
+    task = topology.task
+    if task.data is None and task.dataset is not None:
+        return load(task.dataset, root)
+    with _placed(topology):
+        return load_from(chosen, root)
+
+
+def _with_evaluation_set(prepared: Prepared, dataset: Dataset, topology: Topology) -> Prepared:
     """`prepared` with the samples for `test` that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
+    if on == "validation":
+        if dataset.validation is None:
+            raise _error(
+                topology,
+                ("evaluate", "on"),
+                "the data has no validation set: name one with task.data.validation, set some samples "
+                "aside with task.data.split: {validation: 10%}, or take on: test",
+            )
+        prepared = replace(prepared, test=dataset.validation)
     if samples is None:
         return prepared
     rng = np.random.default_rng(0)  # the same whatever the seed: the runs are compared
-    if on == "test":
-        source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
-    else:
+    if on == "clients":
         source, parts = prepared.train, list(prepared.indices.values())
         mean = sum(map(len, parts)) / len(parts)
         uniform = topology.task.importance == "uniform"
         counts = [samples if uniform else round(samples * len(part) / mean) for part in parts]
         drawn = zip(parts, counts, strict=True)
         chosen = np.concatenate([rng.choice(part, count) for part, count in drawn])
-    return replace(prepared, test=Shard(source.x[chosen], source.y[chosen], source.scale))
+    else:
+        source, chosen = prepared.test, rng.permutation(len(prepared.test))[:samples]
+    return replace(prepared, test=source.take(chosen))
 
 
-def _partition(
-    scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int
-) -> Mapping[str, Indices]:
-    """The partition by `scheme`, from the cache where the same has been made before."""
+def _by_hand(topology: Topology) -> dict[str, Request]:
+    """What devices have by hand, in device order."""
+    return {
+        name: Request(group.data.samples, group.data.labels, index)
+        for index, group in enumerate(topology.devices)
+        if group.data is not None and group.data.samples is not None
+        for name in group.device_names
+    }
+
+
+def _partition(topology: Topology, dataset: Dataset) -> Mapping[str, Indices]:
+    """Each device's samples, in device order: those by hand first, the rest by the scheme."""
+    clients, labels = topology.device_names, dataset.train.y
+    scheme: Scheme = topology.task.partition.build()
+    by_hand = _by_hand(topology)
+    keys = _keys(topology, scheme, labels, dataset.clients)
     if isinstance(scheme, Resampled):  # which needs no import
-        return scheme.deal(labels, clients, seed)
-    path = _dealt(scheme, labels, clients, seed)
+        return _deal(topology, scheme, by_hand, labels, keys)
+    path = _dealt(scheme, by_hand, labels, keys, clients, topology.seed)
     try:
         kept = load_file(path)
         parts = np.split(kept["indices"], kept["ends"][:-1])
         return dict(zip(clients, parts, strict=True))
     except (OSError, SafetensorError, KeyError, ValueError):  # not there, or not whole
-        dealt = scheme.deal(labels, clients, seed)
+        dealt = _deal(topology, scheme, by_hand, labels, keys)
     whole = {
         "indices": np.concatenate(list(dealt.values())),
         "ends": np.cumsum([len(part) for part in dealt.values()]),
@@ -292,17 +477,98 @@ def _partition(
     return dealt
 
 
-def _dealt(scheme: Scheme, labels: Indices, clients: Sequence[str], seed: int) -> Path:
+def _deal(
+    topology: Topology,
+    scheme: Scheme,
+    by_hand: Mapping[str, Request],
+    labels: NDArray[Any],
+    keys: Indices,
+) -> Mapping[str, Indices]:
+    seed, clients = topology.seed, topology.device_names
+    try:
+        given, rest = partition.take_by_hand(by_hand, labels, seed)
+    except partition.TooFewError as error:
+        where = ("devices", error.request.group, "data", error.setting)
+        raise _error(topology, where, str(error)) from error
+    others = [client for client in clients if client not in given]
+    if not others:
+        return {client: given[client] for client in clients}
+    try:
+        dealt = scheme.deal(keys[rest], others, seed)
+    except BadInputError as error:
+        message = str(error).removeprefix("task.partition: ")
+        raise _error(topology, ("task", "partition"), message) from error
+    return {client: given[client] if client in given else rest[dealt[client]] for client in clients}
+
+
+def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
+    """What `scheme` deals samples out by, shape (n,). Raises BadInputError where there is no such."""
+    where = ("task", "partition", "scheme")
+    if scheme.by == "client":
+        if clients is None:
+            raise _error(
+                topology,
+                where,
+                "nothing says whose a sample is: add client to task.data, the column that does, such as "
+                "client: character_id; or take another scheme such as iid",
+            )
+        return clients
+    if labels.ndim == 1 and labels.dtype.kind == "i":
+        return labels
+    if scheme.by == "label":
+        raise _error(
+            topology,
+            where,
+            f"deals samples out by their class, and these have none (labels of {_kind(labels)}): take a "
+            "scheme that needs no classes, such as iid or sizes",
+        )
+    return np.zeros(len(labels), np.int64)
+
+
+def _kind(labels: NDArray[Any]) -> str:
+    shape = "×".join(map(str, labels.shape[1:]))
+    return f"{labels.dtype}{f', shape {shape}' if shape else ''}"
+
+
+def _dealt(
+    scheme: Scheme,
+    by_hand: Mapping[str, Request],
+    labels: NDArray[Any],
+    keys: Indices,
+    clients: Sequence[str],
+    seed: int,
+) -> Path:
     """Where the partition is kept."""
-    hashed = hashlib.sha256(labels.tobytes()).hexdigest()
-    source = Path(partition.__file__).read_bytes()  # a change there may change the partition
-    facts = (scheme, hashed, len(clients), seed, metadata.version("flwr-datasets"), source)
+    hashed = hashlib.sha256(keys.tobytes())
+    if by_hand:
+        hashed.update(labels.tobytes())
+    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    given = [
+        (place, by_hand[client].samples, by_hand[client].labels)
+        for place, client in enumerate(clients)
+        if client in by_hand
+    ]
+    facts = (
+        scheme,
+        hashed.hexdigest(),
+        len(clients),
+        given,
+        seed,
+        metadata.version("flwr-datasets"),
+        code,
+    )
     return cache.folder() / "partitions" / f"{_digest(facts)}.safetensors"
 
 
+MAX_CLASSES = 1_000
+"""Whole numbers from so many on are no classes to count, but tokens, for example."""
+
+
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Of each client: how many samples it has of class 0, 1, ..."""
+    """Of each client: how many samples it has of class 0, 1, ...; none where labels are no classes."""
     labels = prepared.train.y
+    if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < MAX_CLASSES:
+        return {client: [] for client in prepared.indices}
     classes = 1 + int(labels.max())
     return {
         client: np.bincount(labels[chosen], minlength=classes).tolist()
@@ -330,23 +596,6 @@ def _save_readable(shard: Shard, path: Path) -> None:
             "room there (df -h), or name a folder on another disk with --runs."
         ) from error
     path.chmod(0o644)  # a container reads it as another user
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    import datasets
-
-    shown = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _digest(facts: object) -> str:

@@ -38,10 +38,11 @@ _AMPLE = 384 * _MIB
 
 def resolved(topology: Topology) -> Topology:
     """The topology with link classes and the profiles' power and heat filled in, and absolute paths of
-    traces.
+    traces and data.
 
     Raises BadInputError for a name that no profile has, and for traces that cannot be read.
     """
+    topology = _with_data_path(topology)
     if not any(_has_names(group) for group in topology.devices):
         return topology
     known = profiles.load(Path(topology.source.name).parent)
@@ -175,6 +176,15 @@ def _unknown(topology: Topology, known: Profiles) -> Iterator[Problem]:
             yield topology.source.problem(
                 (*where, "link", "class"), f"no link class is called this; {guess}"
             )
+
+
+def _with_data_path(topology: Topology) -> Topology:
+    """With an absolute path of its data, so that the run directory's topology finds them too."""
+    data = topology.task.data
+    if data is None or data.path is None:
+        return topology
+    path = Path(topology.source.name).parent.absolute() / data.path
+    return topology.with_data(data.model_copy(update={"path": str(path)}))
 
 
 def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGroup:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.host import cache
 from testbed.plan.datasets import DATASETS
@@ -59,13 +60,14 @@ def _count_step(task: Task, batch_size: int) -> Work | None:
         module = task.model()
     if task.dataset is None:
         shard = task.shards()[0]
-        x = torch.from_numpy(shard.x[:batch_size]).float() * shard.scale
+        x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:
-        shape = DATASETS[task.dataset].shape
-        if shape is None:
+        known = DATASETS[task.dataset]
+        if known.shape is None:
             return None
-        x, y = torch.zeros(batch_size, *shape), torch.zeros(batch_size, dtype=torch.int64)
+        x = torch.zeros(batch_size, *known.shape, dtype=torch.int64 if known.tokens else torch.float32)
+        y = torch.zeros(batch_size, dtype=torch.int64)
     return count(lambda: step(module, x, y, task.loss))
 
 

@@ -16,6 +16,7 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.topology import scenario, validation_errors, yamlfile
+from testbed.topology.data import Data
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup, Local, ServerLink
 from testbed.topology.fields import (
     Choice,
@@ -64,6 +65,7 @@ class Task(Variant):
     importance: Literal["uniform", "samples"] = Field(
         default="uniform", description="What a client counts for in the objective: 1/N, or its samples"
     )
+    data: Data | None = Field(default=None, exclude_if=lambda data: data is None)
     partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
         default={"scheme": "iid"}, validate_default=True
     )
@@ -100,10 +102,10 @@ class Evaluate(Model):
     """How often the global model is evaluated, on what, and when."""
 
     every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
-    on: Literal["test", "clients"] = Field(
+    on: Literal["test", "validation", "clients"] = Field(
         default="test",
-        description="The test set; or the clients' training data, each client counting by its "
-        "importance: the loss is then the federated one",
+        description="The test set; the validation set; or the clients' training data, each client "
+        "counting by its importance: the loss is then the federated one",
     )
     samples: Count | None = Field(
         default=None,
@@ -222,7 +224,13 @@ class Topology(Model):
         return tuple(name for group in self.devices for name in group.device_names)
 
     def with_devices(self, devices: tuple[DeviceGroup, ...]) -> Topology:
-        topology = self.model_copy(update={"devices": devices})
+        return self._with(devices=devices)
+
+    def with_data(self, data: Data) -> Topology:
+        return self._with(task=self.task.model_copy(update={"data": data}))
+
+    def _with(self, **changes: Any) -> Topology:
+        topology = self.model_copy(update=changes)
         topology._source = self._source
         return topology
 
@@ -312,6 +320,11 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             ("task", "partition"),
             f"the task {task.name} brings each device its own data: remove this",
         )
+    if task.dataset is None:
+        places = [("task", "data")] if task.data is not None else []
+        places += [("devices", index, "data") for index, group in enumerate(groups) if group.data]
+        for where in places:
+            yield where, f"the task {task.name} brings each device its own data: remove this"
     has_target = topology.stop.build().target_accuracy is not None
     if has_target and not TASKS[task.name].has_accuracy:
         yield (

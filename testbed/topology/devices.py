@@ -10,6 +10,7 @@ from agents import config, durations
 from agents.durations import Distribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
+from testbed.topology.data import DeviceData
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -219,6 +220,7 @@ class DeviceGroup(Model):
     thermal: Thermal | None = Field(
         default=None, description="Loss of CPU share by heat; the profile's, where not given"
     )
+    data: DeviceData | None = Field(default=None, exclude_if=lambda data: data is None)
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,18 @@ MIN_SAMPLES = 10
 """The least number of samples per client, on average, where a scheme has no bound of its own."""
 
 Indices = NDArray[np.int64]
+Key = Literal["label", "client", "nothing"]
 
 
 class Scheme(Protocol):
     """The parameters of a scheme; its constructor raises ValueError for invalid ones."""
 
+    by: ClassVar[Key]
+    """What samples are dealt out by: their class, whose they are, or nothing but their number."""
+
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        """Indices of the samples of each client, by `labels` of shape (n,), each ≥ 0.
+        """Indices of the samples of each client, by `labels` of shape (n,), each ≥ 0: their classes, or
+        whose they are.
 
         The same for the same arguments. Raises BadInputError that names the setting to change.
         """
@@ -33,6 +38,8 @@ class Scheme(Protocol):
 @dataclass(frozen=True)
 class Iid:
     """Every sample goes to one client, as it comes; all have equally many, to within one."""
+
+    by: ClassVar[Key] = "nothing"
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         from flwr_datasets.partitioner import IidPartitioner
@@ -45,6 +52,7 @@ class Iid:
 class Dirichlet:
     """Each class is dealt out in shares drawn from Dirichlet(alpha): the smaller, the more skewed."""
 
+    by: ClassVar[Key] = "label"
     alpha: float
     min_samples: int = MIN_SAMPLES
     """No client gets fewer."""
@@ -76,6 +84,7 @@ class Pathological:
     """Every client has samples of exactly so many classes: its first by turns, the others at random;
     each class is dealt out evenly to those that have it (Li et al. 2022, arXiv 2102.02079)."""
 
+    by: ClassVar[Key] = "label"
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
@@ -104,6 +113,7 @@ class Shards:
     """Samples sorted by class are cut into equal pieces, and each client gets so many at random
     (McMahan et al. 2017, arXiv 1602.05629). A remainder smaller than the pieces is left out."""
 
+    by: ClassVar[Key] = "label"
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:
@@ -121,6 +131,7 @@ class Shards:
 class Resampled:
     """Every client draws so many samples from the whole, with replacement: no limit to the clients."""
 
+    by: ClassVar[Key] = "nothing"
     samples: int = 60
 
     def __post_init__(self) -> None:
@@ -134,10 +145,127 @@ class Resampled:
         }
 
 
+@dataclass(frozen=True)
+class PowerLaw:
+    """Sizes follow a power law: beside `min_samples`, the device of rank r gets a part of all that is
+    left, in proportion to r^(−exponent). Ranks are drawn; samples are dealt whatever their class."""
+
+    by: ClassVar[Key] = "nothing"
+    exponent: float = 1.0
+    min_samples: int = MIN_SAMPLES
+    """No client gets fewer."""
+
+    def __post_init__(self) -> None:
+        if not self.exponent >= 0:
+            raise ValueError(f"exponent is {self.exponent:g}, expected a number from 0 on")
+        at_least("min_samples", self.min_samples, 1)
+
+    def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+        _check_enough(labels, clients, self.min_samples)
+        rng = np.random.default_rng(seed)
+        parts = np.arange(1, len(clients) + 1) ** -float(self.exponent)
+        more = (len(labels) - self.min_samples * len(clients)) * np.cumsum(parts) / parts.sum()
+        sizes = self.min_samples + np.diff(np.round(more).astype(np.int64), prepend=0)
+        sizes = rng.permutation(sizes)
+        order = rng.permutation(len(labels))
+        return dict(zip(clients, np.split(order, np.cumsum(sizes)[:-1]), strict=True))
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Every device has the samples of one client of the dataset, such as a writer or a role; which one
+    is drawn. The samples of the others are left out."""
+
+    by: ClassVar[Key] = "client"
+    min_samples: int = MIN_SAMPLES
+    """Clients of the dataset with fewer are left out."""
+
+    def __post_init__(self) -> None:
+        at_least("min_samples", self.min_samples, 1)
+
+    def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+        counts = np.bincount(labels)
+        large = np.flatnonzero(counts >= self.min_samples)
+        if len(large) < len(clients):
+            raise BadInputError(
+                f"task.partition: {len(clients)} devices, and the dataset has {len(large)} clients with "
+                f"{self.min_samples} samples or more ({np.count_nonzero(counts)} in all). Use fewer "
+                "devices, or lower task.partition.min_samples."
+            )
+        chosen = np.random.default_rng(seed).permutation(large)[: len(clients)]
+        order = np.argsort(labels, kind="stable")
+        ends = np.cumsum(counts)
+        return {
+            client: order[ends[own] - counts[own] : ends[own]]
+            for client, own in zip(clients, chosen.tolist(), strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one device has by hand."""
+
+    samples: int
+    labels: tuple[int, ...] | None
+    """Classes; None: of all."""
+    group: int
+    """Its place in the topology's list."""
+
+
+class TooFewError(ValueError):
+    """A request that the data cannot fulfil."""
+
+    def __init__(self, request: Request, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.request, self.setting = request, setting
+
+
+def take_by_hand(
+    requests: Mapping[str, Request], labels: NDArray[Any], seed: int
+) -> tuple[dict[str, Indices], Indices]:
+    """Each requesting device's samples, drawn at random without replacement, and all samples that are
+    left. Those that ask for the fewest classes choose first. Raises TooFewError."""
+    if not requests:
+        return {}, np.arange(len(labels))
+    has_classes = labels.ndim == 1 and labels.dtype.kind == "i"
+    left = seeds.generator(seed, "", "by hand").permutation(len(labels))
+    taken: dict[str, Indices] = {}
+    every = len(labels) + 1
+    for client, request in sorted(
+        requests.items(), key=lambda item: every if item[1].labels is None else len(item[1].labels)
+    ):
+        fits = np.ones(len(left), dtype=bool)
+        if request.labels is not None:
+            if not has_classes:
+                raise TooFewError(request, "labels", "the data's labels are no classes: remove this")
+            if missing := [label for label in request.labels if not (labels == label).any()]:
+                raise TooFewError(
+                    request,
+                    "labels",
+                    f"no training sample is of class {missing[0]}: there are {int(labels.min())} to "
+                    f"{int(labels.max())}",
+                )
+            fits = np.isin(labels[left], request.labels)
+        places = np.flatnonzero(fits)
+        if len(places) < request.samples:
+            of = "" if request.labels is None else f" of class {', '.join(map(str, request.labels))}"
+            raise TooFewError(
+                request,
+                "samples",
+                f"{client} is to have {request.samples} samples{of}, and {len(places)} are left after "
+                "other devices took theirs: lower it here or there",
+            )
+        taken[client] = left[places[: request.samples]]
+        left = np.delete(left, places[: request.samples])
+    return {client: taken[client] for client in requests}, np.sort(left)
+
+
 SCHEMES: dict[str, type[Scheme]] = {
     "dirichlet": Dirichlet,
     "iid": Iid,
+    "natural": Natural,
     "pathological": Pathological,
+    "power_law": PowerLaw,
     "resampled": Resampled,
     "shards": Shards,
 }

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import nn
 
 from agents.flat import FlatModule
-from agents.shards import Shard
+from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
 
@@ -199,7 +199,7 @@ class AnyModule:
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
-        x = self._x[batch].to(torch.float32).mul_(self._scale)
+        x = inputs(self._x[batch], self._scale)
         loss = self._loss(self._flat.module(x), self._y[batch]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         np.copyto(out, self._flat.gradient.numpy())

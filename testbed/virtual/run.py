@@ -249,10 +249,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     shares = [d for d in spec.plan.devices if d.cpu is not None and d.gflops is None]
     if shares and seconds is None:
         device = shares[0]
-        indices = prepared.indices[device.name]
-        train = prepared.train
-        shard = Shard(train.x[indices], train.y[indices], train.scale)
-        seconds = _measured_step(task, shard, device.local)
+        seconds = _measured_step(task, prepared.shard(device.name), device.local)
         keep_step_time(task, device.local, seconds)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
         timed = topology.runtime.model_copy(update={"step_time": seconds, "update_time": update})

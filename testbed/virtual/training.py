@@ -139,9 +139,7 @@ class _OneByOne:
         )
 
     def _trainer(self, job: Job) -> Trainer:
-        train = self._train
-        shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
-        return Trainer(self._task, shard, job.local, self._flat)
+        return Trainer(self._task, self._train.take(job.indices), job.local, self._flat)
 
 
 def _outcome(result: Result) -> Outcome:

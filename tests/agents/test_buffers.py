@@ -108,7 +108,7 @@ def test_a_module_gets_and_gives_them() -> None:
     flat = FlatModule(module)
     flat.load(initial(module), new)
     assert buffers_of(module).equals(new)
-    assert module[0].running_var.tolist() == [3, 4]  # type: ignore[union-attr,operator]
+    assert module[0].running_var.tolist() == [3, 4]  # type: ignore[operator]
     assert module.short.dtype == torch.float16
     with pytest.raises(ValueError, match="for a model with other ones"):
         load_buffers(module, held(1.0))

@@ -224,8 +224,8 @@ def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module
 
 def test_frozen_parameters_stay_and_do_not_travel() -> None:
     module = Tiny().model()
-    module[0].weight.requires_grad_(False)  # type: ignore[index,union-attr]
-    frozen = module[0].weight.clone()  # type: ignore[index,union-attr]
+    module[0].weight.requires_grad_(False)  # type: ignore[index]
+    frozen = module[0].weight.clone()  # type: ignore[index]
     flat = FlatModule(module)
     assert flat.w.numel() == 23 - 12
     trainer = Trainer(Tiny(), SHARD, Local(steps=3), flat)

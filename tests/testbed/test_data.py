@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +20,11 @@ from testbed import topology
 from testbed.errors import BadInputError, HostError
 from testbed.plan import datasets
 from testbed.rundir.directory import RunDirectory
-from testbed.topology.partition import Dirichlet
+from testbed.topology.data import Data
+from testbed.topology.partition import Dirichlet, Indices
 
 CLIENTS = [f"pi-{number}" for number in range(1, 9)]
-TINY = datasets.HubImages("tests/tiny", image="picture", label="digit", test="validation")
+TINY = datasets.Columns(Data(hub="tests/tiny", input=("picture",), label="digit", test="validation"))
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +85,13 @@ def test_images_are_decoded_once_until_their_files_change(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = datasets.load("tests/tiny", root)
-    monkeypatch.setattr(datasets.HubImages, "_decode", None)
+    monkeypatch.setattr(datasets.Columns, "_read_files", None)
     second = datasets.load("tests/tiny", root)
     assert np.array_equal(first.train.x, second.train.x)
     assert second.train.scale == first.train.scale
     assert not list(cache.rglob("*.partial"))
     os.utime(root / "tests/tiny/train-00001-of-00002.parquet", (0, 0))
-    with pytest.raises(BadInputError):  # reads the files again, and cannot decode
+    with pytest.raises(TypeError):  # reads the files again, and cannot
         datasets.load("tests/tiny", root)
 
 
@@ -103,7 +106,7 @@ def test_a_torn_cache_is_made_anew(root: Path, cache: Path) -> None:
 def test_unfit_files_are_named_with_the_mend(root: Path) -> None:
     path = root / "tests/tiny/train-00000-of-00002.parquet"
     pd.DataFrame({"picture": [1], "other": [2]}).to_parquet(path)
-    with pytest.raises(BadInputError, match=r"train-00000-of-00002\.parquet: not readable .* anew"):
+    with pytest.raises(BadInputError, match=r"digit.*train-00000-of-00002\.parquet, .* anew"):
         datasets.load("tests/tiny", root)
     with pytest.raises(BadInputError, match=r"--data .*nowhere: no such folder"):
         datasets.load("tests/tiny", root / "nowhere")
@@ -235,21 +238,26 @@ def test_the_run_directory_gets_what_others_can_read(tiny: datasets.Prepared, tm
     assert directory.shard("a").stat().st_mode & 0o777 == 0o644
 
 
+def _dealt(alpha: float = 0.5, labels: Indices | None = None, seed: int = 7) -> Mapping[str, Indices]:
+    text = DIGITS.replace("alpha: 1", f"alpha: {alpha}").replace("seed: 7", f"seed: {seed}")
+    y = np.arange(1000) % 10 if labels is None else labels
+    shard = Shard(np.zeros((len(y), 1), np.float32), y)
+    return datasets._partition(topology.parse(text), datasets.Dataset(shard, shard))
+
+
 def test_a_partition_is_dealt_out_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What deals it out takes seconds to import."""
-    shares = Dirichlet(0.5)
-    labels = np.arange(1000) % 10
-    first = datasets._partition(shares, labels, CLIENTS, 7)
+    first = _dealt()
     monkeypatch.setattr(Dirichlet, "deal", None)
-    again = datasets._partition(shares, labels, CLIENTS, 7)
+    again = _dealt()
     assert list(again) == CLIENTS
     assert all(np.array_equal(again[client], first[client]) for client in CLIENTS)
-    others = (Dirichlet(0.4), labels, 7), (shares, labels[::-1], 7), (shares, labels, 8)
-    for scheme, of, seed in others:
+    others: list[dict[str, Any]] = [{"alpha": 0.4}, {"labels": np.arange(1000)[::-1] % 10}, {"seed": 8}]
+    for other in others:
         with pytest.raises(TypeError):  # deals anew, and cannot
-            datasets._partition(scheme, of, CLIENTS, seed)
+            _dealt(**other)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent.parent))
     (kept,) = cache.parent.rglob("partitions/*")
     kept.write_bytes(kept.read_bytes()[:-4])
-    assert np.array_equal(datasets._partition(shares, labels, CLIENTS, 7)["pi-1"], first["pi-1"])
+    assert np.array_equal(_dealt()["pi-1"], first["pi-1"])

@@ -16,8 +16,9 @@ from agents.tasks.interface import Task
 from agents.tasks.logreg import DigitsLogreg
 from agents.tasks.quadratic import Quadratic
 from testbed.plan import datasets, work
-from testbed.plan.datasets import HubImages
+from testbed.plan.datasets import Columns
 from testbed.plan.work import Work
+from testbed.topology.data import Data
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ class Foreign(Task):
 def test_nothing_is_said_of_a_step_that_cannot_be_run(
     shape: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreign = HubImages("a/b", image="img", label="label", shape=shape)
+    foreign = Columns(Data(hub="a/b", input=("img",), label="label"), shape=shape)
     monkeypatch.setitem(datasets.DATASETS, "foreign", foreign)
     assert work.of_step(Foreign(), 4) is None
 

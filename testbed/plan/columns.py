@@ -1,0 +1,346 @@
+"""Columns of a dataset's files as arrays: images, texts, lists of numbers, numbers.
+
+What a column holds follows from its type: binary is an encoded image, a list or an array of two
+dimensions or more is one sample's tokens or numbers, and columns of plain numbers together are a table.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.shards import Shard
+from testbed.errors import BadInputError
+from testbed.topology.data import Data
+
+Array = NDArray[Any]
+
+
+class DataError(BadInputError):
+    """What is wrong with a dataset, or with how it is described."""
+
+    def __init__(self, key: str | None, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+        """The setting of `task.data` to change; None: the files are at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The samples of one split, as they lie in files."""
+
+    name: str
+    """For errors."""
+    rows: int
+    columns: Mapping[str, Sequence[str]]
+    """The names of each file's columns, by its name."""
+    batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
+    """The columns of these names, some rows at a time, as arrays of Arrow or numpy."""
+
+
+@dataclass(slots=True)
+class Names:
+    """Numbers for texts: 0 for the first of them in alphabetical order, and so on."""
+
+    known: dict[str, int] = field(default_factory=dict)
+
+    def add(self, texts: Array) -> NDArray[np.int64]:
+        """Provisional numbers, in the order in which the texts came; `order` makes them final."""
+        found, places = np.unique(texts, return_inverse=True)
+        numbers = [self.known.setdefault(str(text), len(self.known)) for text in found]
+        return np.array(numbers, np.int64)[places.reshape(-1)]
+
+    def order(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The final numbers of `numbers`, which must be all that were given."""
+        ordered = sorted(self.known)
+        final = np.empty(len(ordered), np.int64)
+        for number, text in enumerate(ordered):
+            final[self.known[text]] = number
+        self.known = {text: number for number, text in enumerate(ordered)}
+        return final[numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What `read` makes of a split."""
+
+    shard: Shard
+    classes: tuple[str, ...]
+    """The texts that labels stand for; empty where labels are no texts."""
+    clients: NDArray[np.int64] | None
+    """Whose each sample is, from 0 on in the order of their names."""
+    client_names: tuple[str, ...]
+
+
+def read(part: Part, data: Data, classes: Sequence[str] = ()) -> Samples:
+    """All samples of `part`; `classes` are those of the training set, for another split's labels.
+
+    Memory: the arrays that it returns and one batch. Raises DataError.
+    """
+    inputs = data.input or ()
+    wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
+    for key, names in wanted.items():
+        for file, there in part.columns.items():
+            if missing := [name for name in names if name is not None and name not in there]:
+                has = ", ".join(there) or "none"
+                raise DataError(
+                    key, f"found {missing[0]!r}, expected a column of {file}, which has {has}"
+                )
+    x: Array | None = None
+    labels: list[Array] = []
+    owners: list[Array] = []
+    names, clients, done = Names(), Names(), 0
+    columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
+    for batch in part.batches(columns):
+        arrays = [_array(batch[name], data, f"{part.name}, column {name}", done) for name in inputs]
+        some = _inputs(arrays, data, part.name, done)
+        if x is None:
+            x = np.empty((part.rows, *some.shape[1:]), some.dtype)
+        if some.shape[1:] != x.shape[1:]:
+            raise DataError("input", _unequal(f"{part.name}", done, x.shape[1:], some.shape[1:]))
+        if some.dtype != x.dtype:
+            x = x.astype(np.promote_types(x.dtype, some.dtype))
+        x[done : done + len(some)] = some
+        if data.label is not None:
+            place = f"{part.name}, column {data.label}"
+            column = _array(batch[data.label], data, place, done)
+            labels.append(_labels(column, data, names, place, done))
+        if data.client is not None:
+            column = _array(batch[data.client], data, f"{part.name}, column {data.client}", done)
+            owners.append(clients.add(_as_names(column)))
+        done += len(some)
+    if x is None:
+        raise DataError(None, f"{part.name} has no samples")
+    shard = Shard(x, np.empty(0), _scale(x))
+    if labels:
+        y = np.concatenate(labels)
+        y = _as_classes(y, names, classes, part.name) if names.known else y
+    else:
+        y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
+    found = tuple(names.known) if names.known else ()
+    codes = clients.order(np.concatenate(owners)) if owners else None
+    return Samples(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
+
+
+def _as_classes(numbers: Array, names: Names, classes: Sequence[str], part: str) -> NDArray[np.int64]:
+    if not classes:
+        return names.order(numbers)
+    place = {name: number for number, name in enumerate(classes)}
+    if unknown := [name for name in names.known if name not in place]:
+        raise DataError("label", f"{part} has samples of {unknown[0]!r}, the training samples have none")
+    return np.array([place[name] for name in names.known], np.int64)[numbers]
+
+
+def _inputs(arrays: Sequence[Array], data: Data, part: str, first: int) -> Array:
+    """A model's inputs, before they are scaled."""
+    if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
+        for name, array in zip(data.input or (), arrays, strict=True):
+            if array.ndim > 1 or array.dtype.kind not in "biuf":
+                raise DataError(
+                    "input",
+                    f"the column {name} of {part} holds no plain numbers, as columns do that are taken "
+                    "together: name this one alone, or leave it out",
+                )
+        table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
+        _check_finite(table, f"{part}, input", first, "input")
+        return table
+    (array,) = arrays
+    if array.dtype.kind == "U":
+        if data.alphabet is None:
+            raise DataError(
+                "input",
+                f"{part} has texts here: add alphabet, the characters that the model knows, such as "
+                'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or make lists of token numbers of them',
+            )
+        return _characters(array, data, part, first)
+    if array.dtype.kind == "f":
+        _check_finite(array, f"{part}, input", first, "input")
+        return array.astype(np.float32)
+    if array.dtype.kind == "b":
+        return array.astype(np.float32)
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind in "iu":
+        if array.size and int(array.min()) < 0:
+            raise DataError("input", f"{part} has tokens below 0, expected numbers from 0 on")
+        return _compact(array)
+    raise DataError("input", f"{part} holds {array.dtype}, expected images, texts or numbers")
+
+
+def _compact(tokens: Array) -> Array:
+    """With a signed type, as a token is, unlike a pixel, that is large enough."""
+    most = int(tokens.max(initial=0))
+    kinds = (np.int8, np.int16, np.int32, np.int64)
+    return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
+
+
+def _labels(array: Array, data: Data, names: Names, place: str, first: int) -> Array:
+    kind = array.dtype.kind
+    if kind == "U":
+        if data.alphabet is not None and array.dtype.itemsize == 4 and (array != "").all():
+            codes = _lookup(data.alphabet, array.view(np.uint32))
+            if (codes < 0).any():
+                row = int(np.argmax(codes < 0))
+                raise DataError(
+                    "alphabet",
+                    f"{place}, row {first + row}: {str(array[row])!r} is not in it: add it",
+                )
+            return codes
+        return names.add(array)
+    if kind == "f":
+        _check_finite(array, place, first, "label")
+        return array.astype(np.float32)
+    if kind not in "iub":
+        raise DataError("label", f"{place} holds {array.dtype}, expected classes, numbers or texts")
+    if array.ndim == 1 and kind == "i" and len(array) and int(array.min()) < 0:
+        row = int(np.argmin(array))
+        raise DataError(
+            "label",
+            f"{place}, row {first + row}: found class {int(array[row])}, expected classes from 0 on. "
+            "A split without labels cannot be used: name another one (task.data.train, task.data.test)",
+        )
+    return array.astype(np.int64)
+
+
+def _characters(texts: Array, data: Data, part: str, first: int) -> Array:
+    """Places of the characters in the alphabet, shape (n, length)."""
+    width = texts.dtype.itemsize // 4
+    lengths = np.char.str_len(texts)
+    if data.length is None and len(texts) and int(lengths.min()) != width:
+        row = int(np.argmin(lengths))
+        raise DataError(
+            "length",
+            f"{part}, row {first + row}: a text of {lengths[row]} characters where another has {width}: "
+            f"add length, such as length: {width}; longer ones are cut, shorter ones filled up",
+        )
+    wide = texts.astype(f"<U{data.length or width}")
+    codes = _lookup(data.alphabet or "", wide.view(np.uint32).reshape(len(texts), -1))
+    return _compact(np.maximum(codes, 0))
+
+
+def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
+    """The place in `alphabet` of each code point; −1 where it is not in there."""
+    letters = np.array(list(alphabet)).view(np.uint32)
+    order = np.argsort(letters)
+    places = np.searchsorted(letters, codes, sorter=order).clip(max=len(letters) - 1)
+    found = order[places]
+    return np.where(letters[found] == codes, found, -1)
+
+
+def _array(column: Any, data: Data, place: str, first: int) -> Array:
+    """A column of Arrow or numpy as an array; texts as numpy's, of the longest one's width."""
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind in "OS":
+            raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
+        return column
+    import pyarrow as pa
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    kind = column.type
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise DataError(None, f"{place}, row {first + row}: has no value")
+    if pa.types.is_dictionary(kind):
+        return _array(column.dictionary_decode(), data, place, first)
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        return _images(column.field("bytes").to_pylist(), place, first)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _images(column.to_pylist(), place, first)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        texts = column.to_pylist()
+        return np.array(texts, f"<U{max(1, max(map(len, texts), default=1))}")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists(column, data, place, first)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    raise DataError("input", f"{place} holds {kind}, expected images, texts, numbers, or lists of these")
+
+
+def _lists(column: Any, data: Data, place: str, first: int) -> Array:
+    values = column.flatten()
+    lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
+    inner = _array(values, data, place, first)
+    wanted = data.length
+    if len(set(lengths.tolist())) == 1 and wanted in (None, int(lengths[0])):
+        return inner.reshape(len(lengths), int(lengths[0]), *inner.shape[1:])
+    if wanted is None:
+        row = int(np.argmax(lengths != lengths[0]))
+        raise DataError(
+            "length",
+            f"{place}, row {first + row}: {lengths[row]} values where another has {lengths[0]}: add "
+            f"length, such as length: {lengths.max()}; longer ones are cut, shorter ones filled up",
+        )
+    filled = np.zeros((len(lengths), wanted, *inner.shape[1:]), inner.dtype)
+    begins = np.cumsum(lengths) - lengths
+    for row, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
+        kept = min(length, wanted)
+        filled[row, :kept] = inner[begin : begin + kept]
+    return filled
+
+
+def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
+    """Images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour."""
+    from PIL import Image
+
+    decoded: list[Array] = []
+    for row, content in enumerate(encoded):
+        if content is None:
+            raise DataError(None, f"{place}, row {first + row}: has no image in it, only its path")
+        try:
+            image = Image.open(io.BytesIO(content))
+            one = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(None, f"{place}, row {first + row}: {error}") from error
+        if decoded and one.ndim < decoded[0].ndim:  # a grey one among those in colour
+            one = np.asarray(image.convert("RGB"))
+        if decoded and one.shape != decoded[0].shape:
+            raise DataError("input", _unequal(place, first + row, decoded[0].shape, one.shape))
+        decoded.append(one)
+    stacked = np.stack(decoded)
+    if stacked.ndim == 4:  # colours: channels first, as torch's convolutions take them
+        stacked = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+    return stacked
+
+
+def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...]) -> str:
+    return (
+        f"{place}, row {row}: a sample of shape {_shape(other)} where others have {_shape(first)}: make "
+        "all of one shape"
+    )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "1"
+
+
+def _check_finite(values: Array, place: str, first: int, key: str) -> None:
+    good = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not good.all():
+        row = first + int(np.argmin(good))
+        raise DataError(
+            key, f"{place}, row {row}: found no finite number; fill it in, or remove the row"
+        )
+
+
+def _as_names(column: Array) -> Array:
+    if column.ndim > 1:
+        raise DataError("client", "found lists, expected names or numbers")
+    if column.dtype.kind in "iu":  # in the order of the numbers, not of their digits
+        width = len(str(int(column.max(initial=0))))
+        return np.array([f"{value:0{max(width, 12)}d}" for value in column.tolist()])
+    return column.astype(np.str_)
+
+
+def _holds_tokens(x: Array) -> bool:
+    return x.dtype.kind == "i"
+
+
+def _scale(x: Array) -> float:
+    """Of pixels, so that they are 0 to 1."""
+    return 1 / 255 if x.dtype == np.uint8 else 1.0
