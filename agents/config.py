@@ -18,6 +18,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from agents.rules.interface import ClientSide
 
 T = TypeVar("T")
+KEEPALIVE = 30.0
+"""Of MQTT, in seconds, of device time where it is stretched."""
 Durability = Literal["update", "checkpoint", "none"]
 """What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
 after its last checkpoint. `none`: the run."""
@@ -115,6 +117,8 @@ class ClientConfig:
     """Path of a folder that outlives the process, for updates that are not acknowledged."""
     timeout_s: float = 30.0
     """Within which the broker must answer: it is the last to become reachable."""
+    keepalive: float = KEEPALIVE
+    """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,10 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents.config import Broker
+from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
 from agents.retry import retry
 
-KEEPALIVE = 30
-"""Seconds, of device time where it is stretched."""
 _MAX_IN_FLIGHT = 1000
 
 

@@ -21,9 +21,9 @@ from agents.client import core, memory, randomness
 from agents.client.outbox import Outbox
 from agents.clock import Clock
 from agents.config import ClientConfig
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
+from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.tasks import TASKS
-from agents.transport import KEEPALIVE, Connection, ConnectionFailedError, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -58,7 +58,7 @@ class Client:
             lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
         )
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
-        keepalive = self._clock.takes(KEEPALIVE * SECOND)
+        keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
