@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from agents.rules.interface import ClientSide
 
 T = TypeVar("T")
-KEEPALIVE = 30.0
+KEEPALIVE = 30
 """Of MQTT, in seconds, of device time where it is stretched."""
 Durability = Literal["update", "checkpoint", "none"]
 """What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.transport import KEEPALIVE
+from agents.config import KEEPALIVE
 from tests import attacks
 from tests.attacks import Facts
 from tests.running import (
