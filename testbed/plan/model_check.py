@@ -15,12 +15,6 @@ from pathlib import Path
 from agents.tasks.interface import Task
 from testbed.host import cache
 from testbed.topology import Topology
-from testbed.traits import those
-
-_LARGEST_MESSAGE = 2**28 - 1
-"""Bytes: MQTT 3.1.1, section 2.2.3."""
-_HEADERS = 128 * 2**10
-"""Bytes that a message may have beside the model."""
 
 
 def check(topology: Topology) -> int:
@@ -48,18 +42,6 @@ def check(topology: Topology) -> int:
     if good is not None:
         cache.keep(good, f"{count}\n")
     return count
-
-
-def check_sendable(topology: Topology, size: int) -> None:
-    """Raise BadInputError where a model of `size` float32 numbers is too large for a message of MQTT."""
-    if 4 * size + _HEADERS > _LARGEST_MESSAGE:
-        simulated = those(lambda t: t.simulated)
-        text = (
-            f"a model of {topology.task.name} is {4 * size / 1e6:.0f} MB, and a message of MQTT holds "
-            f"{_LARGEST_MESSAGE / 1e6:.0f} MB at most: freeze what need not be trained, or use the "
-            f"{simulated} runtime"
-        )
-        raise topology.source.error([topology.source.problem(("task", "name"), text)])
 
 
 def fingerprint(task: Task) -> str | None:

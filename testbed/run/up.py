@@ -65,13 +65,11 @@ def planned_rounds(topology: Topology, made: Plan, options: Options) -> dict[str
 def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
-    size = model_check.check(topology)
+    model_check.check(topology)
     shares: tuple[str, ...] = ()
     if needs_calibration(topology):
         topology, shares = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
-    if not traits(runtime).simulated:
-        model_check.check_sendable(topology, size)
     host = this_host(netem=traits(runtime).shaper is None)
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()

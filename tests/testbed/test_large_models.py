@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agents.device import usage
-from testbed.errors import BadInputError
-from testbed.plan import Host, agent_configs, model_check, plan, resolution
+from testbed.broker import Limits
+from testbed.plan import Host, agent_configs, plan, resolution
 from testbed.topology import Topology, parse
 from testbed.topology.profiles import Profiles
 
@@ -32,13 +32,11 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
     assert "killed" not in " ".join(unlimited)
 
 
-def test_a_message_holds_256_mib() -> None:
-    topology = _resnet("memory: 1GiB")
-    model_check.check_sendable(topology, model_check.check(topology))
-    with pytest.raises(
-        BadInputError, match=r"2:14: task.name: a model of .* is 438 MB.* 268 MB at most"
-    ):
-        model_check.check_sendable(topology, 109_482_240)
+def test_the_brokers_limits_fit_models_in_parts() -> None:
+    whole, parted = Limits.of(11_000_000, 2), Limits.of(110_000_000, 2)
+    assert whole.packet == 44_000_000 + 2**17
+    assert parted.packet == 2**26 + 2**17
+    assert parted.queue > 4 * 440_000_000
 
 
 def test_a_ping_may_wait_behind_a_model() -> None:
