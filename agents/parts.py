@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 MOST = 64 * 2**20
-"""Bytes that one message carries. MQTT's own limit is 268 MB; smaller ones keep the broker's memory, which
-has a message several times, and its other connections going."""
+"""Bytes that one message carries. MQTT's own limit is 268 MB; smaller ones take less of the broker's
+memory, which has a message several times, and let others through in between."""
 _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 _HEAD = struct.Struct("<8sQII")
