@@ -1,6 +1,7 @@
 """Every task as a table: where it is from, its size, and what a client of it costs.
 
-    python -m benchmarks.tasks          # the table of docs/tasks.md
+    python -m benchmarks.tasks              # the table of docs/tasks.md
+    python -m benchmarks.tasks mnist-cnn    # these tasks alone
 
 Each task has a process of its own with one thread of torch, as a device has. It trains as the client
 does, on noise of the dataset's shape, and makes the message that it would send.
@@ -23,24 +24,24 @@ _SKIPPED = {"quadratic"}
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(_measured(sys.argv[1])))
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(_measured(sys.argv[2])))
         return
     from agents.tasks import TASKS
 
     print("| task | paper | parameters | bytes per update | s per 10 steps of 32 | memory of a client |")
     print("|---|---|---|---|---|---|")
-    for name in sorted(TASKS.keys() - _SKIPPED):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.tasks", name], capture_output=True, text=True, check=False
-        )
+    for name in sys.argv[1:] or sorted(TASKS.keys() - _SKIPPED):
+        command = [sys.executable, "-m", "benchmarks.tasks", "--one", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             print(f"| `{name}` | not measured: {done.stderr.strip().splitlines()[-1]} | | | | |")
             continue
         found = json.loads(done.stdout)
         print(
             f"| `{name}` | {found['paper']} | {found['parameters']:,} | {found['bytes']:,} | "
-            f"{found['seconds']:.2g} | {found['memory'] / 2**20:.0f} MiB |"
+            f"{found['seconds']:.2g} | {found['memory'] / 2**20:.0f} MiB |",
+            flush=True,
         )
 
 

@@ -47,8 +47,7 @@ def test_models_are_as_large_as_their_papers_say() -> None:
     assert _learned("cifar10-cnn-mcmahan") == pytest.approx(1e6, rel=0.1)
     for norm, statistics in (("batch", 2 * 4800 + 20), ("group", 0)):
         assert _learned("cifar10-resnet18", norm=norm) == pytest.approx(11.2e6, rel=0.01)
-        with torch.device("meta"):
-            module = TASKS["cifar10-resnet18"](norm=norm).model()
+        module = TASKS["cifar10-resnet18"](norm=norm).model()
         assert sum(b.numel() for _, b in stored_buffers(module)) == statistics
 
 
@@ -84,7 +83,7 @@ def test_of_bert_adapters_and_head_travel(task: dict[str, Any], parameters: int)
 
 
 def _learned(task: str, **parameters: Any) -> int:
-    with torch.device("meta"):
+    with torch.device("meta" if "bert" in task else "cpu"):  # BERT-base has 440 MB
         return sum(p.numel() for _, p in learned(TASKS[task](**parameters).model()))
 
 

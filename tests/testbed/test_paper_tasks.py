@@ -12,15 +12,15 @@ from testbed.plan.datasets import DATASETS
 from tests.testbed.test_virtual_run import _run, _topology
 
 PLENTY: dict[str, dict[str, Any]] = {
-    "cifar10-cnn-defedavg": {"steps": 12, "lr": 0.05},
-    "cifar10-cnn-mcmahan": {"steps": 16, "lr": 0.1},
-    "cifar10-resnet18": {"steps": 4, "batch_size": 16, "lr": 0.05},
-    "fashion-mnist-cnn": {"steps": 8, "lr": 0.05},
-    "sent140-tinybert": {"steps": 40, "lr": 0.3},
-    "shakespeare-lstm": {"steps": 12, "lr": 1.0},
-    "sst2-bert-lora": {"steps": 40, "lr": 0.5},
+    "cifar10-cnn-defedavg": {},
+    "cifar10-cnn-mcmahan": {"steps": 20},
+    "cifar10-resnet18": {"steps": 4, "batch_size": 4},
+    "fashion-mnist-cnn": {},
+    "sent140-tinybert": {},
+    "shakespeare-lstm": {"lr": 0.5},
+    "sst2-bert-lora": {"steps": 40, "lr": 0.2},
 }
-"""Of local training, so that a few updates are enough."""
+"""Of local training on 16 samples, so that two rounds are enough."""
 
 
 @pytest.mark.parametrize("task", PLENTY)
@@ -36,13 +36,13 @@ def test_its_loss_falls(
         tmp_path,
         task={
             "name": task,
-            "partition": {"scheme": "natural"} if natural else {"scheme": "resampled", "samples": 256},
-            "local": {"batch_size": 32, **PLENTY[task]},
+            "partition": {"scheme": "natural"} if natural else {"scheme": "resampled", "samples": 16},
+            "local": {"steps": 10, "batch_size": 16, "lr": 0.05, "momentum": 0.9, **PLENTY[task]},
         },
         rule={"name": "fedavg"},
         devices=[{"name": "d", "count": 2, "timing": "1s"}],
-        evaluate={"every": "1min", "samples": 200},
+        evaluate={"every": "1min", "samples": 10},
         stop={"updates": 6},
     )
-    evaluations = _run(topology, tmp_path, data=data_root).evaluations
-    assert evaluations["loss"].iloc[-1] < 0.97 * evaluations["loss"].iloc[0]
+    losses = _run(topology, tmp_path, data=data_root).updates["loss"]
+    assert losses.iloc[-2:].mean() < 0.95 * losses.iloc[:2].mean()
