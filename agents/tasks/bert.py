@@ -7,6 +7,7 @@ drawn at random unless `task.initial` gives others.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -72,7 +73,9 @@ class Sst2BertLora(Task):
         settings = peft.LoraConfig(
             task_type="SEQ_CLS", r=self.rank, lora_alpha=8, target_modules=["query", "value"]
         )
-        return _of_tokens(peft.get_peft_model(whole, settings))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft's own, about transformers
+            return _of_tokens(peft.get_peft_model(whole, settings))
 
 
 def _imported(package: str) -> Any:
