@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -10,7 +10,9 @@ import torch
 from agents.config import Local
 from agents.flat import FlatModule, learned, stored_buffers
 from agents.tasks import TASKS
+from agents.tasks.bert import Sst2BertLora
 from agents.tasks.quadratic import Quadratic
+from agents.tasks.resnet import Cifar10ResNet18
 
 CENTERS = ((1.0, -2.0), (3.0, 0.0), (5.0, 2.0))
 
@@ -45,9 +47,10 @@ def test_models_are_as_large_as_their_papers_say() -> None:
     """DeFedAvg's for CIFAR-10 has 3.53 MB, McMahan's "about 10^6" parameters, ResNet-18 11.2 million."""
     assert 4 * _learned("cifar10-cnn-defedavg") == pytest.approx(3.53e6, rel=0.01)
     assert _learned("cifar10-cnn-mcmahan") == pytest.approx(1e6, rel=0.1)
-    for norm, statistics in (("batch", 2 * 4800 + 20), ("group", 0)):
+    norms: tuple[tuple[Literal["batch", "group"], int], ...] = (("batch", 2 * 4800 + 20), ("group", 0))
+    for norm, statistics in norms:
         assert _learned("cifar10-resnet18", norm=norm) == pytest.approx(11.2e6, rel=0.01)
-        module = TASKS["cifar10-resnet18"](norm=norm).model()
+        module = Cifar10ResNet18(norm).model()
         assert sum(b.numel() for _, b in stored_buffers(module)) == statistics
 
 
@@ -92,7 +95,7 @@ def test_without_its_libraries_bert_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match=r"needs transformers.*edge-fl-testbed\[bert\].*requirements:"):
         TASKS["sent140-tinybert"]().model()
     with pytest.raises(ValueError, match="rank is 0"):
-        TASKS["sst2-bert-lora"](rank=0)
+        Sst2BertLora(rank=0)
 
 
 def test_the_quadratic_is_half_the_squared_distance_to_the_center() -> None:
