@@ -121,7 +121,7 @@ class Connection:
         """Hand over a message of QoS 1; it is sent in order, also after a reconnect. A large one is sent
         in parts, none of which can be retained."""
         encoded = payload.encode() if isinstance(payload, str) else payload
-        for part in parts.split(encoded):
+        for part in parts.split(encoded, parts.MOST):
             self._paho.publish(topic, part, qos=1, retain=retain)
 
     def publish_status(self, topic: str, payload: bytes) -> None:
