@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from agents.rules.interface import ClientSide
 
 T = TypeVar("T")
+KEEPALIVE = 30
+"""Of MQTT, in seconds, of device time where it is stretched."""
 Durability = Literal["update", "checkpoint", "none"]
 """What a crash of the aggregator takes. `update`: nothing that was acknowledged. `checkpoint`: what came
 after its last checkpoint. `none`: the run."""
@@ -208,6 +210,8 @@ class ClientConfig:
     """Within which the broker must answer: it is the last to become reachable."""
     code: str | None = None
     """Path of the folder of own code (`agents.own_code`)."""
+    keepalive: float = KEEPALIVE
+    """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""A torch module as one flat vector, and the vector's schema (names and shapes, exchanged as a hash)."""
+"""A torch module as one flat vector of its parameters and its buffers, and the schema of both (names and
+shapes, exchanged as a hash)."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
 _NAMED = 3
 """Buffers or parameters of many that an error names."""
+_EXACT = {torch.float32, torch.float16, torch.bfloat16}
+"""Types of floating buffers that a float32 holds."""
 
 
 def build(task: Task, start: Start = FROM_TASK) -> torch.nn.Module:
@@ -30,19 +34,16 @@ def build(task: Task, start: Start = FROM_TASK) -> torch.nn.Module:
     return module
 
 
-def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Names and parameters of what is trained and sent: all that require a gradient."""
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-
-
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, list[str]]:
-    """How many of its parameters travel and how many do not, where those that `frozen` names are frozen,
-    and all their names. Raises ValueError as `check` does."""
+    """How many float32 numbers the model takes in a message, buffers included; how many of its
+    parameters do not travel, where those that `frozen` names are frozen; and the names of all
+    parameters. Raises ValueError as `check` does."""
     with torch.random.fork_rng(devices=[]):  # what is drawn here changes no other draws
         module = build(task, Start(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
     others = sum(p.numel() for p in module.parameters()) - count
+    count += buffers_of(module).nbytes // 4
     return count, others, [name for name, _ in module.named_parameters()]
 
 
@@ -83,8 +84,8 @@ def _differences(
 class FlatModule:
     """`module` whose learned parameters are views of `w` and whose gradients are views of `gradient`.
 
-    Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector. Raises
-    ValueError as `check` does.
+    Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector. Frozen
+    parameters (`requires_grad=False`) are not in them. Raises ValueError as `check` does.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -101,28 +102,87 @@ class FlatModule:
             p.grad = self.gradient[part].view(p.shape)
             offset += p.numel()
 
-    def load(self, vector: Vector) -> None:
-        """Copy `vector`, shape (d,), into the parameters."""
+    def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
+        """Copy `vector`, shape (d,), into the parameters, and `buffers` where they are any."""
         np.copyto(self.w.numpy(), vector)
+        if buffers:
+            load_buffers(self.module, buffers)
+
+
+def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Names and parameters of what is trained and sent: all that require a gradient."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def stored_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The buffers that belong to the model's state, each once: all but those that are registered with
+    `persistent=False`, which a module makes by itself."""
+    found = list(module.named_buffers())
+    stored = module.state_dict() if found else {}
+    return [(name, b) for name, b in found if name in stored]
+
+
+def buffers_of(module: torch.nn.Module) -> Buffers:
+    """A copy of the buffers of `module`, as they are."""
+    if not (found := [b for _, b in stored_buffers(module)]):
+        return NONE
+    floats, integers = (
+        torch.cat([torch.empty(0, dtype=kind), *(b.detach().reshape(-1).to(kind) for b in chosen)])
+        for kind, chosen in (
+            (torch.float32, [b for b in found if b.is_floating_point()]),
+            (torch.int64, [b for b in found if not b.is_floating_point()]),
+        )
+    )
+    return Buffers(floats.numpy(), integers.numpy())
+
+
+def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
+    """Copy `buffers` into those of `module`. Raises ValueError where it has others."""
+    found = [b for _, b in stored_buffers(module)]
+    for floating, source in ((True, buffers.floats), (False, buffers.integers)):
+        chosen = [b for b in found if b.is_floating_point() == floating]
+        if sum(b.numel() for b in chosen) != source.size:
+            raise ValueError(f"buffers of {source.size} numbers for a model with other ones")
+        with torch.no_grad():
+            for b, part in zip(chosen, _split(source, chosen), strict=True):
+                b.copy_(torch.from_numpy(part).view(b.shape))
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError where a flat float32 vector of its learned parameters is not all of `module` that
-    changes."""
-    if buffers := [name for name, _ in module.named_buffers()]:
-        raise ValueError(
-            f"the model has buffers ({_some(buffers)}), and only parameters are sent and aggregated: "
-            "use GroupNorm or LayerNorm in place of BatchNorm, or track_running_stats=False, and keep a "
-            "constant as a plain attribute"
-        )
+    """Raise ValueError where float32 parameters, and buffers, are not all of `module`."""
     parameters = learned(module)
     if not parameters:
-        raise ValueError("the model has no parameters that are not frozen: there is nothing to learn")
+        raise ValueError("the model has no parameters to learn: there are none, or all are frozen")
     if other := [f"{name}: {p.dtype}" for name, p in parameters if p.dtype != torch.float32]:
         raise ValueError(
             f"the model has parameters that are not float32 ({_some(other)}), and models are sent and "
             "aggregated as float32: build it in float32, as module.float() does"
         )
+    buffers = stored_buffers(module)
+    if other := [f"{name}: {b.dtype}" for name, b in buffers if not _travels(b)]:
+        raise ValueError(
+            f"the model has buffers of a type that cannot be sent as float32 or int64 ({_some(other)}): "
+            "build it in float32, or register a constant with persistent=False"
+        )
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    if more := sorted(module.state_dict().keys() - known):
+        raise ValueError(
+            f"the model's state has more than parameters and buffers ({_some(more)}), which would not "
+            "be sent: keep it in a buffer"
+        )
+
+
+def _travels(buffer: torch.Tensor) -> bool:
+    if buffer.is_floating_point():
+        return buffer.dtype in _EXACT
+    return not buffer.is_complex() and buffer.dtype != torch.uint64
+
+
+def _split(source: Vector, like: Sequence[torch.Tensor]) -> list[Vector]:
+    """`source` in parts of the sizes of `like`."""
+    ends = np.cumsum([tensor.numel() for tensor in like])
+    return np.split(source, ends[:-1]) if like else []
 
 
 def _some(names: Sequence[str]) -> str:
@@ -132,8 +192,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def schema_hash(module: torch.nn.Module) -> str:
-    """12 hex digits that stand for the names and shapes of `module`'s learned parameters, in order."""
+    """12 hex digits that stand for the names and shapes of what travels of `module`, in order."""
     schema = [(name, list(p.shape)) for name, p in learned(module)]
+    schema += [(name, list(b.shape)) for name, b in stored_buffers(module)]
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
 
 
@@ -144,14 +205,16 @@ def first_module(task: Task, seed: int, start: Start = FROM_TASK) -> torch.nn.Mo
         return build(task, start)
 
 
-def first_model(task: Task, seed: int, start: Start = FROM_TASK) -> tuple[Vector, str]:
-    """The model, shape (d,), that the run with this seed begins with, and its schema's hash."""
+def first_model(task: Task, seed: int, start: Start = FROM_TASK) -> tuple[Vector, Buffers, str]:
+    """The model that the run with this seed begins with: its parameters, shape (d,), its buffers, and
+    its schema's hash."""
     module = first_module(task, seed, start)
-    return initial(module), schema_hash(module)
+    return initial(module), buffers_of(module), schema_hash(module)
 
 
 def initial(module: torch.nn.Module) -> Vector:
-    """The flat vector, shape (d,), of `module` as it is. Raises ValueError as `check` does."""
+    """The flat vector, shape (d,), of the parameters of `module` as they are. Raises ValueError as
+    `check` does."""
     check(module)
     with torch.no_grad():
         flat = torch.cat([p.reshape(-1) for _, p in learned(module)])

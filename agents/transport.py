@@ -25,12 +25,11 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from agents.config import Broker
+from agents import parts
+from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
 from agents.retry import retry
 
-KEEPALIVE = 30
-"""Seconds, of device time where it is stretched."""
 _MAX_IN_FLIGHT = 1000
 
 
@@ -72,6 +71,7 @@ class Connection:
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
+        self._parts = parts.Joiner()
         self._answered = threading.Event()
         self._refusal: str | None = None
         self._will = will
@@ -126,12 +126,15 @@ class Connection:
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def publish(self, topic: str, payload: bytes | str, *, retain: bool = False) -> None:
-        """Hand over a message of QoS 1; it is sent in order, also after a reconnect."""
+        """Hand over a message of QoS 1; it is sent in order, also after a reconnect. A large one is sent
+        in parts, none of which can be retained."""
+        encoded = payload.encode() if isinstance(payload, str) else payload
         with self._order:
-            if self._held is None:
-                self._paho.publish(topic, payload, qos=1, retain=retain)
-            else:
-                self._held.append((topic, payload, retain))
+            for part in parts.split(encoded, parts.MOST):
+                if self._held is None:
+                    self._paho.publish(topic, part, qos=1, retain=retain)
+                else:
+                    self._held.append((topic, part, retain))
 
     def publish_status(self, topic: str, payload: bytes) -> None:
         """Publish a retained message, now and after each reconnect."""
@@ -195,7 +198,9 @@ class Connection:
         self._in_order_again()  # now, as our status may bring an answer
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        self._sink(Received(message.topic, bytes(message.payload), time.monotonic_ns()))
+        payload = self._parts.add(message.topic, bytes(message.payload))
+        if payload is not None:
+            self._sink(Received(message.topic, payload, time.monotonic_ns()))
 
 
 def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:

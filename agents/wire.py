@@ -1,9 +1,10 @@
 """Messages on the wire: safetensors payloads, metadata in the header. Nothing is ever unpickled.
 
 A payload is one float32 vector of shape (d,) called `w` and a map of strings, laid out as safetensors
-has it: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. We read
-and write that layout ourselves because the library copies the vector on the way in: decoding here gives
-a view of the received bytes. A test holds both against the library.
+has it: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. Of a
+model with buffers these follow, as `floats` and `integers` (`agents.buffers`). We read and write that
+layout ourselves because the library copies the vector on the way in: decoding here gives a view of the
+received bytes. A test holds both against the library.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from agents import compression
+from agents.buffers import NONE, Buffers
 from agents.compression import Compressed
 from agents.nanoseconds import Nanoseconds
 from agents.texts import shown
@@ -27,7 +29,11 @@ PROTOCOL = 2
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 64 * 1024
 _NOTHING = np.zeros(0, np.float32)
+_BUFFERS = ("floats", "integers")
+"""The tensors that a model with buffers has beside its vector, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
+_TENSORS = ("vector", "compressed", "buffers")
+"""Fields of a message that its header does not carry."""
 
 
 class WireError(Exception):
@@ -48,6 +54,7 @@ class ModelMessage:
     """Step size that the rule assigns to this training."""
     acknowledged: int = 0
     """Sequence number of the client's last update that the rule was given."""
+    buffers: Buffers = NONE
 
 
 FAREWELL = "farewell"
@@ -81,6 +88,8 @@ class UpdateMessage:
     """Empty where it is `compressed`."""
     compressed: Compressed | None = None
     """The vector or, of a `model`, its difference to the one that it was trained from."""
+    buffers: Buffers = NONE
+    """As they are at the end of the training."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
@@ -92,11 +101,7 @@ def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
         "str": str,
         "float | None": _optional_float,
     }
-    return {
-        f.name: types[str(f.type)]
-        for f in dataclasses.fields(cls)
-        if f.name not in ("vector", "compressed")
-    }
+    return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name not in _TENSORS}
 
 
 def _optional_float(text: str) -> float | None:
@@ -111,18 +116,18 @@ def encode(message: ModelMessage | UpdateMessage) -> bytes:
     return b"".join(parts(message))
 
 
-def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes, memoryview]:
-    """The payload of `message` in two: all that comes before the vector, and a view of the vector."""
+def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes | memoryview, ...]:
+    """The payload of `message` in parts: the header, and views of what it describes."""
     metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.compressed is not None:
-        return _compressed_parts(message.compressed, metadata)
-    vector = np.ascontiguousarray(message.vector, dtype="<f4")
-    return _header(vector.size, metadata), vector.data.cast("B")
+        return _compressed_parts(message.compressed, message.buffers, metadata)
+    return _laid_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
 
 
 def plain_size(message: UpdateMessage, parameters: int) -> int:
     """Bytes of the payload of `message`, had it a float32 vector of so many parameters."""
-    return len(_header(parameters, _metadata(message))) + 4 * parameters
+    size, buffers = 4 * parameters, message.buffers
+    return len(_header(parameters, buffers, _metadata(message))) + size + buffers.nbytes
 
 
 def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
@@ -134,29 +139,46 @@ def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
 
 def decode_model(payload: bytes) -> ModelMessage:
     """Raises WireError."""
-    vector, metadata = unpack(payload)
-    return ModelMessage(**_fields(ModelMessage, metadata), vector=vector)
+    vector, metadata, buffers = unpack(payload)
+    return ModelMessage(**_fields(ModelMessage, metadata), vector=vector, buffers=buffers)
 
 
 def decode_update(payload: bytes) -> UpdateMessage:
     """Raises WireError."""
     header, metadata, body = _split(payload)
+    body, buffers = _without_buffers(header, body)
     if "compression" in metadata:
         compressed = _compressed(header, metadata, body)
         fields = _fields(UpdateMessage, metadata)
-        return UpdateMessage(**fields, vector=_NOTHING, compressed=compressed)
-    vector = _only_vector(payload, header, body)
-    return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector)
+        return UpdateMessage(**fields, vector=_NOTHING, compressed=compressed, buffers=buffers)
+    vector = _only_vector(header, body)
+    return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector, buffers=buffers)
 
 
-def pack(vector: Vector, metadata: dict[str, str]) -> bytes:
-    """A safetensors payload with the one float32 tensor `w`; `vector` is contiguous, shape (d,)."""
-    return b"".join((_header(vector.size, metadata), vector.data))
+def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> bytes:
+    """A safetensors payload with the float32 tensor `w` and, where there are any, `buffers`; `vector` is
+    contiguous, shape (d,)."""
+    return b"".join(_laid_out(vector, buffers, metadata))
 
 
-def _header(parameters: int, metadata: dict[str, str]) -> bytes:
-    tensor = f'"dtype":"F32","shape":[{parameters}],"data_offsets":[0,{4 * parameters}]'
-    return _framed(f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}}}'.encode())
+def _laid_out(
+    vector: Vector, buffers: Buffers, metadata: dict[str, str]
+) -> tuple[bytes | memoryview, ...]:
+    header = _header(vector.size, buffers, metadata)
+    return header, vector.data.cast("B"), *_views(buffers)
+
+
+def _views(buffers: Buffers) -> list[memoryview]:
+    return [buffers.floats.data.cast("B"), buffers.integers.data.cast("B")] if buffers else []
+
+
+def _header(parameters: int, buffers: Buffers, metadata: dict[str, str]) -> bytes:
+    size = 4 * parameters
+    more = "".join(
+        f",{_JSON.encode(name)}:{_JSON.encode(t)}" for name, t in _ends(buffers, size).items()
+    )
+    tensor = f'"dtype":"F32","shape":[{parameters}],"data_offsets":[0,{size}]'
+    return _framed(f'{{"__metadata__":{_JSON.encode(metadata)},"w":{{{tensor}}}{more}}}'.encode())
 
 
 def _framed(text: bytes) -> bytes:
@@ -165,13 +187,32 @@ def _framed(text: bytes) -> bytes:
     return _LENGTH.pack(len(text)) + text
 
 
-def _compressed_parts(compressed: Compressed, metadata: dict[str, str]) -> tuple[bytes, memoryview]:
+def _tensor(kind: str, count: int, begin: int, end: int) -> dict[str, Any]:
+    """What the header says of one."""
+    return {"dtype": kind, "shape": [count], "data_offsets": [begin, end]}
+
+
+def _ends(buffers: Buffers, at: int) -> dict[str, Any]:
+    """What the header says of `buffers` that begin at byte `at`."""
+    if not buffers:
+        return {}
+    middle = at + buffers.floats.nbytes
+    return {
+        "floats": _tensor("F32", buffers.floats.size, at, middle),
+        "integers": _tensor("I64", buffers.integers.size, middle, middle + buffers.integers.nbytes),
+    }
+
+
+def _compressed_parts(
+    compressed: Compressed, buffers: Buffers, metadata: dict[str, str]
+) -> tuple[bytes | memoryview, ...]:
     metadata["compression"] = compressed.method
     metadata["parameters"] = str(compressed.size)
     metadata["chunk"] = str(compressed.chunk)
-    header = {"__metadata__": metadata, **_tensors(compressed)}
-    body = b"".join(np.ascontiguousarray(array).data for array in compressed.arrays.values())
-    return _framed(_JSON.encode(header).encode()), memoryview(body)
+    ends = _ends(buffers, compressed.nbytes)
+    header = {"__metadata__": metadata, **_tensors(compressed), **ends}
+    arrays = [np.ascontiguousarray(a).data.cast("B") for a in compressed.arrays.values()]
+    return _framed(_JSON.encode(header).encode()), *arrays, *_views(buffers)
 
 
 def _tensors(compressed: Compressed) -> dict[str, Any]:
@@ -181,7 +222,7 @@ def _tensors(compressed: Compressed) -> dict[str, Any]:
     kinds = compression.layout(compressed.method, compressed.size, compressed.chunk, compressed.nbytes)
     for name, (kind, count) in kinds.items():
         end = at + compressed.arrays[name].nbytes
-        found[name] = {"dtype": kind, "shape": [count], "data_offsets": [at, end]}
+        found[name] = _tensor(kind, count, at, end)
         at = end
     return found
 
@@ -193,19 +234,20 @@ def _compressed(header: dict[str, Any], metadata: dict[str, str], body: memoryvi
         compressed = compression.read(metadata["compression"], size, chunk, body)
     except (KeyError, ValueError) as error:
         raise WireError(f"a compressed update: {error!s:.80}") from error
-    if {name: value for name, value in header.items() if name != "__metadata__"} != _tensors(compressed):
+    if header != _tensors(compressed):
         raise WireError("a compressed update whose header is not that of its arrays")
     return compressed
 
 
-def unpack(payload: bytes) -> tuple[Vector, dict[str, str]]:
-    """The vector (a read-only view of `payload`) and the metadata. Raises WireError."""
+def unpack(payload: bytes) -> tuple[Vector, dict[str, str], Buffers]:
+    """The vector (a read-only view of `payload`), the metadata and the buffers. Raises WireError."""
     header, metadata, body = _split(payload)
-    return _only_vector(payload, header, body), metadata
+    body, buffers = _without_buffers(header, body)
+    return _only_vector(header, body), metadata, buffers
 
 
 def _split(payload: bytes) -> tuple[dict[str, Any], dict[str, str], memoryview]:
-    """Header, metadata and what follows. Raises WireError."""
+    """What the header says of tensors, the metadata, and what follows. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError("shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
@@ -214,22 +256,43 @@ def _split(payload: bytes) -> tuple[dict[str, Any], dict[str, str], memoryview]:
         raise WireError(f"header of {length} bytes in a payload of {len(payload)}")
     try:
         header = json.loads(str(payload[_LENGTH.size : start], "utf-8"))
-        metadata = header["__metadata__"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        metadata = header.pop("__metadata__")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise WireError("metadata is no map of strings")
     return header, metadata, memoryview(payload)[start:]
 
 
-def _only_vector(payload: bytes, header: dict[str, Any], body: memoryview) -> Vector:
+def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
+    """What `body` has before the buffers, and these; takes them out of `header`. Raises WireError."""
+    if "floats" not in header and "integers" not in header:
+        return body, NONE
+    try:
+        floats, integers = (header[name]["shape"][0] for name in _BUFFERS)
+    except (LookupError, TypeError) as error:
+        raise WireError(f"buffers without a shape: {error!r:.80}") from error
     size = len(body)
-    start = len(payload) - size
-    expected = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    if size % 4 or header.get("w") != expected or len(header) != 2:
-        found = payload[_LENGTH.size : start][-80:]
-        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {found!r:.100}")
-    vector: Vector = np.frombuffer(payload, dtype="<f4", offset=start)
+    if not all(type(count) is int and 0 <= count <= size for count in (floats, integers)):
+        raise WireError(f"buffers of {floats!r:.20} and {integers!r:.20} numbers in {size} bytes")
+    middle = size - 8 * integers
+    begin = middle - 4 * floats
+    if begin < 0:
+        raise WireError(f"buffers of {floats} and {integers} numbers in {size} bytes")
+    # Copies: they are kept for longer than the payload.
+    found = Buffers(
+        np.frombuffer(body[begin:middle], "<f4").copy(), np.frombuffer(body[middle:], "<i8").copy()
+    )
+    if {name: header.pop(name) for name in _BUFFERS} != _ends(found, begin):
+        raise WireError("buffers whose header is not that of their place")
+    return body[:begin], found
+
+
+def _only_vector(header: dict[str, Any], body: memoryview) -> Vector:
+    size = len(body)
+    if size % 4 or header != {"w": _tensor("F32", size // 4, 0, size)}:
+        raise WireError(f"expected one float32 vector `w` of {size} bytes, found {header!r:.100}")
+    vector: Vector = np.frombuffer(body, dtype="<f4")
     return vector
 
 

@@ -66,7 +66,7 @@ def of(run: Finished, client: str) -> list[events.UpdateApplied]:
 
 def model(run: Finished) -> float:
     """The final model's only parameter."""
-    vector, _ = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    vector, *_ = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
     return float(vector[0])
 
 

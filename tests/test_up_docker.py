@@ -19,7 +19,7 @@ from typing import Any
 import docker
 import pytest
 
-from agents import events
+from agents import events, wire
 from testbed.host import kernel
 from tests import attacks
 from tests.running import (
@@ -254,6 +254,34 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
         group: statistics.mean(u.staleness for u in run.of_group(group)) for group in ("fast", "slow")
     }
     assert stale["slow"] > 2 * stale["fast"]
+
+
+@pytest.mark.parametrize(
+    ("task", "partition", "size"),
+    [
+        ("cifar10-resnet18", {"scheme": "resampled", "samples": 8}, 4 * (11_173_962 + 9600) + 8 * 20),
+        ("shakespeare-lstm", {"scheme": "natural"}, 4 * 133_520),
+    ],
+)
+def test_a_papers_model_in_containers(
+    task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
+) -> None:
+    """Updates of 44.7 MB, buffers among them; sequences of each role."""
+    local = {"steps": 1, "batch_size": 4, "lr": 0.01}
+    topology = write_topology(
+        tmp_path,
+        "resnet18",
+        task={"name": task, "partition": partition, "local": local},
+        evaluate={"every": "10min", "samples": 8},
+        stop={"updates": 3, "after": "90s"},
+    )
+    done = cli("up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert run.manifest["outcome"] == "updates"
+    assert all(size < update.bytes < size + 2000 for update in run.updates)
+    _, _, buffers = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    assert (buffers.integers > 0).all()  # batches that were counted
 
 
 def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
-from agents.transport import KEEPALIVE
+from agents.config import KEEPALIVE
 from testbed.plan import models
 from testbed.rundir.directory import RunDirectory
 from tests import attacks

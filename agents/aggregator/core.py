@@ -23,7 +23,7 @@ from typing import assert_never, cast
 import numpy as np
 from numpy.random import SeedSequence
 
-from agents import events, own_code
+from agents import buffers, events, own_code
 from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Action,
@@ -40,6 +40,7 @@ from agents.aggregator.actions import (
 from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
+from agents.buffers import Buffers
 from agents.compression import Compressed
 from agents.config import Bounds, Named, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
@@ -130,12 +131,24 @@ class Setup:
     rule: Named
     seed: int
 
-    def core(self, w: Vector) -> tuple[AggregatorCore, Server]:
-        """A core that begins with the model `w`, shape (d,), and will change it; and its server."""
+    def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
+        """A core that begins with the model `w`, shape (d,), which it will change, and these buffers;
+        and its server."""
         rule = own_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
-        server = Server(w, {}, rng, population=self.settings.importance)
+        population = self.settings.importance
+        server = Server(w, {}, rng, population=population, buffers=model_buffers)
         return AggregatorCore(self.settings, rule.begin(server), server), server
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """An update that the rule has received. Its vector is not kept: a rule that keeps a running sum is
+    to need one model's memory, however many updates go into it."""
+
+    record: partial[events.UpdateApplied]
+    """Lacks only what is known when the update is applied."""
+    buffers: Buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +185,8 @@ class AggregatorCore:
         self._acknowledged: dict[str, int] = {}
         self._dealt_with: dict[str, deque[int]] = {}
         """By client: the dispatches that its latest updates answered, whatever became of these."""
-        self._arrivals: dict[tuple[str, int], partial[events.UpdateApplied]] = {}
-        """By client and dispatch: the record of an update that the rule has received, which lacks only
-        what is known when it is applied. Vectors are not kept: a rule that keeps a running sum is to
-        need one model's memory, however many updates go into it."""
+        self._arrivals: dict[tuple[str, int], _Arrival] = {}
+        """By client and dispatch, in the order of their arrival: what waits to be applied."""
         self._bounded = settings.bounds != Bounds()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
@@ -459,7 +470,8 @@ class AggregatorCore:
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
-        self._arrivals[sender, message.dispatch] = self._record_of(event, dispatch)
+        arrival = _Arrival(self._record_of(event, dispatch), message.buffers)
+        self._arrivals[sender, message.dispatch] = arrival
         update = rules.Update(
             client=sender,
             dispatch=message.dispatch,
@@ -696,6 +708,8 @@ class AggregatorCore:
             return f"another model: schema {message.schema}, expected {settings.schema}"
         if (problem := self._unfit(message.vector)) is not None:
             return problem
+        if (problem := self._server.buffers.unfit(message.buffers)) is not None:
+            return problem
         if message.base_version != dispatch.version:
             return f"base version {message.base_version}, it was sent {dispatch.version}"
         planned = settings.samples.get(event.sender, message.samples)
@@ -762,7 +776,7 @@ class AggregatorCore:
                 case rules.Ignored(reason) if update is not None:
                     arrival = self._arrivals.pop((update.client, update.dispatch))
                     rejected = self._reject(update.client, reason, at, update.dispatch)
-                    done += [*rejected, _unapplied(arrival, at)]
+                    done += [*rejected, _unapplied(arrival.record, at)]
                 case rules.Remark(text):
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
@@ -802,8 +816,10 @@ class AggregatorCore:
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, now = aggregated.version, to_seconds(at)
         records: list[Action] = []
+        if self._server.buffers and aggregated.contributions:
+            self._average_buffers(aggregated.contributions)
         for used in aggregated.contributions:
-            applied = self._arrivals.pop((used.client, used.dispatch))(
+            applied = self._arrivals.pop((used.client, used.dispatch)).record(
                 applied_version=version,
                 staleness=version - 1 - used.base_version,
                 weight=used.weight,
@@ -817,6 +833,16 @@ class AggregatorCore:
         if limit is not None and self._applied >= limit:
             records += self._end("updates", at)
         return records
+
+    def _average_buffers(self, contributions: Sequence[rules.Contribution]) -> None:
+        """Those of the version that `contributions` make. Integers are of the one that arrived last."""
+        weights = {(used.client, used.dispatch): used.weight for used in contributions}
+        arrived = [key for key in self._arrivals if key in weights]
+        self._server.buffers = buffers.averaged(
+            self._server.buffers,
+            [(weights[key], self._arrivals[key].buffers) for key in arrived],
+            shares=self._settings.side.kind in ("model", "residual"),
+        )
 
     def _set_periodic(self, name: str, period: Nanoseconds, at: Nanoseconds) -> None:
         """Have the timer fire at every multiple of `period` after `at`."""
@@ -887,7 +913,7 @@ class AggregatorCore:
         return [
             *self._in_buffer(at),
             *self._stall_ends(at),
-            *(_unapplied(arrival, at) for arrival in self._arrivals.values()),
+            *(_unapplied(arrival.record, at) for arrival in self._arrivals.values()),
             *(log for client in self._server.clients for log in self._still_open(client, at)),
             *(
                 Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))

@@ -20,6 +20,7 @@ from agents.aggregator import inputs, recording, snapshot, storage
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import Cut, Recording, RecordingError, Written
 from agents.aggregator.snapshot import SnapshotError
+from agents.buffers import NONE, Buffers
 from agents.config import Durability
 from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Server
@@ -69,9 +70,10 @@ class DurableCore:
         part: str,
         durability: Durability,
         record: bool = False,
+        buffers: Buffers = NONE,
     ) -> None:
-        """Begins the run that `setup` describes with the model `w`, or goes on where its state is in
-        `directory`. Raises RecordingError or SnapshotError where it cannot."""
+        """Begins the run that `setup` describes with the model `w` and its `buffers`, or goes on where
+        its state is in `directory`. Raises RecordingError or SnapshotError where it cannot."""
         self._directory, self._schema = directory, setup.settings.schema
         self._durability, self._record = durability, record
         folder = directory / "state" / "aggregator"
@@ -89,7 +91,7 @@ class DurableCore:
         events_path = directory / "events.jsonl"
         if events_path.is_file() and events_path.stat().st_size:
             raise SnapshotError(f"{directory} holds a run, but no state to go on from")
-        self._state = State(part, *setup.core(w))
+        self._state = State(part, *setup.core(w, buffers))
         self._journal = storage.Journal(events_path)
         if self._logs:
             self._log_path.write_bytes(b"")  # a start that came to nothing may have left one
@@ -114,10 +116,11 @@ class DurableCore:
         """How many inputs and other records it was given in the whole run."""
         return self._state.entries
 
-    def evaluating(self) -> Iterator[tuple[int, Vector]]:
+    def evaluating(self) -> Iterator[tuple[int, Vector, Buffers]]:
         """Version and model of each evaluation that has been asked for and is not done."""
         for version in self._state.evaluating:
-            yield version, wire.unpack(self._waiting(version).read_bytes())[0]
+            w, _, buffers = wire.unpack(self._waiting(version).read_bytes())
+            yield version, w, buffers
 
     @property
     def _logs(self) -> bool:
@@ -163,7 +166,7 @@ class DurableCore:
         self._journal.close()
 
     def _take(self, event: inputs.Input) -> act.Actions:
-        state = self._state
+        state, server = self._state, self._state.server
         state.entries += 1
         state.at = max(state.at, event.at)
         if isinstance(event, inputs.Suspended):
@@ -178,10 +181,10 @@ class DurableCore:
                     self._journal.write(record)
                 case act.Evaluate(version):
                     state.evaluating.append(version)
-                    self._waiting(version).write_bytes(wire.pack(state.server.w, {}))
+                    self._waiting(version).write_bytes(wire.pack(server.w, {}, server.buffers))
                 case act.Save(version, final) as save:
-                    folder, w = self._directory / "models", state.server.w
-                    storage.save_model(folder, save.name, w, version, self._schema)
+                    folder, schema = self._directory / "models", self._schema
+                    storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
                     self._due |= state.core.cut_short or not final
         return actions
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from agents.aggregator.parts import NO_PARTS, Part, Parts
+from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.flat import FlatModule, build
 from agents.shards import Shard
@@ -66,25 +67,25 @@ class Evaluator:
         self._device_set = None if parts.device_set is None else _tensors(parts.device_set)
         self._done = done
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
-        self._waiting: list[int] | None = None
-        """Versions of the models in the file, in order; None: models are evaluated at once."""
+        self._waiting: list[tuple[int, Buffers]] | None = None
+        """Version and buffers of the models in the file, in order; None: they are evaluated at once."""
         if until_released is not None:
             self._waiting = []
             self._file = tempfile.TemporaryFile(dir=until_released)  # noqa: SIM115
 
-    def submit(self, version: int, w: Vector) -> None:
-        """Evaluate a copy of `w`, shape (d,)."""
+    def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
+        """Evaluate a copy of `w`, shape (d,), with `buffers`."""
         if self._waiting is None:
-            self._thread.submit(self.evaluate, version, w.copy()).add_done_callback(self._done)
+            self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
-            self._waiting.append(version)
+            self._waiting.append((version, buffers))
             self._thread.submit(w.copy().tofile, self._file).add_done_callback(self._written)
 
     def release(self) -> None:
         """Evaluate what waits, and from now on at once."""
         waiting, self._waiting = self._waiting or [], None
-        for place, version in enumerate(waiting):
-            self._thread.submit(self._evaluate, version, place).add_done_callback(self._done)
+        for place, (version, buffers) in enumerate(waiting):
+            self._thread.submit(self._evaluate, version, place, buffers).add_done_callback(self._done)
         if waiting:
             self._thread.submit(self._file.close)
 
@@ -92,14 +93,14 @@ class Evaluator:
         if writing.exception() is not None:
             self._done(writing)
 
-    def _evaluate(self, version: int, place: int) -> Evaluation:
+    def _evaluate(self, version: int, place: int, buffers: Buffers) -> Evaluation:
         """Evaluate the model at `place` of the file."""
         count = self._flat.w.numel()
         self._file.seek(place * count * _BYTES)
-        return self.evaluate(version, np.fromfile(self._file, np.float32, count))
+        return self.evaluate(version, np.fromfile(self._file, np.float32, count), buffers)
 
-    def evaluate(self, version: int, w: Vector) -> Evaluation:
-        self._flat.load(w)
+    def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
+        self._flat.load(w, buffers)
         with torch.no_grad():
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
             losses, right = self._on(self._test_set)

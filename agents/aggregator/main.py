@@ -96,7 +96,7 @@ class Aggregator:
         self._clock = Clock(cfg.dilation)
         task = own_code.build(cfg.task, TASKS, Task)
         rule = own_code.build(cfg.rule, RULES, Rule)
-        w, self._schema = first_model(task, cfg.seed, cfg.start)
+        w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)
         directory = Path(cfg.run_directory)
         settings = core.Settings(
             run=cfg.run,
@@ -123,6 +123,7 @@ class Aggregator:
             part=cfg.part,
             durability=cfg.durability,
             record=cfg.record,
+            buffers=buffers,
         )
         self._core, self._server = self._durable.core, self._durable.server
         self._core.progress.expected = {name: SECOND * s for name, s in cfg.patience.items()}
@@ -146,8 +147,8 @@ class Aggregator:
                 cfg.device_samples,
             ),
         )
-        for version, model in self._durable.evaluating():
-            self._evaluator.submit(version, model)
+        for waiting in self._durable.evaluating():
+            self._evaluator.submit(*waiting)
         if self._core.ended is not None:
             self._evaluator.release()
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
@@ -334,7 +335,7 @@ class Aggregator:
                 case act.AskForReport(client, about):
                     self._ask_for_report(client, about)
                 case act.Evaluate(version):
-                    self._evaluator.submit(version, self._server.w)
+                    self._evaluator.submit(version, self._server.w, self._server.buffers)
                 case act.StopClients():
                     self._evaluator.release()
                     self._connection.publish_status(self._topics.status(topics.AGGREGATOR), _OVER)
@@ -357,16 +358,16 @@ class Aggregator:
         self._outbox.append((self._topics.request(client), request))
 
     def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
-        w = self._server.w
         return wire.encode(
             wire.ModelMessage(
                 run=self._topics.run,
                 version=version,
                 dispatch=number,
                 schema=self._schema,
-                vector=w,
+                vector=self._server.w,
                 lr=lr,
                 acknowledged=acknowledged,
+                buffers=self._server.buffers,
             )
         )
 

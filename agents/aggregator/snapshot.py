@@ -29,6 +29,7 @@ _MODULES = {
     "agents.aggregator.dispatches",
     "agents.aggregator.progress",
     "agents.allowance",
+    "agents.buffers",
     "agents.config",
     "agents.device_actions",
     "agents.events",

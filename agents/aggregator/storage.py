@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from agents import events, files, wire
+from agents.buffers import Buffers
 from agents.vectors import Vector
 
 
@@ -64,7 +65,7 @@ def _cut_torn_line(path: Path) -> None:
     os.truncate(path, len(whole[0]) + len(whole[1]))
 
 
-def save_model(folder: Path, name: str, w: Vector, version: int, schema: str) -> None:
+def save_model(folder: Path, name: str, w: Vector, buffers: Buffers, version: int, schema: str) -> None:
     """Write `folder/<name>.safetensors` to the disk; a crash leaves no half file by that name."""
     metadata = {"version": str(version), "schema": schema}
-    files.save(folder / f"{name}.safetensors", wire.pack(w, metadata))
+    files.save(folder / f"{name}.safetensors", wire.pack(w, metadata, buffers))

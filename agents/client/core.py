@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 
+from agents.buffers import NONE, Buffers
 from agents.client.byzantine import Attacker
 from agents.client.uploads import History, Memory, Uploads
 from agents.compression import Compressor
@@ -41,6 +42,8 @@ class Outcome:
     """w_i^K, shape (d,), not to be changed any more; for a `gradient` rule the gradient at the start."""
     loss: float
     """Mean over the steps; NaN without any."""
+    buffers: Buffers = NONE
+    """As the training left them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +277,7 @@ class ClientCore:
                 sent=at,
                 vector=vector,
                 compressed=compressed,
+                buffers=trained.outcome().buffers,
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []

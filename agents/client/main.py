@@ -26,10 +26,10 @@ from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.clock import Clock
 from agents.config import ClientConfig
-from agents.nanoseconds import SECOND, Nanoseconds, from_seconds
+from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.transport import KEEPALIVE, Connection, ConnectionFailedError, Received
+from agents.transport import Connection, ConnectionFailedError, Received
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
@@ -65,7 +65,7 @@ class Client:
             lambda what: sys.stderr.write(f"client {cfg.client}: {what}\n")
         )
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
-        keepalive = self._clock.takes(KEEPALIVE * SECOND)
+        keepalive = self._clock.takes(from_seconds(cfg.keepalive))
         self._connection = Connection(
             cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
         )
@@ -181,14 +181,16 @@ class Client:
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         with own_code.running(self._config.task.name):
             if self._config.side.kind == "gradient":
-                result = self._trainer.gradient(model.vector, rng)
+                result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
                 lr = self._config.local.rate(model.version, model.lr)
-                result = self._trainer.train(model.vector, rng, lr, self._interrupted)
+                result = self._trainer.train(
+                    model.vector, rng, lr, self._interrupted, buffers=model.buffers
+                )
         self._keep_pace()
         if self._stopped.is_set():
             return
-        outcome = core.Outcome(result.end, result.loss)
+        outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
 

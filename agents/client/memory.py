@@ -24,7 +24,7 @@ def load(path: Path) -> Memory:
     """What `save` wrote; nothing, where there is no file. Raises WireError for one that is not whole."""
     if not path.is_file():
         return Memory()
-    vectors, metadata = wire.unpack(path.read_bytes())
+    vectors, metadata, _ = wire.unpack(path.read_bytes())
     names = [name for name in _FIELDS if name in metadata]
     parts = np.split(vectors, len(names))
     known = {name: (int(metadata[name]), part) for name, part in zip(names, parts, strict=True)}

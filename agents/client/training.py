@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Local, Start
-from agents.flat import FlatModule, build
+from agents.flat import FlatModule, buffers_of, build
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -25,6 +26,8 @@ class Result:
     """Done before it was cut short."""
     loss: float
     """Mean over the steps, regularisation included; NaN without any."""
+    buffers: Buffers = NONE
+    """As the training left them."""
 
 
 class Trainer:
@@ -54,15 +57,18 @@ class Trainer:
         rng: np.random.Generator,
         lr: float | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        *,
+        buffers: Buffers = NONE,
     ) -> Result:
-        """Train from `start`, shape (d,), to the end or until `stopped` becomes true after a step.
+        """Train from `start`, shape (d,), and `buffers` to the end, or until `stopped` becomes true
+        after a step.
 
         Mini-batches come from a fresh permutation of the shard, drawn anew when it is used up. `lr` is
         the step size before `lr_by_step`, the local one by default.
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
-        self._load(start)
+        self._load(start, buffers)
         loss, steps = 0.0, 0
         order = batches(len(self._y), self._local.batch_size, rng)
         for _ in range(self._local.count(len(self._y))):
@@ -74,17 +80,18 @@ class Trainer:
         end = self.flat.w
         if self._local.clip is not None:
             self._clip(end, self._local.clip)
-        return Result(end.numpy().copy(), steps, loss / steps if steps else math.nan)
+        mean = loss / steps if steps else math.nan
+        return Result(end.numpy().copy(), steps, mean, buffers_of(self.flat.module))
 
-    def gradient(self, start: Vector, rng: np.random.Generator) -> Result:
-        """The gradient of one mini-batch at `start`, shape (d,)."""
-        self._load(start)
+    def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
+        """The gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
+        self._load(start, buffers)
         loss = self._gradient(next(batches(len(self._y), self._local.batch_size, rng)))
-        return Result(self.flat.gradient.numpy().copy(), 1, loss)
+        return Result(self.flat.gradient.numpy().copy(), 1, loss, buffers_of(self.flat.module))
 
-    def _load(self, start: Vector) -> None:
+    def _load(self, start: Vector, buffers: Buffers) -> None:
         np.copyto(self._start.numpy(), start)
-        self.flat.load(start)
+        self.flat.load(start, buffers)
         self._optimizer.reset()
 
     def _gradient(self, batch: torch.Tensor) -> float:
@@ -176,5 +183,6 @@ class _Adam:
 def batches(samples: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
     """Endless mini-batches of indices, shape (≤ size,); an epoch's last batch may be smaller."""
     while True:
-        order = torch.from_numpy(rng.permutation(samples))
+        # A full batch is taken as it is: plain gradient descent, to the bit.
+        order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
         yield from torch.split(order, size)

@@ -141,6 +141,11 @@ class Init:
             if self._wanted:
                 self._start()
             return None
+        if code == -signal.SIGKILL and (limit := usage.killed_for_memory()) is not None:
+            self._fail(
+                f"out of memory: its client needed more than the device's {limit / 2**20:.0f} MiB, "
+                "and was killed. Raise memory in the topology, or lower batch_size"
+            )
         return int(code) if code >= 0 else 128 - code
 
     def _carry_out(self, message: Received | None) -> None:

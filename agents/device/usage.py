@@ -11,6 +11,11 @@ import psutil
 from agents.messages import Sample
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY = (
+    ("memory.events", "memory.max"),
+    ("memory/memory.oom_control", "memory/memory.limit_in_bytes"),
+)
+"""What tells of kills, and the limit: of v2, of v1."""
 
 
 def sample(device: str, pid: int | None) -> Sample:
@@ -21,6 +26,17 @@ def sample(device: str, pid: int | None) -> Sample:
     return Sample(
         device=device, at=at, **_cpu(), **demand, memory=_memory(pid), received=received, sent=sent
     )
+
+
+def killed_for_memory() -> int | None:
+    """This container's limit in bytes where the kernel has killed a process in it for lack of memory."""
+    for events, limit in _MEMORY:
+        try:
+            if _pairs(_CGROUP / events)["oom_kill"]:
+                return int((_CGROUP / limit).read_text())
+        except (OSError, ValueError, KeyError):  # the other version, or no limit
+            continue
+    return None
 
 
 def schedstat(pid: int) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
+from agents.buffers import NONE, Buffers
 from agents.nanoseconds import Nanoseconds
 from agents.vectors import Vector
 
@@ -184,6 +185,8 @@ class Server:
     """Device time at which the run began."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
+    buffers: Buffers = NONE
+    """The global model's. No rule looks at them: the aggregator's core averages them."""
 
     def in_order(self, clients: Container[str]) -> list[str]:
         """Those of `clients` that are present, in device order."""

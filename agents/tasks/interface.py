@@ -33,8 +33,9 @@ class Task(Protocol):
     def model(self) -> torch.nn.Module:
         """A fresh module: it maps inputs of the dataset, scaled as in its shards, to outputs.
 
-        The first dimension of both is the batch. All of it is float32 parameters: buffers, such as
-        BatchNorm's running statistics, would not be aggregated and are refused. Its initial weights may
+        The first dimension of both is the batch. Parameters that are learned are float32; frozen ones
+        (`requires_grad=False`) do not travel, and must be the same each time. Buffers, such as
+        BatchNorm's running statistics, travel and are averaged (docs/tasks.md). Its initial weights may
         be drawn from torch's global generator; the caller seeds it.
         """
         ...

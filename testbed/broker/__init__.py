@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from agents import parts
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
@@ -54,9 +55,10 @@ class Limits:
 
     @classmethod
     def of(cls, parameters: int, devices: int) -> Limits:
-        """Of a run with so many parameters: a model with a header, and two of these from each device."""
-        packet = 4 * parameters + 2 * 64 * 2**10
-        return cls(packet, 16 * 2**20 + 2 * devices * packet)
+        """Of a run with so many parameters: a model with a header, or the largest part of one, and two
+        models from each device."""
+        message = 4 * parameters + 2 * 64 * 2**10
+        return cls(min(message, parts.MOST + 2 * 64 * 2**10), 16 * 2**20 + 2 * devices * message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents import probe_server
-from agents.config import AggregatorConfig, ClientConfig, DeviceConfig, RouterConfig, Start, dump
+from agents.config import (
+    KEEPALIVE,
+    AggregatorConfig,
+    ClientConfig,
+    DeviceConfig,
+    RouterConfig,
+    Start,
+    dump,
+)
 from agents.rules.interface import ClientSide
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import SOCKET, Account, Limits, init_user
@@ -155,6 +163,8 @@ class Places:
 SERVER, CONTROL = "server", "control"
 """The broker's host names on the data and on the control network."""
 MQTT_PORT, TLS_PORT = 1883, 8883
+_LONGEST_KEEPALIVE = 3600.0
+"""Seconds. MQTT has no longer one than 18 hours, and time may be stretched."""
 
 
 def in_containers(certificate: str | None) -> Places:
@@ -198,10 +208,13 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     spec.directory.aggregator_state.mkdir(exist_ok=True)
     for device in spec.plan.devices:
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
-    dump(_aggregator(spec, accounts[AGGREGATOR], places), file(AGGREGATOR))
+    topology = spec.topology
+    expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
+    dump(_aggregator(spec, accounts[AGGREGATOR], places, expected), file(AGGREGATOR))
     absent = spec.absent
     for device in spec.plan.devices:
-        dump(_client(spec, device, accounts[device.name], places), file(device.name))
+        transfer = expected[device.name].transfer
+        dump(_client(spec, device, accounts[device.name], places, transfer), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -225,9 +238,16 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     dump(config, spec.directory.config(ROUTER))
 
 
-def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorConfig:
+def keepalive(transfer: float) -> float:
+    """Of a client whose model and update together take `transfer` seconds: neither a ping that waits
+    behind one of them nor its answer behind the other is to be taken for a lost connection."""
+    return min(max(KEEPALIVE, 2 * transfer), _LONGEST_KEEPALIVE)
+
+
+def _aggregator(
+    spec: RunSpec, account: Account, places: Places, expected: Mapping[str, rounds.Round]
+) -> AggregatorConfig:
     topology, most = spec.topology, spec.topology.evaluate.devices
-    expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
     return AggregatorConfig(
         run=spec.directory.run,
         broker=account.at(*places.aggregator),
@@ -260,7 +280,9 @@ def _aggregator(spec: RunSpec, account: Account, places: Places) -> AggregatorCo
     )
 
 
-def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Places) -> ClientConfig:
+def _client(
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, transfer: float
+) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
         run=spec.directory.run,
@@ -281,6 +303,7 @@ def _client(spec: RunSpec, device: PlannedDevice, account: Account, places: Plac
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
+        keepalive=keepalive(transfer),
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
     )

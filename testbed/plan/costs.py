@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agents import wire
+from agents.buffers import NONE, Buffers
 from agents.compression import Compressor
 from agents.config import Local, Named
 from agents.tasks.interface import Task
@@ -142,10 +143,12 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-def message_sizes(run: str, schema: str, w: Vector, compression: Named | None = None) -> tuple[int, int]:
+def message_sizes(
+    run: str, schema: str, w: Vector, buffers: Buffers = NONE, compression: Named | None = None
+) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
     packed = None if compression is None else Compressor(compression).compress(np.zeros_like(w))
-    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w)
+    model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers)
     update = wire.UpdateMessage(
         run=run,
         client="client",
@@ -164,5 +167,6 @@ def message_sizes(run: str, schema: str, w: Vector, compression: Named | None = 
         sent=0,
         vector=w,
         compressed=packed,
+        buffers=buffers,
     )
     return len(wire.encode(model)), len(wire.encode(update))

@@ -223,7 +223,34 @@ class Digits:
         return Dataset(train, test)
 
 
-Source = Columns | Digits
+@dataclass(frozen=True, slots=True)
+class SyntheticSentences:
+    """4,000 sentences of up to 16 tokens out of 64, bundled: of two classes, by whether more tokens are
+    from 32 on than below. Every fifth is for the test. A sentence is filled up with zeros."""
+
+    name: ClassVar[str] = "synthetic-sentences"
+    shape: ClassVar[tuple[int, ...] | None] = (16,)
+    tokens: ClassVar[bool] = True
+
+    def find(self, root: Path | None) -> Found:
+        return Found("1", self._read)
+
+    @staticmethod
+    def _read() -> Dataset:
+        rng = np.random.default_rng(140)
+        length = 2 * rng.integers(2, 8, 4000) + 1  # odd: no ties
+        x = rng.integers(1, 64, (4000, 16))
+        x[np.arange(16) >= length[:, None]] = 0
+        y = ((x >= 32).sum(1) > length / 2).astype(np.int64)
+        is_test = np.arange(4000) % 5 == 0
+        remark = (
+            "The sentences are synthetic and bundled; a BERT's weights are random, but for task.initial."
+        )
+        train, test = (Shard(x[part].astype(np.int16), y[part]) for part in (~is_test, is_test))
+        return Dataset(train, test, remarks=(remark,))
+
+
+Source = Columns | Digits | SyntheticSentences
 
 _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
@@ -243,6 +270,7 @@ DATASETS: dict[str, Source] = {
         shape=(80,),
         tokens=True,
     ),
+    "synthetic-sentences": SyntheticSentences(),
     "uoft-cs/cifar10": Columns(
         Data(hub="uoft-cs/cifar10", input=("img",), label="label"), shape=(3, 32, 32)
     ),

@@ -38,11 +38,11 @@ def of_run(
     task, start = task_of(topology, directory), start_of(topology, directory)
     parts = datasets.parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
-    _, schema = first_model(task, topology.seed, start)
+    _, _, schema = first_model(task, topology.seed, start)
     rows = []
     for path in sorted(directory.models.glob("*.safetensors")):
         try:
-            w, metadata = wire.unpack(files.read(path, _MAX_BYTES))
+            w, metadata, buffers = wire.unpack(files.read(path, _MAX_BYTES))
             if metadata.get("schema") != schema:
                 raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
             version = int(metadata["version"])
@@ -50,7 +50,7 @@ def of_run(
             raise BadInputError(
                 f"{path} cannot be read as a model of {directory.path}: {error}"
             ) from error
-        found = evaluator.evaluate(version, w)
+        found = evaluator.evaluate(version, w, buffers)
         whole = ("test set", "", len(prepared.test), found.loss, found.accuracy)
         named = [(one.part, one.name, one.samples, one.loss, one.accuracy) for one in found.parts]
         rows += [(path.stem, version, *figures) for figures in (whole, *named)]

@@ -1,4 +1,4 @@
-"""Check of a task's model, before anything is launched: whether it can be exchanged.
+"""Check of a task's model, before anything is launched: whether it can be exchanged, and its size.
 
 Building a model takes PyTorch, whose import takes a second. So a good result is kept in the user's
 cache, for these sources, parameters and version of PyTorch.

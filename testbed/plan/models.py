@@ -33,6 +33,8 @@ from testbed.topology import Topology, load
 State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
+_OF_RUN = {"w"}, {"w", "floats", "integers"}
+"""Names in a file of a model that a run has kept; with buffers."""
 _NAMED = 3
 """Of many differences, so many are told."""
 
@@ -78,7 +80,7 @@ def _initial(topology: Topology, path: Path) -> State:
         if path.suffix != ".safetensors":
             return _pickled(path)
         with safe_open(path, framework="pt") as file:
-            of_run = list(file.keys()) == ["w"] and "schema" in (file.metadata() or {})
+            of_run = {*file.keys()} in _OF_RUN and "schema" in (file.metadata() or {})
         return state_of(RunDirectory(path.parent.parent), path) if of_run else load_file(path)
     except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -136,12 +138,12 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
         )
     topology = load(directory.topology)
     try:
-        vector, metadata = wire.unpack(files.read(file, _MAX_BYTES))
+        vector, metadata, buffers = wire.unpack(files.read(file, _MAX_BYTES))
         start = start_of(topology, directory)
         module = first_module(task_of(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
-        FlatModule(module).load(vector)
+        FlatModule(module).load(vector, buffers)
     except (OSError, ValueError, RuntimeError, SafetensorError, wire.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error
     return module

@@ -11,7 +11,7 @@ from typing import Any
 
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, PlannedDevice
+from testbed.plan import Host, Plan, PlannedDevice, model_check
 from testbed.plan.calibration import Calibration, seconds, share
 from testbed.plan.feasibility import RESERVED_MEMORY, gib
 from testbed.plan.work import KINDS, Work, of_step
@@ -34,6 +34,10 @@ _SMALL_S = 1e-3
 _AMPLE = 384 * _MIB
 """Bytes. Resident after 60 steps of 32 samples: 240 MiB with digits-logreg, 350 MiB with cifar10-cnn and
 8,000 images, and 40 MiB in the device's init. Some of it is code, which the kernel can drop."""
+_WITHOUT_MODEL = 280 * _MIB
+_MODELS = 9
+"""A client has the model so many times at its most: parameters, gradient, start and momentum; what came;
+the end, the difference, the message made of it, and that in the hands of MQTT."""
 
 
 def resolved(topology: Topology) -> Topology:
@@ -136,6 +140,14 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
     if plan.traits.cgroups:
         for group, device in groups:
             yield from _memory_notes(group, device, known, host)
+        needed = _WITHOUT_MODEL + _MODELS * 4 * model_check.check(topology)
+        for group, device in groups:
+            if _AMPLE <= device.memory < needed:
+                yield (
+                    f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "
+                    f"{topology.task.name} needs about {format_size(_rounded(needed))} beside its data "
+                    "and what a step computes: it would be killed. Raise memory."
+                )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated once the run is over (evaluate.when: after): until then none has an "
@@ -271,6 +283,11 @@ def _memory_notes(
             "digits-logreg, 390 MiB with cifar10-cnn and 8,000 images; a client that needs more than it "
             "may have is killed."
         )
+
+
+def _rounded(size: int) -> int:
+    """In whole MiB."""
+    return -(-size // _MIB) * _MIB
 
 
 def _core_notes(group: DeviceGroup, device: PlannedDevice, known: Profiles) -> Iterator[str]:

@@ -52,7 +52,9 @@ def expected(
     smaller: dict[str, int] = {}
     for device in plan.devices:
         if device.compression is not None and repr(device.compression) not in smaller:
-            sizes = message_sizes("run", "0" * 64, np.zeros(parameters, np.float32), device.compression)
+            sizes = message_sizes(
+                "run", "0" * 64, np.zeros(parameters, np.float32), compression=device.compression
+            )
             smaller[repr(device.compression)] = sizes[1]
     server = Link() if topology.server.link is None else topology.server.link.plain()
     one_step = topology.rule.build().client_side.kind == "gradient"

@@ -62,7 +62,7 @@ def ending(run: Run) -> Ending | None:
     path = run.path / "models" / "final.safetensors"
     if task.get("name") != "quadratic" or not path.is_file():
         return None
-    final, _ = wire.unpack(path.read_bytes())
+    final, _, _ = wire.unpack(path.read_bytes())
     devices: Mapping[str, Mapping[str, float]] = run.manifest["devices"]
     centers = np.array(task["centers"], np.float64)
     importance = np.array([device["importance"] for device in devices.values()])

@@ -16,6 +16,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import recording
 from agents.aggregator.core import AggregatorCore, Setup
 from agents.aggregator.recording import RecordingError, Torn
+from agents.buffers import Buffers
 from agents.rules.interface import Server
 from agents.vectors import Vector
 from testbed.errors import BadInputError, RunFailedError
@@ -73,7 +74,7 @@ class _Replay:
     directory: RunDirectory
     same: Replayed = field(default_factory=Replayed)
     _logged: Iterator[tuple[int, events.Record]] = field(init=False)
-    _final: Vector | None = None
+    _final: tuple[Vector, Buffers] | None = None
     """The final model, once the run has ended; a resumed one does so more than once."""
 
     def __post_init__(self) -> None:
@@ -103,16 +104,16 @@ class _Replay:
                     raise RecordingError(f"{self.directory.inputs} does not say what it begins with")
         if self._final is None:
             raise _DifferenceError("the recording ends before the run did, without a final model")
-        self._compare("final", self._final)
+        self._compare("final", *self._final)
         for number, record in self._logged:
             raise _DifferenceError(f"events.jsonl:{number} is not in the recording: {record}")
         return self.same
 
     def _begin(self, setup: Setup) -> tuple[AggregatorCore, Server]:
         self.same.rule = setup.rule.name
-        model = self._kept(act.Save(0).name).copy()
+        model, buffers = self._kept(act.Save(0).name)
         try:
-            return setup.core(model)
+            return setup.core(model.copy(), buffers)
         except (TypeError, LookupError, ImportError) as error:
             raise RecordingError(f"{self.directory.inputs} names no rule of ours: {error}") from error
 
@@ -120,9 +121,9 @@ class _Replay:
         for action in actions:
             match action:
                 case act.Save(final=True):
-                    self._final = server.w.copy()
+                    self._final = server.w.copy(), server.buffers
                 case act.Save() as save:
-                    self._compare(save.name, server.w)
+                    self._compare(save.name, server.w, server.buffers)
                 case act.Log(record) if not isinstance(record, events.Note):
                     self._expect(record)
         self.same.version = server.version
@@ -138,8 +139,8 @@ class _Replay:
         self.same.records += 1
         self.same.updates += isinstance(record, events.UpdateApplied)
 
-    def _compare(self, name: str, w: Vector) -> None:
-        kept = self._kept(name)
+    def _compare(self, name: str, w: Vector, buffers: Buffers) -> None:
+        kept, kept_buffers = self._kept(name)
         if kept.shape != w.shape:
             raise _DifferenceError(f"models/{name} has {kept.size} parameters, the replay {w.size}")
         differ = np.flatnonzero(kept.view(np.uint32) != w.astype("<f4").view(np.uint32))
@@ -149,11 +150,14 @@ class _Replay:
                 f"models/{name} differs in {len(differ)} of {w.size} parameters, first in the one at "
                 f"{at}: {kept[at]!r}, and {w[at]!r} in the replay"
             )
+        if not kept_buffers.equals(buffers):
+            raise _DifferenceError(f"models/{name} has other buffers than the replay")
         self.same.models += 1
 
-    def _kept(self, name: str) -> Vector:
+    def _kept(self, name: str) -> tuple[Vector, Buffers]:
         """The run's model `name`."""
         path = self.directory.models / f"{name}.safetensors"
         if not path.is_file():
             raise _DifferenceError(f"models/{name} is not there")
-        return wire.unpack(files.read(path, _MAX_MODEL_BYTES))[0]
+        w, _, buffers = wire.unpack(files.read(path, _MAX_MODEL_BYTES))
+        return w, buffers

@@ -18,7 +18,7 @@ class Ticket(Job):
 
     def outcome(self) -> Outcome:
         if self.steps == 0:
-            return Outcome(self.start, math.nan)
+            return Outcome(self.start, math.nan, self.buffers)
         return self.result or self.pool.compute(self)
 
     def cut(self, steps: int) -> None:

@@ -19,6 +19,7 @@ from agents.aggregator.core import Settings, Setup
 from agents.aggregator.evaluation import Evaluator
 from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
+from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
@@ -117,9 +118,9 @@ class Recorder:
         if self._recording is not None:
             self._recording.write(event)
 
-    def save(self, version: int, w: Vector, *, final: bool) -> None:
+    def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None:
         name = Save(version, final).name
-        storage.save_model(self.directory.models, name, w, version, self.schema)
+        storage.save_model(self.directory.models, name, w, buffers, version, self.schema)
 
     def pulse(self) -> None:
         self._pulses += 1
@@ -139,7 +140,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
     topology, run_id = spec.topology, spec.directory.run
     task = own_code.build(topology.task.named, TASKS, Task)
     rule = topology.rule.build()
-    w, schema = first_model(task, topology.seed, spec.start)
+    w, buffers, schema = first_model(task, topology.seed, spec.start)
     recorder.schema = schema
     stop = topology.stop.build()
     population = importance(topology, spec.samples)
@@ -156,12 +157,12 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         keeps_models=spec.keeps_models,
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
-    core, server = setup.core(w)
+    core, server = setup.core(w, buffers)
     if topology.record == "updates":
         recorder.keep_inputs(setup)
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view)
-    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, (run_id, schema, w))
+    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, (run_id, schema, w, buffers))
     return Simulation(
         queue,
         core,
@@ -173,7 +174,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder,
         run=run_id,
         schema=schema,
-        sizes=message_sizes(run_id, schema, w),
+        sizes=message_sizes(run_id, schema, w, buffers),
         stop=stop,
         steps=spec.steps(),
         absent=spec.absent,
@@ -191,7 +192,7 @@ class _Fleet:
         task: Task,
         cost: StepCost,
         queue: EventQueue,
-        model: tuple[str, str, Vector],
+        model: tuple[str, str, Vector, Buffers],
     ) -> None:
         """`model`: run, schema and vector, of which messages are made."""
         self._model, self._sizes = model, dict[str, int]()
@@ -224,6 +225,7 @@ class _Fleet:
             ticket = Ticket(
                 pool=self._pool,
                 start=model.vector,
+                buffers=model.buffers,
                 indices=indices,
                 local=local,
                 lr=local.rate(model.version, model.lr),

@@ -17,6 +17,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
+from agents.buffers import Buffers
 from agents.client import core as client
 from agents.config import Stop
 from agents.device_actions import to_json
@@ -40,7 +41,7 @@ class Recorder(Protocol):
         """The aggregator's core is about to be handed `event`."""
 
     def record(self, record: events.Record) -> None: ...
-    def save(self, version: int, w: Vector, *, final: bool) -> None: ...
+    def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None: ...
     def pulse(self) -> None:
         """All that happened so far has been recorded."""
 
@@ -60,7 +61,7 @@ class Simulation:
         core: AggregatorCore,
         server: Server,
         devices: Callable[[str, Device | None], Device],
-        evaluate: Callable[[int, Vector], Evaluation],
+        evaluate: Callable[[int, Vector, Buffers], Evaluation],
         recorder: Recorder,
         *,
         run: str,
@@ -272,7 +273,7 @@ class Simulation:
             case act.Evaluate(version):
                 self._submit_evaluation(version)
             case act.Save(version, final):
-                self._recorder.save(version, self._server.w, final=final)
+                self._recorder.save(version, self._server.w, self._server.buffers, final=final)
             case act.StopClients():
                 self._events.clear()
                 self._hand_in_evaluation()
@@ -293,6 +294,7 @@ class Simulation:
             vector=self._snapshot[1],
             lr=lr,
             acknowledged=acknowledged,
+            buffers=self._server.buffers,
         )
 
     def _send(self, name: str, model: wire.ModelMessage) -> None:
@@ -310,7 +312,8 @@ class Simulation:
         device.line.download(size, lambda at: self._message(at, device, arrived, to_device=True))
 
     def _submit_evaluation(self, version: int) -> None:
-        self._evaluation = self._thread.submit(self._evaluate, version, self._server.w.copy())
+        w, buffers = self._server.w.copy(), self._server.buffers
+        self._evaluation = self._thread.submit(self._evaluate, version, w, buffers)
         if self._evaluates_at_once or self._core.ended is not None:
             self._hand_in_evaluation()
 

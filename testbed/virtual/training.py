@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from agents.buffers import NONE, Buffers
 from agents.client.core import Outcome
 from agents.client.training import Trainer
 from agents.config import FROM_TASK, Local, Start
@@ -50,12 +51,13 @@ class Job:
     """Whose training it is."""
     rng: Callable[[], np.random.Generator]
     """Makes the generator that draws the mini-batches, the same at each call."""
+    buffers: Buffers = NONE
     gradient: bool = False
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
 
     @property
     def kind(self) -> _Kind:
-        if not self.local.is_plain:
+        if self.buffers or not self.local.is_plain:
             return _Kind.SINGLE
         return _Kind.GRADIENT if self.gradient else _Kind.STACKED
 
@@ -199,14 +201,14 @@ class _Single:
             self._trainer = Trainer(task, nothing, Local(steps=1), start)
 
     def train(self, job: Job) -> Outcome:
-        train = self._train
-        shard = Shard(train.x[job.indices], train.y[job.indices], train.scale)
-        self._trainer.assign(shard, replace(job.local, steps=job.steps, epochs=None))
+        self._trainer.assign(
+            self._train.take(job.indices), replace(job.local, steps=job.steps, epochs=None)
+        )
         if job.gradient:
-            result = self._trainer.gradient(job.start, job.rng())
+            result = self._trainer.gradient(job.start, job.rng(), job.buffers)
         else:
-            result = self._trainer.train(job.start, job.rng(), job.lr)
-        return Outcome(result.end, result.loss)
+            result = self._trainer.train(job.start, job.rng(), job.lr, buffers=job.buffers)
+        return Outcome(result.end, result.loss, result.buffers)
 
 
 class _Descent:
@@ -250,7 +252,8 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
         full, rest = divmod(samples, width)
         rng = job.rng()
         for first in range(0, count, full + (rest > 0)):  # an epoch
-            order = job.indices.take(rng.permutation(samples)[: (count - first) * width])
+            drawn = rng.permutation(samples) if width < samples else np.arange(samples)
+            order = job.indices.take(drawn[: (count - first) * width])
             last = min(first + full, count)
             rows[first:last, k, :width] = order[: full * width].reshape(-1, width)
             if rest and last < count:

@@ -16,6 +16,7 @@ from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore, Settings
 from agents.aggregator.evaluation import Evaluation
+from agents.buffers import Buffers
 from agents.client.core import ClientCore, Identity, Outcome
 from agents.config import Duration, Local, Stop
 from agents.device_actions import Join
@@ -280,7 +281,7 @@ class Simulation:
             core.core,
             self.server,
             self._device,
-            lambda version, _: Evaluation(version, 0.5, 0.5),
+            lambda version, _, __: Evaluation(version, 0.5, 0.5),
             self,
             run="run",
             schema="s",
@@ -340,7 +341,7 @@ class Simulation:
         if isinstance(record, events.VersionMade) and record.version == len(self.models):
             self.models.append(float(self.server.w[0]))
 
-    def save(self, version: int, w: Vector, *, final: bool) -> None:
+    def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None:
         pass
 
     def pulse(self) -> None:

@@ -416,7 +416,7 @@ def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) ->
     durable = begun(tmp_path / "run")
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable = again(durable, tmp_path / "run")
-    assert [(v, w.tolist()) for v, w in durable.evaluating()] == [(0, [np.float32(0.3)])]
+    assert [(v, w.tolist()) for v, w, _ in durable.evaluating()] == [(0, [np.float32(0.3)])]
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable.sync(told=False)
     durable = again(durable, tmp_path / "run")

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import sys
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 import torch
 
 from agents.config import Local
-from agents.flat import FlatModule
+from agents.flat import FlatModule, learned, stored_buffers
 from agents.tasks import TASKS
+from agents.tasks.bert import Sst2BertLora
 from agents.tasks.quadratic import Quadratic
+from agents.tasks.resnet import Cifar10ResNet18
 
 CENTERS = ((1.0, -2.0), (3.0, 0.0), (5.0, 2.0))
 
@@ -16,6 +21,10 @@ CENTERS = ((1.0, -2.0), (3.0, 0.0), (5.0, 2.0))
     ("name", "shape", "parameters"),
     [
         ("cifar10-cnn", (3, 32, 32), 62_006),
+        ("cifar10-cnn-defedavg", (3, 32, 32), 878_538),
+        ("cifar10-cnn-mcmahan", (3, 32, 32), 1_068_298),
+        ("cifar10-resnet18", (3, 32, 32), 11_173_962),
+        ("fashion-mnist-cnn", (28, 28), 582_026),
         ("digits-logreg", (8, 8), 650),
         ("mnist-cnn", (28, 28), 28_938),
         ("mnist-logreg", (28, 28), 7850),
@@ -32,6 +41,61 @@ def test_a_classifier_scores_ten_classes(name: str, shape: tuple[int, ...], para
     assert correct is not None
     assert correct.shape == (4,)
     assert FlatModule(model).w.shape == (parameters,)
+
+
+def test_models_are_as_large_as_their_papers_say() -> None:
+    """DeFedAvg's for CIFAR-10 has 3.53 MB, McMahan's "about 10^6" parameters, ResNet-18 11.2 million."""
+    assert 4 * _learned("cifar10-cnn-defedavg") == pytest.approx(3.53e6, rel=0.01)
+    assert _learned("cifar10-cnn-mcmahan") == pytest.approx(1e6, rel=0.1)
+    norms: tuple[tuple[Literal["batch", "group"], int], ...] = (("batch", 2 * 4800 + 20), ("group", 0))
+    for norm, statistics in norms:
+        assert _learned("cifar10-resnet18", norm=norm) == pytest.approx(11.2e6, rel=0.01)
+        module = Cifar10ResNet18(norm).model()
+        assert sum(b.numel() for _, b in stored_buffers(module)) == statistics
+
+
+def test_the_next_character_of_eighty() -> None:
+    task = TASKS["shakespeare-lstm"]()
+    outputs = task.model()(torch.randint(0, 80, (3, 80)))
+    assert outputs.shape == (3, 80)
+    assert _learned("shakespeare-lstm") == 80 * 8 + 4 * 100 * (108 + 2) + 4 * 100 * (200 + 2) + 101 * 80
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters"),
+    [
+        ({"name": "sent140-tinybert"}, 45_090),
+        ({"name": "sent140-tinybert", "size": "tiny"}, 4_386_178),  # BERT-Tiny: 4.4 million
+        ({"name": "sst2-bert-lora"}, 2 * 4 * 32 + 2 * 33),
+        # 12 layers, queries and values, 768 + 768 each; and the head.
+        ({"name": "sst2-bert-lora", "size": "base"}, 12 * 2 * 2 * 768 + 2 * 769),
+        ({"name": "sst2-bert-lora", "size": "base", "rank": 4}, 4 * 12 * 2 * 2 * 768 + 2 * 769),
+    ],
+    ids=str,
+)
+def test_of_bert_adapters_and_head_travel(task: dict[str, Any], parameters: int) -> None:
+    pytest.importorskip("peft")
+    name = task.pop("name")
+    assert _learned(name, **task) == parameters
+    if "size" not in task:
+        first, second = (TASKS[name]().model() for _ in range(2))
+        assert first(torch.tensor([[5, 40, 0, 0]])).shape == (1, 2)
+        # What does not travel is the same everywhere.
+        frozen = {n: p for n, p in second.named_parameters() if not p.requires_grad}
+        assert all(torch.equal(p, frozen[n]) for n, p in first.named_parameters() if n in frozen)
+
+
+def _learned(task: str, **parameters: Any) -> int:
+    with torch.device("meta" if "bert" in task else "cpu"):  # BERT-base has 440 MB
+        return sum(p.numel() for _, p in learned(TASKS[task](**parameters).model()))
+
+
+def test_without_its_libraries_bert_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"needs transformers.*edge-fl-testbed\[bert\].*requirements:"):
+        TASKS["sent140-tinybert"]().model()
+    with pytest.raises(ValueError, match="rank is 0"):
+        Sst2BertLora(rank=0)
 
 
 def test_the_quadratic_is_half_the_squared_distance_to_the_center() -> None:

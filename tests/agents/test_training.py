@@ -254,13 +254,24 @@ def test_the_module_is_a_view_of_the_flat_vector() -> None:
         flat.load(np.zeros(22, np.float32))
 
 
+class Remembering(nn.Linear):
+    """Its state has what is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 3)
+
+    def get_extra_state(self) -> object:
+        return {"seen": 7}
+
+
 @pytest.mark.parametrize(
     ("module", "told"),
     [
         (
-            nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3)),
-            r"buffers \(1.running_mean, 1.running_var, 1.num_batches_tracked, 3 more\).*GroupNorm",
+            nn.Sequential(nn.Linear(2, 3), *(nn.BatchNorm1d(3, dtype=torch.float64, affine=False),) * 2),
+            r"buffers.*\(1.running_mean: torch.float64, 1.running_var: torch.float64\)",
         ),
+        (Remembering(), r"more than parameters and buffers \(_extra_state\)"),
         (
             nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2).half()),
             r"not float32 \(1.weight: torch.float16",
@@ -268,11 +279,11 @@ def test_the_module_is_a_view_of_the_flat_vector() -> None:
         (nn.Linear(2, 3).double(), r"not float32 \(weight: torch.float64, bias: torch.float64\)"),
         (
             nn.ParameterList([nn.Parameter(torch.tensor([2**30 + 1]), requires_grad=False)]),
-            "no parameters that are not frozen",
+            "all are frozen",
         ),
         (nn.Flatten(), "no parameters"),
     ],
-    ids=["buffers", "half", "double", "integer", "empty"],
+    ids=["buffers", "extra", "half", "double", "frozen", "empty"],
 )
 def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module, told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -281,16 +292,18 @@ def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module
         initial(module)
 
 
-def test_a_client_does_not_train_a_model_with_buffers() -> None:
-    class Normed(Tiny):
-        def model(self) -> nn.Module:
-            return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-
-    with pytest.raises(ValueError, match="BatchNorm"):
-        Trainer(Normed(), SHARD, Local(steps=1))
+def test_frozen_parameters_stay_and_do_not_travel() -> None:
+    trainer = Trainer(Tiny(), SHARD, Local(steps=3), Start(frozen=("0.weight",)))
+    module = trainer.flat.module
+    frozen = module[0].weight.clone()  # type: ignore[index]
+    assert trainer.flat.w.numel() == 23 - 12
+    end = trainer.train(initial(module), np.random.default_rng(1)).end
+    assert end.shape == (11,)
+    assert torch.equal(module[0].weight, frozen)  # type: ignore[index]
 
 
 def test_the_schema_hash_tells_models_apart() -> None:
     assert schema_hash(nn.Linear(2, 3)) == schema_hash(nn.Linear(2, 3))
     different = [nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 3, bias=False), nn.Linear(4, 2)]
-    assert len({schema_hash(module) for module in different}) == 4
+    normed = [nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False)]
+    assert len({schema_hash(module) for module in (*different, *normed)}) == 6

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import wire
+from agents.buffers import Buffers
 from agents.wire import ModelMessage, WireError
 from tests.agents.helpers import message
 
@@ -41,9 +42,37 @@ def test_the_library_reads_what_we_write() -> None:
 
 def test_we_read_what_the_library_writes() -> None:
     payload = safetensors.numpy.save({"w": VECTOR}, {"protocol": "2", "name": "läufer"})
-    vector, metadata = wire.unpack(payload)
+    vector, metadata, _ = wire.unpack(payload)
     np.testing.assert_array_equal(vector, VECTOR)
     assert metadata == {"protocol": "2", "name": "läufer"}
+
+
+def test_buffers_follow_the_vector_in_the_same_format() -> None:
+    """Of an odd number of floats, so that the integers are not aligned; the largest and the least."""
+    buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([2**62, -(2**62), 7]))
+    payload = wire.encode(dataclasses.replace(UPDATE, buffers=buffers))
+    tensors = safetensors.numpy.load(payload)
+    assert sorted(tensors) == ["floats", "integers", "w"]
+    assert tensors["integers"].tolist() == [2**62, -(2**62), 7]
+    update = wire.decode_update(payload)
+    np.testing.assert_array_equal(update.vector, VECTOR)
+    assert update.buffers.equals(buffers)
+    assert not np.shares_memory(update.buffers.floats, update.vector)  # it is kept for longer
+    assert wire.decode_model(wire.encode(dataclasses.replace(MODEL, buffers=buffers))).buffers.equals(
+        buffers
+    )
+
+
+@pytest.mark.parametrize("count", [-1, 3, 2**70, "2", None, True])
+def test_buffers_of_sizes_that_are_none_are_refused(count: object) -> None:
+    buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([1]))
+    payload = wire.encode(dataclasses.replace(UPDATE, buffers=buffers))
+    (length,) = struct.unpack_from("<Q", payload)
+    header = json.loads(payload[8 : 8 + length])
+    header["floats"]["shape"] = [count]
+    text = json.dumps(header).encode()
+    with pytest.raises(WireError):
+        wire.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
 
 
 def test_the_data_is_aligned_and_not_copied() -> None:

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from agents import parts
 from agents.config import Broker
 from agents.topics import Topics
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -359,6 +360,26 @@ def test_large_payloads_go_both_ways(connect: Connect) -> None:
         assert client.take() == (TOPICS.model("a"), LARGE)
         client.publish(TOPICS.update("a"), LARGE)
         assert aggregator.take() == (TOPICS.update("a"), LARGE)
+
+
+def test_what_is_larger_than_a_message_goes_in_parts(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three and a bit of them, through a broker that takes none as large as the whole; a small one
+    follows."""
+    monkeypatch.setattr(parts, "MOST", len(LARGE) // 2)
+    whole = LARGE * 2 + b"end"
+    assert len(whole) > LIMITS.packet
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    aggregator = Connection(logins("aggregator"), [TOPICS.update("+")], inbox.put)
+    client = Connection(logins("a"), [], lambda _: None)
+    aggregator.open()
+    client.open()
+    client.publish(TOPICS.update("a"), whole)
+    client.publish(TOPICS.update("a"), b"next")
+    assert [inbox.get(timeout=10).payload for _ in range(2)] == [whole, b"next"]
+    client.close()
+    aggregator.close()
 
 
 def test_a_packet_that_is_too_large_costs_its_sender_the_connection_and_no_one_else(

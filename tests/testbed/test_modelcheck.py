@@ -1,4 +1,4 @@
-"""Models that a flat float32 vector of parameters is not all of: refused before anything is launched."""
+"""Models that cannot be exchanged are refused before anything is launched; the size of the others."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Normed(Task):
             "untracked": nn.BatchNorm1d(16, track_running_stats=False),
             "group": nn.GroupNorm(4, 16),
             "half": nn.LayerNorm(16, dtype=torch.float16),
+            "frozen": nn.LayerNorm(16).requires_grad_(requires_grad=False),
         }
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), norms[self.norm], nn.Linear(16, 10))
 
@@ -77,24 +78,26 @@ def _text(norm: str) -> str:
     ],
     ids=" ".join,
 )
-def test_buffers_are_refused_before_anything_is_launched(
+def test_what_cannot_be_exchanged_is_refused_before_anything_is_launched(
     command: list[str], testbed: Testbed, tmp_path: Path
 ) -> None:
     file, runs = tmp_path / "t.yaml", tmp_path / "runs"
-    file.write_text(_text("batch"))
+    file.write_text(_text("half"))
     said = testbed(*command, file, *(["--runs", runs] if command[0] == "up" else []))
     assert said.code == 2
-    assert f"{file}:2:14: task.name: normed cannot run: the model has buffers" in said.err
-    assert "(2.running_mean, 2.running_var, 2.num_batches_tracked)" in said.err
-    assert "GroupNorm or LayerNorm" in said.err
-    assert "track_running_stats=False" in said.err
+    assert f"{file}:2:14: task.name: normed cannot run: the model has parameters that are" in said.err
+    assert "(2.weight: torch.float16, 2.bias: torch.float16)" in said.err
     assert said.out == ""
     assert not runs.exists()
 
 
-def test_the_mends_that_the_error_names_are_good() -> None:
-    model_check.check(parse(_text("group")))
-    model_check.check(parse(_text("untracked")))
+def test_the_size_has_buffers_and_no_frozen_parameters() -> None:
+    plain = 16 * 65 + 10 * 17
+    assert model_check.check(parse(_text("group"))) == plain + 2 * 16
+    assert model_check.check(parse(_text("untracked"))) == plain + 2 * 16
+    # Mean and variance, and a counter of 8 bytes.
+    assert model_check.check(parse(_text("batch"))) == plain + 2 * 16 + 2 * 16 + 2
+    assert model_check.check(parse(_text("frozen"))) == plain
 
 
 def test_parameters_of_another_type_are_refused() -> None:
@@ -117,5 +120,5 @@ def test_a_good_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert built == ["group", "untracked"]
     for _ in range(2):
         with pytest.raises(BadInputError):
-            model_check.check(parse(_text("batch")))
-    assert built == ["group", "untracked", "batch", "batch"]
+            model_check.check(parse(_text("half")))
+    assert built == ["group", "untracked", "half", "half"]

@@ -21,10 +21,11 @@ from tests.running import TOPOLOGIES, cli, interrupt, started
 THEORY = TOPOLOGIES / "theory"
 
 
-def _run(topology: Path, runs: Path, name: str = "run") -> Run:
-    parsed, plan = up.planned(topology, up.Options())
+def _run(topology: Path, runs: Path, name: str = "run", data: Path | None = None) -> Run:
+    options = up.Options(data_root=data)
+    parsed, plan = up.planned(topology, options)
     directory = RunDirectory.create(runs, name)
-    up.run(parsed, plan, directory, up.Options(), View())
+    up.run(parsed, plan, directory, options, View())
     return load(directory.path)
 
 

@@ -11,8 +11,8 @@ import yaml
 from safetensors.numpy import load_file
 
 from agents import events
+from agents.config import KEEPALIVE
 from agents.device_actions import SetCpu
-from agents.transport import KEEPALIVE
 from testbed.errors import RunFailedError
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory

@@ -1,0 +1,89 @@
+"""Every task as a table: where it is from, its size, and what a client of it costs.
+
+    python -m benchmarks.tasks              # the table of docs/tasks.md
+    python -m benchmarks.tasks mnist-cnn    # these tasks alone
+
+Each task has a process of its own with one thread of torch, as a device has. It trains as the client
+does, on noise of the dataset's shape, and makes the message that it would send.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+_SAMPLES, _BATCH, _STEPS = 64, 32, 10
+_SKIPPED = {"quadratic"}
+"""A task without a model of its own size."""
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(_measured(sys.argv[2])))
+        return
+    from agents.tasks import TASKS
+
+    print("| task | paper | parameters | bytes per update | s per 10 steps of 32 | memory of a client |")
+    print("|---|---|---|---|---|---|")
+    for name in sys.argv[1:] or sorted(TASKS.keys() - _SKIPPED):
+        command = [sys.executable, "-m", "benchmarks.tasks", "--one", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"| `{name}` | not measured: {done.stderr.strip().splitlines()[-1]} | | | | |")
+            continue
+        found = json.loads(done.stdout)
+        print(
+            f"| `{name}` | {found['paper']} | {found['parameters']:,} | {found['bytes']:,} | "
+            f"{found['seconds']:.2g} | {found['memory'] / 2**20:.0f} MiB |",
+            flush=True,
+        )
+
+
+def _measured(name: str) -> dict[str, Any]:
+    import torch
+
+    from agents import wire
+    from agents.client.training import Trainer
+    from agents.config import Local
+    from agents.flat import buffers_of, initial
+    from agents.shards import Shard
+    from agents.tasks import TASKS
+    from testbed.plan.costs import message_sizes
+    from testbed.plan.datasets import DATASETS
+
+    torch.set_num_threads(1)
+    task = TASKS[name]()
+    source = DATASETS[str(task.dataset)]
+    rng = np.random.default_rng(0)
+    shape = (_SAMPLES, *(source.shape or ()))
+    x = rng.integers(0, 64, shape).astype(np.int16 if source.tokens else np.uint8)
+    shard = Shard(x, rng.integers(0, 2, _SAMPLES), 1.0 if source.tokens else 1 / 64)
+    trainer = Trainer(task, shard, Local(steps=_STEPS, batch_size=_BATCH, lr=0.01))
+    trainer.warm_up()
+    module = trainer.flat.module
+    start, buffers = initial(module), buffers_of(module)
+    begin = time.thread_time()
+    result = trainer.train(start, rng, buffers=buffers)
+    seconds = time.thread_time() - begin
+    model = wire.ModelMessage(
+        run="run", version=0, dispatch=1, schema="", vector=result.end - start, buffers=result.buffers
+    )
+    payload = wire.encode(model)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "paper": getattr(task, "paper", "").partition(":")[0] or "none",
+        "parameters": start.size,
+        "bytes": message_sizes("run", "", start, buffers)[1],
+        "seconds": seconds,
+        "memory": peak + len(payload),  # once more in the hands of MQTT
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Models with buffers, such as BatchNorm's running statistics, through the real cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agents import buffers, events
+from agents.aggregator import actions as act
+from agents.buffers import Buffers
+from agents.client.training import Trainer
+from agents.config import Local
+from agents.flat import FlatModule, buffers_of, first_model, initial, load_buffers
+from agents.rules.fedbuff import FedBuff
+from agents.shards import Shard
+from agents.tasks.interface import Task
+from tests.agents.helpers import message, of, started
+
+
+@dataclass(frozen=True)
+class Normed(Task):
+    """4 inputs, 6 hidden units with BatchNorm, 3 classes."""
+
+    dataset: ClassVar[str] = "none"
+    l2: float = 0.0
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+RNG = np.random.default_rng(3)
+SHARD = Shard(RNG.normal(size=(24, 4)).astype(np.float32), RNG.integers(0, 3, 24))
+
+
+def held(*floats: float, count: int = 0) -> Buffers:
+    return Buffers(np.array(floats, np.float32), np.array([count]))
+
+
+def test_a_mean_with_the_rules_weights_and_the_newest_integers() -> None:
+    arrived = [(0.25, held(1, 10, count=9)), (0.75, held(5, 20, count=4))]
+    new = buffers.averaged(held(100, 100), arrived, shares=False)
+    assert new.floats.tolist() == [4, 17.5]
+    assert new.integers.tolist() == [4]
+    assert new.floats.dtype == np.float32
+
+
+def test_the_old_model_keeps_its_share_only_in_a_mean_of_models() -> None:
+    one = [(0.25, held(8.0, count=1))]
+    assert buffers.averaged(held(4.0), one, shares=True).floats.tolist() == [5]
+    assert buffers.averaged(held(4.0), one, shares=False).floats.tolist() == [8]
+    assert buffers.averaged(held(4.0), one * 8, shares=True).floats.tolist() == [8]
+
+
+def test_without_weight_they_stay() -> None:
+    new = buffers.averaged(held(4.0), [(0.0, held(8.0, count=5))], shares=False)
+    assert (new.floats.tolist(), new.integers.tolist()) == ([4], [5])
+
+
+def test_a_version_has_the_mean_of_what_it_is_made_of() -> None:
+    """a is applied with the first version, c with neither: it came too late, as the rule says."""
+    core, server = started(FedBuff(buffer_size=2))
+    server.buffers = held(0.0)
+    core.update("a", message("a", 1, buffers=held(2.0, count=5)), 4, 1.0)
+    assert server.buffers.floats.tolist() == [0]
+    core.update("b", message("b", 2, buffers=held(6.0, count=3)), 4, 2.0)
+    assert (server.buffers.floats.tolist(), server.buffers.integers.tolist()) == ([4], [3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (buffers.NONE, "0 numbers in its buffers, expected 2"),
+        (held(1.0, 2.0), "3 numbers in its buffers, expected 2"),
+        (held(float("nan")), "not finite"),
+        (held(float("inf")), "not finite"),
+    ],
+)
+def test_an_update_with_other_buffers_is_rejected(wrong: Buffers, told: str) -> None:
+    core, server = started()
+    server.buffers = held(0.0)
+    done = core.update("a", message("a", 1, buffers=wrong), 4, 1.0)
+    (rejected,) = [one.record for one in of(act.Log, done) if "reason" in dir(one.record)]
+    assert isinstance(rejected, events.UpdateRejected)
+    assert told in rejected.reason
+    assert server.version == 0
+
+
+def test_of_a_model_without_an_update_brings_none() -> None:
+    core, _ = started()
+    done = core.update("a", message("a", 1, buffers=held(1.0)), 4, 1.0)
+    assert "expected 0" in str(done)
+
+
+def test_a_module_gets_and_gives_them() -> None:
+    """Of all types that travel; what is not persistent is none of the model's state."""
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    module.register_buffer("mask", torch.tensor([True, False]))
+    module.register_buffer("short", torch.tensor([[0.5]], dtype=torch.float16))
+    module.register_buffer("constant", torch.ones(7), persistent=False)
+    assert buffers_of(module).floats.tolist() == [0.5, 0, 0, 1, 1]
+    assert buffers_of(module).integers.tolist() == [1, 0, 0]
+    new = Buffers(np.array([0.25, 1, 2, 3, 4], np.float32), np.array([0, 1, 2**40]))
+    flat = FlatModule(module)
+    flat.load(initial(module), new)
+    assert buffers_of(module).equals(new)
+    assert module[0].running_var.tolist() == [3, 4]  # type: ignore[operator]
+    assert module.short.dtype == torch.float16
+    with pytest.raises(ValueError, match="for a model with other ones"):
+        load_buffers(module, held(1.0))
+
+
+def test_training_begins_with_the_models_and_ends_with_its_own() -> None:
+    """Whatever was trained before; without a step they stay as they are."""
+    w, first, _ = first_model(Normed(), seed=5)
+    trainer = Trainer(Normed(), SHARD, Local(steps=3, batch_size=8))
+    trainer.warm_up()
+    once, again = (trainer.train(w, np.random.default_rng(1), buffers=first) for _ in range(2))
+    assert once.buffers.equals(again.buffers)
+    assert once.buffers.integers.tolist() == [3]
+    assert not np.array_equal(once.buffers.floats, first.floats)
+    nothing = trainer.train(w, np.random.default_rng(1), stopped=lambda: True, buffers=once.buffers)
+    assert nothing.buffers.equals(once.buffers)
+    assert trainer.gradient(w, np.random.default_rng(1), first).buffers.integers.tolist() == [1]
