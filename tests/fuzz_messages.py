@@ -29,6 +29,7 @@ from agents import messages, shards, wire
 from agents.aggregator.core import AggregatorCore
 from agents.aggregator.main import Aggregator
 from agents.allowance import Allowance
+from agents.buffers import Buffers
 from agents.compression import METHODS, Compressor
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
 from agents.device_actions import Crash, SetLink
@@ -47,7 +48,8 @@ NASTY: list[Any] = [
     {"a": {"b": {"c": {}}}},
 ]  # fmt: skip
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
-BODIES = ("vector", "compressed")
+BODIES = ("vector", "compressed", "buffers")
+BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
@@ -136,6 +138,10 @@ class Fuzz:
         if message.vector.size and self._random.random() < 0.3:
             small = Compressor(Named(self._random.choice([*METHODS]), {})).compress(message.vector)
             message = replace(message, vector=message.vector[:0], compressed=small)
+        if self._random.random() < 0.2:
+            floats, integers = self._random.choice(BUFFERS)
+            found = Buffers(np.array(floats, np.float32), np.array(integers, np.int64))
+            message = replace(message, buffers=found)
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})

@@ -27,9 +27,9 @@ from agents.aggregator import evaluation, main
 
 load, evaluate = config.load, evaluation.Evaluator.evaluate
 
-def slow(self, version, w):
+def slow(self, version, w, buffers):
     time.sleep({seconds})
-    return evaluate(self, version, w)
+    return evaluate(self, version, w, buffers)
 
 config.load = lambda *file: dataclasses.replace(load(*file), last_evaluation_timeout_s={timeout})
 evaluation.Evaluator.evaluate = slow

@@ -100,7 +100,7 @@ def test_what_was_not_judged_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_without_an_accuracy_there_is_the_loss(tmp_path: Path) -> None:
-    lines = [line.replace('"accuracy":0.', '"accuracy":NaN,"was":0.') for line in EVENTS]
+    lines = [line.replace('"accuracy":0.', '"accuracy":null,"was":0.') for line in EVENTS]
     run = load(write_run(tmp_path, lines, "name: q\nrule: {name: fedavg}\n", MANIFEST))
     assert comparison.common_target([run]) is None
     assert comparison.texts(comparison.compare([run], None)) == (
