@@ -363,7 +363,7 @@ def _judged(
         wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
     if stuck := sorted(set(CLIENTS) - late):
-        wrong.append(f"{', '.join(stuck)} did not go on")
+        wrong += [f"{client} did not go on{_why(run.records, client, calm_from)}" for client in stuck]
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
@@ -382,6 +382,20 @@ def _judged(
         resumed=live.resumed,
         reasons=run.manifest.get("validity", {}).get("reasons", []),
     )
+
+
+def _why(records: Sequence[events.Record], client: str, calm_from: float) -> str:
+    """Whether `client`, or the aggregator, was only not back in time, as on a busy host."""
+    state: tuple[str, float] | None = None
+    for record in records:
+        match record:
+            case events.Disrupted(at=at, since=since, reason="the aggregator was away") if at > calm_from:
+                return f" (the aggregator was away from {since:.1f} to {at:.1f} s)"
+            case events.ClientStatus(at=at, state=now) if record.client == client and at <= calm_from:
+                state = now, at
+    if state is None or state[0] == "ready":
+        return ""
+    return f" ({state[0]} since {state[1]:.1f} s)"
 
 
 def unaccounted(
