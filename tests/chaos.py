@@ -385,11 +385,11 @@ def _judged(
 
 
 def _why(records: Sequence[events.Record], client: str, calm_from: float) -> str:
-    """Whether `client`, or the aggregator, was only not back in time, as on a busy host."""
+    """Where `client`, or the aggregator, was only not back in time, as on a busy host: since when."""
     state: tuple[str, float] | None = None
     for record in records:
         match record:
-            case events.Disrupted(at=at, since=since, reason="the aggregator was away") if at > calm_from:
+            case events.Disrupted(at=at, since=since, reason=why) if at > calm_from and "away" in why:
                 return f" (the aggregator was away from {since:.1f} to {at:.1f} s)"
             case events.ClientStatus(at=at, state=now) if record.client == client and at <= calm_from:
                 state = now, at
