@@ -185,6 +185,8 @@ class _Live:
         self.resumed = 0
         self.output = ""
         self._begun = 0.0
+        self._ended = False
+        """It does not go on any more."""
         self.up: subprocess.Popen[str]
 
     def start(self, *arguments: str | Path) -> None:
@@ -207,13 +209,14 @@ class _Live:
         where the tests are `stopped`."""
         if self._stopped.is_set():
             raise InterruptedError
-        if self.up.poll() is None:
-            return True
+        if self._ended or self.up.poll() is None:
+            return not self._ended
         self.output += self.up.communicate()[0]
-        if self.complete or self.resumed == _MOST_RESUMES:
-            return False
-        cli("down", self.name, "--runs", self._runs)
-        if self.complete:  # containers need no controller to get to the end
+        self._ended = self.complete or self.resumed == _MOST_RESUMES
+        if not self._ended:
+            cli("down", self.name, "--runs", self._runs)
+            self._ended = self.complete  # containers need no controller to get to the end
+        if self._ended:
             return False
         self.resumed += 1
         self.start("--resume", self.name)
