@@ -185,6 +185,8 @@ class _Live:
         self.resumed = 0
         self.output = ""
         self._begun = 0.0
+        self._ended = False
+        """It does not go on any more."""
         self.up: subprocess.Popen[str]
 
     def start(self, *arguments: str | Path) -> None:
@@ -207,13 +209,14 @@ class _Live:
         where the tests are `stopped`."""
         if self._stopped.is_set():
             raise InterruptedError
-        if self.up.poll() is None:
-            return True
+        if self._ended or self.up.poll() is None:
+            return not self._ended
         self.output += self.up.communicate()[0]
-        if self.complete or self.resumed == _MOST_RESUMES:
-            return False
-        cli("down", self.name, "--runs", self._runs)
-        if self.complete:  # containers need no controller to get to the end
+        self._ended = self.complete or self.resumed == _MOST_RESUMES
+        if not self._ended:
+            cli("down", self.name, "--runs", self._runs)
+            self._ended = self.complete  # containers need no controller to get to the end
+        if self._ended:
             return False
         self.resumed += 1
         self.start("--resume", self.name)
@@ -363,7 +366,7 @@ def _judged(
         wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
     if stuck := sorted(set(CLIENTS) - late):
-        wrong.append(f"{', '.join(stuck)} did not go on")
+        wrong += [f"{client} did not go on{_why(run.records, client, calm_from)}" for client in stuck]
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
@@ -382,6 +385,20 @@ def _judged(
         resumed=live.resumed,
         reasons=run.manifest.get("validity", {}).get("reasons", []),
     )
+
+
+def _why(records: Sequence[events.Record], client: str, calm_from: float) -> str:
+    """Where `client`, or the aggregator, was only not back in time, as on a busy host: since when."""
+    state: tuple[str, float] | None = None
+    for record in records:
+        match record:
+            case events.Disrupted(at=at, since=since, reason=why) if at > calm_from and "away" in why:
+                return f" (the aggregator was away from {since:.1f} to {at:.1f} s)"
+            case events.ClientStatus(at=at, state=now) if record.client == client and at <= calm_from:
+                state = now, at
+    if state is None or state[0] == "ready":
+        return ""
+    return f" ({state[0]} since {state[1]:.1f} s)"
 
 
 def unaccounted(

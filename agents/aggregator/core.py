@@ -567,7 +567,8 @@ class AggregatorCore:
             version = self._server.version
             if self._settings.keeps_models:
                 self._keep_model()
-            actions.append(Broadcast(version, self._dispatches.broadcast(version, at)))
+            number = self._dispatches.broadcast(version, at, self._server.clients)
+            actions.append(Broadcast(version, number))
         actions += [self._dispatch(send, at) for send in self._deferred.values()]
         actions += self._requests_due.values()
         self._deferred.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agents.nanoseconds import Nanoseconds
@@ -36,8 +37,14 @@ class Dispatches:
         self._open.setdefault(client, {})[self._count] = Dispatched(version, at, lr)
         return self._count
 
-    def broadcast(self, version: int, at: Nanoseconds) -> int:
-        """Count a dispatch to all; its number."""
+    def broadcast(self, version: int, at: Nanoseconds, present: Iterable[str]) -> int:
+        """Count a dispatch to all, of whom these are `present`; its number. Broadcasts that none of them
+        will answer any more are forgotten."""
+        answered = min((self._answered.get(client, 0) for client in present), default=0)
+        passed = bisect_right(self._broadcast_numbers, answered)
+        for number in self._broadcast_numbers[:passed]:
+            del self._broadcasts[number]
+        del self._broadcast_numbers[:passed]
         self._count += 1
         self._broadcasts[self._count] = Dispatched(version, at)
         self._broadcast_numbers.append(self._count)

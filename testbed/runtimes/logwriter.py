@@ -58,6 +58,8 @@ class LogWriter:
         with self._lock:
             for key in [*self._selector.get_map().values()]:
                 self._forget(key.fd)
+            for log in self._logs.values():
+                log.write(b"")  # there may be room again
             failures = [log.failure for log in self._logs.values() if log.failure is not None]
             self._logs.clear()
         return failures
@@ -89,19 +91,27 @@ class LogWriter:
 class _Log:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._unwritten = b""
+        """Of what was printed: it waits for room on the disk, and only its latest is kept."""
         self.failure: OSError | None = None
-        """Why not all of it could be written."""
+        """Why something waits."""
 
     def write(self, piece: bytes) -> None:
+        """Append what waits, and `piece`."""
+        self._unwritten += piece
         try:
-            with self._path.open("ab") as file:
-                file.write(piece)
+            with self._path.open("ab", buffering=0) as file:
+                while self._unwritten:
+                    self._unwritten = self._unwritten[file.write(self._unwritten) :]
                 size = file.tell()
             if size > 2 * LOG_BYTES:
                 self._cut(size)
+            self.failure = None
         except OSError as error:
             error.filename = error.filename or str(self._path)
-            self.failure = self.failure or error
+            self.failure = error
+            if len(self._unwritten) > LOG_BYTES:
+                self._unwritten = CUT + self._unwritten[-LOG_BYTES:].partition(b"\n")[2]
 
     def _cut(self, size: int) -> None:
         with self._path.open("rb") as file:

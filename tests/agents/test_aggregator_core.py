@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -710,7 +711,7 @@ def test_a_diverged_client_with_another_model_at_hand_is_asked_again() -> None:
 
 def test_an_old_broadcast_is_not_answered_any_more() -> None:
     dispatches = Dispatches()
-    first, second = dispatches.broadcast(0, 0), dispatches.broadcast(1, 5)
+    first, second = dispatches.broadcast(0, 0, "ab"), dispatches.broadcast(1, 5, "ab")
     assert dispatches.find("a", second) == Dispatched(1, 5)
     dispatches.answered("a", second)
     assert dispatches.find("a", first) is None
@@ -718,6 +719,19 @@ def test_an_old_broadcast_is_not_answered_any_more() -> None:
     assert dispatches.find("b", first) == Dispatched(0, 0)
     dispatches.restart("b")
     assert dispatches.find("b", second) is None
+
+
+def test_broadcasts_take_no_more_memory_than_those_that_are_open() -> None:
+    dispatches = Dispatches()
+    first = dispatches.broadcast(0, 0, "ab")
+    numbers = [dispatches.broadcast(version, version, "ab") for version in range(1, 100)]
+    dispatches.answered("a", numbers[-1])
+    dispatches.broadcast(100, 100, "ab")
+    assert dispatches.find("b", first) == Dispatched(0, 0)  # it is slow, and may answer that one still
+    dispatches.answered("b", numbers[-2])
+    dispatches.broadcast(101, 101, "ab")
+    assert dispatches.first_open("b") == Dispatched(99, 99)
+    assert len(pickle.dumps(dispatches)) < 300
 
 
 def test_a_round_trip_ends_with_the_arrival() -> None:

@@ -49,3 +49,26 @@ def test_a_full_disk_keeps_no_process_waiting_and_is_told() -> None:
     printing(writer, Path("/dev/full"), MANY)
     (failure,) = writer.close()
     assert str(of_os(failure)).startswith("/dev/full: No space left on device. Make room")
+
+
+def test_what_was_printed_while_the_disk_was_full_is_written_later(tmp_path: Path) -> None:
+    writer, path = LogWriter(), tmp_path / "d-1.log"
+    path.symlink_to("/dev/full")
+    printing(writer, path, "print('the disk is full')")
+    writer.catch_up()
+    path.unlink()
+    assert writer.close() == []
+    assert path.read_text() == "the disk is full\n"
+
+
+def test_what_waits_for_a_full_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logwriter, "LOG_BYTES", 1000)
+    writer, path = LogWriter(), tmp_path / "d-1.log"
+    path.symlink_to("/dev/full")
+    printing(writer, path, MANY)
+    writer.catch_up()
+    path.unlink()
+    assert writer.close() == []
+    first, *_, last = path.read_bytes().splitlines(keepends=True)
+    assert (first, last) == (CUT, b"%049d\n" % 19_999)
+    assert path.stat().st_size < 2000
