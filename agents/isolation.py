@@ -110,13 +110,15 @@ def _filter(interface: str, program: str) -> list[str]:
 
 
 def _ports(bridge: str) -> dict[int, str]:
-    """Names of the interfaces on `bridge`, by the number of each one's other end."""
+    """Names of the interfaces on `bridge`, by the number of each one's other end, where that is in
+    another network namespace: of a container that is being started, it is not yet."""
     found = subprocess.run(
         ["ip", "-j", "link", "show", "master", bridge], capture_output=True, text=True, check=False
     )
     if found.returncode:
         raise IsolationError(found.stderr.strip())
-    return {link["link_index"]: link["ifname"] for link in json.loads(found.stdout)}
+    links = json.loads(found.stdout)
+    return {link["link_index"]: link["ifname"] for link in links if "link_index" in link}
 
 
 def _interface(process: int) -> int | None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import events, wire
+from agents.buffers import NONE, Buffers
 from agents.compression import METHODS, Compressed, Compressor, Int8, TopK
 from agents.config import Named
 from agents.rules.fedasync import FedAsync
@@ -36,6 +37,9 @@ ALL = [
     Named("topk", {"share": 1.0}),
 ]
 every_method = pytest.mark.parametrize("named", ALL, ids=repr)
+
+
+BUFFERS = Buffers(np.array([0.5, -3.0, 1e9], np.float32), np.array([2**62]))
 
 
 def vector(size: int, seed: int = 0) -> Any:
@@ -107,16 +111,21 @@ def test_extremes_do_not_overflow(named: Named, extreme: float) -> None:
 
 
 @every_method
-def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named) -> None:
-    packed = Compressor(named).compress(vector(2_000))
-    payload = wire.encode(sent(packed))
-    decoded = wire.decode_update(payload).compressed
-    assert decoded is not None
-    assert decoded.dense().tobytes() == packed.dense().tobytes()
+@pytest.mark.parametrize("buffers", [NONE, BUFFERS], ids=["plain", "buffers"])
+def test_the_wire_carries_it_and_safetensors_can_read_it(named: Named, buffers: Buffers) -> None:
+    packed = Compressor(named).compress(vector(2_001))
+    payload = wire.encode(sent(packed, buffers=buffers))
+    update = wire.decode_update(payload)
+    assert update.compressed is not None
+    assert update.compressed.dense().tobytes() == packed.dense().tobytes()
+    assert update.buffers.equals(buffers)
     arrays = safetensors.numpy.load(payload)
+    more = {"floats": buffers.floats, "integers": buffers.integers} if buffers else {}
     assert {name: array.tolist() for name, array in arrays.items()} == {
-        name: array.tolist() for name, array in packed.arrays.items()
+        name: array.tolist() for name, array in (dict(packed.arrays) | more).items()
     }
+    plain = message("a", 1, vector=vector(2_001), buffers=buffers)
+    assert wire.plain_size(update, 2_001) == len(wire.encode(plain))
 
 
 def test_bytes_are_cut_as_promised() -> None:
@@ -189,9 +198,11 @@ def test_another_size_is_refused_before_anything_is_allocated(size: int) -> None
 
 
 @every_method
-@given(data=st.data())
-def test_damaged_payloads_are_refused_or_read(named: Named, data: st.DataObject) -> None:
-    payload = bytearray(wire.encode(sent(Compressor(named).compress(vector(40)))))
+@given(data=st.data(), buffers=st.sampled_from([NONE, BUFFERS]))
+def test_damaged_payloads_are_refused_or_read(
+    named: Named, buffers: Buffers, data: st.DataObject
+) -> None:
+    payload = bytearray(wire.encode(sent(Compressor(named).compress(vector(40)), buffers=buffers)))
     (length,) = struct.unpack_from("<Q", payload)
     header = json.loads(payload[8 : 8 + length])
     text = st.sampled_from(
@@ -201,18 +212,29 @@ def test_damaged_payloads_are_refused_or_read(named: Named, data: st.DataObject)
         header["__metadata__"][name] = data.draw(text)
     if data.draw(st.booleans()):
         name = data.draw(st.sampled_from([name for name in header if name != "__metadata__"]))
-        change = st.sampled_from([("dtype", "F32"), ("shape", [10**12]), ("data_offsets", [0, 1])])
+        change = st.sampled_from(
+            [
+                ("dtype", "F32"),
+                ("shape", [10**12]),
+                ("shape", [2]),
+                ("shape", []),
+                ("data_offsets", [0, 1]),
+            ]
+        )
         header[name] |= dict([data.draw(change)])
+    if data.draw(st.booleans()):
+        del header[data.draw(st.sampled_from([*header]))]
     body = payload[8 + length :]
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
     encoded = json.dumps(header).encode()
     try:
-        decoded = wire.decode_update(struct.pack("<Q", len(encoded)) + encoded + body).compressed
+        update = wire.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
     except wire.WireError:
         return
+    decoded = update.compressed
     assert decoded is not None
-    assert decoded.nbytes == len(body)
+    assert decoded.nbytes + update.buffers.nbytes == len(body)
     assert decoded.size <= max(41, 10**6)
     with suppress(ValueError):
         assert decoded.dense().size == decoded.size

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 from collections import deque
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -23,10 +24,13 @@ from agents.aggregator.core import Settings, Setup
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.inputs import Input
 from agents.aggregator.snapshot import SnapshotError
+from agents.buffers import Buffers
+from agents.compression import Compressor
 from agents.config import Named, Stop
 from agents.device_actions import Pause, to_json
 from agents.nanoseconds import SECOND, from_seconds
 from agents.rules import RULES
+from agents.rules.fedasync import FedAsync
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from tests.agents import fleet as fleets
@@ -56,8 +60,8 @@ def setup_of(rule: Rule, **settings: Any) -> Setup:
 def kept(folder: Path, setup: Setup, part: str = "1", **options: Any) -> DurableCore:
     """The core of a run in `folder`: a new one, or one that goes on."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
-    options = {"durability": "update"} | options
-    return DurableCore(folder, setup, np.full(1, 0.3, np.float32), part=part, **options)
+    options = {"durability": "update", "w": np.full(1, 0.3, np.float32)} | options
+    return DurableCore(folder, setup, part=part, **options)
 
 
 class Listening:
@@ -211,6 +215,53 @@ def test_what_was_synced_is_there_and_is_not_taken_twice(tmp_path: Path) -> None
     durable.handle(arrival("b"))
     assert durable.server.w.tolist() == [np.float32(0.3) + 1]
     durable.close()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True], ids=["log", "checkpoint"])
+@pytest.mark.parametrize(
+    ("rule", "w", "floats"),
+    # Of 0.5: the difference 1, and, of the older model, the difference 2; each goes half of the way.
+    [(FedAsync(mixing=0.5, staleness="constant"), 1.75, 3.5), (FedBuff(buffer_size=2), 2.0, 4.0)],
+    ids=["models", "deltas"],
+)
+def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
+    rule: Rule, w: float, floats: float, checkpoints: bool, tmp_path: Path
+) -> None:
+    kind, setup = rule.client_side.kind, setup_of(rule, keeps_models=True)
+    begin = {
+        "w": np.full(1, 0.5, np.float32),
+        "buffers": Buffers(np.zeros(1, np.float32), np.zeros(1, int)),
+    }
+
+    def update(client: str, value: float, counted: int) -> inputs.UpdateArrived:
+        event = arrival(client)
+        packed = Compressor(Named("fp16", {})).compress(np.full(1, value, np.float32))
+        sent = {"kind": kind, "vector": np.zeros(0, np.float32), "compressed": packed}
+        sent["buffers"] = Buffers(np.full(1, 2 * counted, np.float32), np.full(1, counted))
+        return replace(event, message=replace(event.message, **sent))
+
+    heard = [
+        *(inputs.StatusChanged(0, name, "ready") for name in "ab"),
+        *(inputs.Started(0, 1e9, 0), inputs.InstantOver(0)),
+        *(update("a", 1.0, 1), inputs.InstantOver(5)),
+        *(update("b", 2.0, 3), inputs.InstantOver(6)),
+    ]
+    found = {}
+    for crashes in (False, True):
+        folder = tmp_path / str(crashes)
+        durable = kept(folder, setup, **copy.deepcopy(begin))
+        for event in heard:
+            durable.handle(copy.deepcopy(event))
+            durable._due = checkpoints
+            durable.sync(told=True)
+            if crashes:
+                crash(durable, folder)
+                durable = kept(folder, setup)
+        found[crashes] = plain(durable.core)
+        assert (durable.server.w.tolist(), durable.server.buffers.floats.tolist()) == ([w], [floats])
+        assert durable.server.buffers.integers.tolist() == [3]
+        durable.close()
+    assert found[True] == found[False]
 
 
 def test_an_order_that_comes_twice_is_recorded_once_also_over_a_crash(tmp_path: Path) -> None:
