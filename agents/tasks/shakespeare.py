@@ -19,6 +19,7 @@ class ShakespeareLstm(Task):
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023: FedFix"
     dataset: ClassVar[str] = "flwrlabs/shakespeare"
+    has_perplexity: ClassVar[bool] = True
     characters: ClassVar[int] = 80
     l2: float = 0.0
 
