@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents import files
+
 FORMAT = 1
 """Version of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
@@ -231,7 +233,10 @@ class Fidelity:
         return {"format": FORMAT, "devices": {one.device: one.as_dict() for one in self.devices}}
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        """Raises OSError; then there is no such file."""
+        text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
+        with files.whole(path) as partial:
+            partial.write_text(text, encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:
         """The worst of the figures called `names`, as far as they can count against a run."""

@@ -228,7 +228,7 @@ def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
     rule: Rule, w: float, floats: float, checkpoints: bool, tmp_path: Path
 ) -> None:
     kind, setup = rule.client_side.kind, setup_of(rule, keeps_models=True)
-    begin = {
+    begin: dict[str, Any] = {
         "w": np.full(1, 0.5, np.float32),
         "buffers": Buffers(np.zeros(1, np.float32), np.zeros(1, int)),
     }
@@ -236,11 +236,11 @@ def test_buffers_and_models_that_differences_are_to_outlive_every_crash(
     def update(client: str, value: float, counted: int) -> inputs.UpdateArrived:
         event = arrival(client)
         packed = Compressor(Named("fp16", {})).compress(np.full(1, value, np.float32))
-        sent = {"kind": kind, "vector": np.zeros(0, np.float32), "compressed": packed}
+        sent: dict[str, Any] = {"kind": kind, "vector": np.zeros(0, np.float32), "compressed": packed}
         sent["buffers"] = Buffers(np.full(1, 2 * counted, np.float32), np.full(1, counted))
         return replace(event, message=replace(event.message, **sent))
 
-    heard = [
+    heard: list[Input] = [
         *(inputs.StatusChanged(0, name, "ready") for name in "ab"),
         *(inputs.Started(0, 1e9, 0), inputs.InstantOver(0)),
         *(update("a", 1.0, 1), inputs.InstantOver(5)),

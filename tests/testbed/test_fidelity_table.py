@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -35,6 +36,19 @@ def device(
         used=0.125,
         probes=1,
     )
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not whole would have every command refuse the run."""
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        Fidelity(()).save(tmp_path / "fidelity.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fidelity_json(tmp_path: Path) -> None:

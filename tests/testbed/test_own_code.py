@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from agents import own_code
@@ -19,12 +21,14 @@ from agents.rules.interface import Rule, Server
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
+from analysis.load import Run
 from testbed import images, simulate, sweep, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import wheels
 from testbed.own_code import Code
 from testbed.plan import model_check
 from testbed.run import up
+from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from tests.running import Testbed
@@ -69,6 +73,13 @@ class Few(Mine):
     def model(self):
         from torch import nn
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+
+@dataclass(frozen=True)
+class Normed(Mine):
+    def model(self):
+        from torch import nn
+        hidden = nn.Linear(64, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, 10))
 
 @dataclass(frozen=True)
 class Wide(Mine):
@@ -337,6 +348,115 @@ def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     assert told.index("in loss") < told.index("in impossible")
     assert "agents/" not in told
     assert "testbed/" not in told.replace(str(tmp_path), "")
+
+
+def learning(name: str, **more: Any) -> dict[str, Any]:
+    local = {"steps": 30, "batch_size": 32, "lr": 0.3}
+    return {"name": f"own:{name}", "local": local, **more}
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "initial"),
+    [
+        ("Mine", ["1.*"], ""),
+        ("Normed", [], ""),
+        ("Normed", ["1.*"], "first.pt"),
+        ("Normed", [], "runs/{run}/models/final.safetensors"),
+    ],
+)
+def test_own_tasks_begin_freeze_and_learn_as_ours_do(
+    name: str, frozen: list[str], initial: str, testbed: Testbed, tmp_path: Path
+) -> None:
+    """With compressed updates; and `model` and `evaluate` know the run's own code afterwards."""
+    if initial.endswith(".pt"):
+        torch.save(first := fresh(tmp_path, name), tmp_path / initial)
+    elif initial:
+        before = run(tmp_path, task=learning(name))
+        initial = initial.format(run=before.path.name)
+        first = saved(testbed, before.path)
+    given = {"frozen": frozen, **({"initial": initial} if initial else {})}
+    done = run(tmp_path, task=learning(name, **given))
+    assert replay(RunDirectory(done.path)).updates == len(done.updates) >= 20
+    assert done.evaluations["accuracy"].iloc[-1] > (0.3 if frozen else 0.7)  # of ten classes
+    assert done.updates["bytes"].max() < done.updates["bytes_before"].min()
+    begun, ended = saved(testbed, done.path, "--version", "0"), saved(testbed, done.path)
+    if initial:
+        assert all(begun[key].equal(first[key]) for key in first)
+    same = {key for key in begun if begun[key].equal(ended[key])}
+    assert same == ({key for key in begun if key[0] == "1"} if frozen else set())
+    assert name == "Mine" or ended["2.num_batches_tracked"] > 0
+    told = testbed("evaluate", done.path, "--json")
+    assert told.code == 0, told.err
+    final = next(row for row in json.loads(told.out) if row["model"] == "final")
+    assert final["accuracy"] == pytest.approx(done.evaluations["accuracy"].iloc[-1])
+
+
+def run(folder: Path, **changes: Any) -> Run:
+    """In virtual time, with updates of whole numbers of 8 bits."""
+    link = {"up": "1mbit", "compression": {"kind": "int8", "chunk": 64}}
+    plain = {
+        "rule": {"name": "fedbuff", "buffer_size": 2},
+        "devices": [{"name": "a", "count": 2, "timing": "1s", "link": link}],
+        "stop": {"updates": 20},
+        "record": "updates",
+    }
+    return simulate.simulate(write(folder, **(plain | changes)), runs=folder / "runs")
+
+
+def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor]:
+    """What `testbed model` writes."""
+    done = testbed("model", path, *options, "--to", path / "model.pt")
+    assert done.code == 0, done.err
+    found: dict[str, torch.Tensor] = torch.load(path / "model.pt", weights_only=True)
+    return found
+
+
+def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """A state of the model of `name`, other than the one that a run begins with."""
+    write(folder)
+    own_code.use(str(folder))
+    torch.manual_seed(99)
+    state: dict[str, torch.Tensor] = own_code.find(f"own:{name}", TASKS, Task)().model().state_dict()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"frozen": ["9.*"]},
+            "t.yaml:10:5: task.frozen[0]: found '9.*', and no parameter of own:Normed",
+        ),
+        ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to learn"),
+        (
+            {"initial": "other.pt"},
+            "other.pt: 1.weight has shape [4, 64] there, expected [8, 64]; ",
+        ),
+        ({"initial": "none.pt"}, "No such file or directory. Expected safetensors, or a state dict"),
+        ({"data": {"path": "wide.npz", "input": "x", "label": "y"}}, "mat1 and mat2 shapes cannot be "),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
+)
+def test_what_an_own_task_does_not_take_is_refused(
+    change: dict[str, Any], said: str, testbed: Testbed, tmp_path: Path
+) -> None:
+    torch.save(fresh(tmp_path, "Mine"), tmp_path / "other.pt")
+    np.savez(tmp_path / "wide.npz", x=np.ones((40, 65)), y=np.arange(40) % 10)
+    file = write(tmp_path, task=learning("Normed", **change))
+    told = testbed("up", file, "--runs", tmp_path / "runs")
+    assert told.code == 2
+    assert said in " ".join(told.err.split())
+    assert "inspection.py" not in told.err
+
+
+def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(400, 64))
+    np.savez(tmp_path / "mine.npz", x=x, y=x[:, :10].argmax(axis=1))
+    data = {"path": "mine.npz", "input": "x", "label": "y"}
+    done = run(tmp_path, task=learning("Normed", data=data), evaluate={"devices": 50})
+    assert done.evaluations["accuracy"].iloc[-1] > 0.3  # of ten classes
+    told = testbed("evaluate", done.path, "--json")
+    assert [row["part"] for row in json.loads(told.out)][-3:] == ["test set", "device", "device"]
 
 
 def test_what_a_rule_raises_in_a_run_ends_it(tmp_path: Path) -> None:
