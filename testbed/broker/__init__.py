@@ -52,13 +52,16 @@ class Limits:
     """Whoever sends a larger MQTT packet is disconnected."""
     queue: int = 2**30
     """What waits for one that reads or acknowledges slowly; a message beyond it is lost to that one."""
+    messages: int = 10_000
+    """How many may wait: of QoS 0, Mosquitto counts the messages alone, and not their bytes."""
 
     @classmethod
     def of(cls, parameters: int, devices: int) -> Limits:
         """Of a run with so many parameters: a model with a header, or the largest part of one, and two
-        models from each device."""
+        models from each device, beside small messages."""
         message = 4 * parameters + 2 * 64 * 2**10
-        return cls(min(message, parts.MOST + 2 * 64 * 2**10), 16 * 2**20 + 2 * devices * message)
+        packet, queue = min(message, parts.MOST + 2 * 64 * 2**10), 16 * 2**20 + 2 * devices * message
+        return cls(packet, queue, queue // packet + 10 * devices + 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,7 @@ sys_interval 0
 set_tcp_nodelay true
 max_inflight_messages 20
 # A message beyond the queue is lost in silence: room for all that a large fleet has under way.
-max_queued_messages 10000
+max_queued_messages {limits.messages}
 max_queued_bytes {limits.queue}
 max_inflight_bytes {_IN_FLIGHT * limits.packet}
 # Unlike message_size_limit, which drops in silence, this disconnects the sender.

@@ -111,6 +111,14 @@ def test_configuration_names_the_folder_as_the_broker_sees_it(tmp_path: Path) ->
     assert (tmp_path / "acl").read_text().startswith("user aggregator\ntopic write ")
 
 
+@pytest.mark.parametrize(("parameters", "devices"), [(1000, 4), (10_000, 100)])
+def test_what_a_flood_of_qos_0_takes_of_the_broker_is_bounded(parameters: int, devices: int) -> None:
+    limits = Limits.of(parameters, devices)
+    assert limits.messages * 4 * parameters < 3 * limits.queue
+    conf = mosquitto_conf(Listeners("h", 1), "/testbed", limits)
+    assert f"\nmax_queued_messages {limits.messages}\n" in conf
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_files_hold_no_password_and_are_closed_to_others(tmp_path: Path, embedded: bool) -> None:
     made = accounts("r", ["a"])
