@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+_COUNTED = 0.5
+"""Of the time that has gone, so much at least has to be in the kernel's counters, which may step back:
+else they tell nothing."""
 _NICE_FIELD = 16
 """Of `/proc/<pid>/stat`, counted from 0 after the name."""
 
@@ -71,13 +74,15 @@ class FreeCores:
 
     def expectation(self) -> str:
         """A sentence on what a run may expect of them. Waits until enough time has gone."""
-        foreign = steal = 0.0
+        foreign, steal = None, 0.0
         for seconds in (self.QUIET_SECONDS, self.SECONDS):
             time.sleep(max(0.0, self._begin + seconds - time.monotonic()))
             if (sample := self._sampler.sample(time.monotonic(), 0.0)) is not None:
-                foreign, steal = sample.foreign or 0.0, sample.steal
-            if max(foreign, steal) < self._QUIET:
+                foreign, steal = sample.foreign, sample.steal
+            if foreign is not None and max(foreign, steal) < self._QUIET:
                 break
+        if foreign is None:
+            return "How busy this host is cannot be told from the kernel's counters"
         cores = f"{len(self._cpus)} core{'' if len(self._cpus) == 1 else 's'}"
         facts = f"other work uses {foreign:.0%} of the run's {cores}"
         if steal >= 0.01:
@@ -126,7 +131,8 @@ class Sampler:
         known = now.threads.keys() & before.threads
         loads = [min(1.0, (now.threads[one] - before.threads[one]) / elapsed) for one in known]
         foreign = elsewhere = None
-        if now.used is not None and before.used is not None:
+        counted = host.total >= _COUNTED * elapsed * now.cpus
+        if counted and now.used is not None and before.used is not None:
             used = now.used - before.used
             foreign = _other(devices, used)
             elsewhere = _other(host, used + now.servers - before.servers)
@@ -147,7 +153,8 @@ class Sampler:
             _times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets
         )
         threads = dict(self._demands())
-        return _Look(at, run, devices, _times(counters), threads, self._own(), self._servers_used())
+        used, servers = self._own(), self._servers_used()
+        return _Look(at, run, devices, _times(counters), threads, used, servers, len(counters))
 
     def _servers_used(self) -> float:
         """CPU seconds of the servers and of this process."""
@@ -192,6 +199,8 @@ class _Look(NamedTuple):
     """CPU seconds of all devices."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
+    cpus: int
+    """Of this host."""
 
 
 def _other(spent: _Times, own: float) -> float:

@@ -297,7 +297,8 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     )
     again = sampler.sample(at=2.5, tick_lateness=0.0)
     assert again is not None
-    assert (again.seconds, again.foreign, again.device_busy) == (0.5, 0.0, 1.0)
+    # The kernel's counters stepped back: how much of that was whose is unknown.
+    assert (again.seconds, again.foreign, again.device_busy) == (0.5, None, 1.0)
 
 
 def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_path: Path) -> None:
