@@ -194,19 +194,16 @@ def test_loss(measured: Measured, way: str, loss: float) -> None:
 def test_a_change_in_place_lets_nothing_through(measured: Measured, way: str) -> None:
     """From 10 to 1 Mbit/s and 50 to 5 ms each way, under a flood: in no 50 ms pass more bytes than the
     rate and the bucket allow, and packets stay in order."""
-    told = measured["change", way]
-    begun, done = told["changed"]
-    times = [at for at, _ in told["arrivals"]]
-    numbers = [number for _, number in told["arrivals"]]
-    assert numbers == sorted(numbers)
+    floods = measured["change", way]
     fast, slow = getattr(table.FAST, way), getattr(table.SLOW, way)
-    assert _most(times, 0.0, math.inf) <= _allowed(fast)
-    assert _most(times, done, math.inf) <= _allowed(slow)
-    # And it was a flood throughout: the link was full before, and is afterwards, for 200 ms at least.
-    assert times[-1] > done + 0.2
-    for rate, begin, end in ((fast, 0.1, begun), (slow, done, min(done + 0.5, times[-1]))):
-        passed = 8 * 1514 * sum(begin <= at < end for at in times) / (end - begin)
-        assert passed == pytest.approx(rate, rel=0.1)
+    for told in floods:
+        times = [at for at, _ in told["arrivals"]]
+        numbers = [number for _, number in told["arrivals"]]
+        assert numbers == sorted(numbers)
+        assert _most(times, 0.0, math.inf) <= _allowed(fast)
+        assert _most(times, told["changed"][1], math.inf) <= _allowed(slow)
+    # And the last one was a flood throughout: the link was full before the change and afterwards.
+    assert table.full(floods[-1], way)
 
 
 def _allowed(rate: int) -> float:

@@ -39,6 +39,8 @@ from tests.uml.table import (
     SLOW,
     WAYS,
     WHOLE,
+    Flood,
+    full,
 )
 
 DEVICE, BROKER = "10.213.0.2", "10.213.0.1"
@@ -132,22 +134,28 @@ def fastest(move: Callable[[str, int, int], float], rate: int) -> float:
 
 
 def model(shaped: Shaped) -> None:
-    """A connection of its own, from its beginning to the last byte's arrival."""
+    """Seconds of one transfer; the shortest of three, as a busy host only makes them longer."""
     shaped.set(Link(MODEL_RATE, MODEL_RATE))
     for way in WAYS:
-        with ends(way, socket.SOCK_STREAM) as (sender, receiver, address):
-            receiver.listen()
-            begin = time.monotonic()
-            sender.connect(address)
-            taken, _ = receiver.accept()
-            thread = threading.Thread(target=sender.sendall, args=(bytes(MODEL),))
-            thread.start()
-            left = MODEL
-            while left:
-                left -= len(taken.recv(1 << 16))
-            tell("model", way, time.monotonic() - begin)
-            thread.join()
-            taken.close()
+        tell("model", way, min(transfer(way) for _ in range(3)))
+
+
+def transfer(way: str) -> float:
+    """A connection of its own, from its beginning to the last byte's arrival; seconds."""
+    with ends(way, socket.SOCK_STREAM) as (sender, receiver, address):
+        receiver.listen()
+        begin = time.monotonic()
+        sender.connect(address)
+        taken, _ = receiver.accept()
+        thread = threading.Thread(target=sender.sendall, args=(bytes(MODEL),))
+        thread.start()
+        left = MODEL
+        while left:
+            left -= len(taken.recv(1 << 16))
+        took = time.monotonic() - begin
+        thread.join()
+        taken.close()
+        return took
 
 
 def whole(shaped: Shaped) -> None:
@@ -184,25 +192,37 @@ def losses(shaped: Shaped) -> None:
 
 
 def change(shaped: Shaped) -> None:
-    """More packets than FAST lets through; in their midst it becomes SLOW. When that began and was done,
-    and every packet's arrival and number; times since the first was sent."""
+    """A flood through FAST; in its midst the link becomes SLOW. When that began and was done, and every
+    packet's arrival and number; times since the first was sent.
+
+    A host that holds up the machine interrupts the flood, and then nothing is shown: again, at most
+    five times. What must not pass is held against every flood's packets by the test."""
     for way in WAYS:
-        shaped.set(FAST)
-        changed: list[float] = []
+        floods = []
+        for _ in range(5):
+            floods.append(flood(shaped, way))
+            if full(floods[-1], way):
+                break
+        tell("change", way, floods)
 
-        def slow(changed: list[float] = changed) -> None:
-            time.sleep(0.3)
-            changed.append(time.time())
-            shaped.set(SLOW)
-            changed.append(time.time())
 
-        thread = threading.Thread(target=slow)
-        thread.start()
-        packets = stream(way, 2500, gap=0.0009, size=1472, patience=0.5)
-        thread.join()
-        begin = packets[0][1]
-        arrivals = [(received - begin, number) for number, _, received in packets]
-        tell("change", way, {"changed": [at - begin for at in changed], "arrivals": arrivals})
+def flood(shaped: Shaped, way: str) -> Flood:
+    shaped.set(FAST)
+    changed: list[float] = []
+
+    def slow() -> None:
+        time.sleep(0.3)
+        changed.append(time.time())
+        shaped.set(SLOW)
+        changed.append(time.time())
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    packets = stream(way, 2500, gap=0.0009, size=1472, patience=0.5)
+    thread.join()
+    begin = packets[0][1]
+    arrivals = [(received - begin, number) for number, _, received in packets]
+    return {"changed": [at - begin for at in changed], "arrivals": arrivals}
 
 
 def stream(
@@ -240,6 +260,7 @@ def ends(way: str, kind: int) -> Iterator[tuple[socket.socket, socket.socket, tu
         there = socket.socket(socket.AF_INET, kind)
     with there, socket.socket(socket.AF_INET, kind) as here:
         sender, receiver, host = (here, there, BROKER) if way == "up" else (there, here, DEVICE)
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         receiver.bind((host, 9000))
         yield sender, receiver, (host, 9000)
 
