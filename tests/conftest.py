@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -14,6 +15,11 @@ import pytest
 from testbed.cli import main as cli
 from testbed.host import docker_engine
 from tests.running import Said, Testbed
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """With `-n auto`: half as many again as cores, as many tests wait for processes."""
+    return math.ceil(1.5 * len(os.sched_getaffinity(0)))
 
 
 def pytest_configure() -> None:

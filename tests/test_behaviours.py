@@ -90,6 +90,7 @@ def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path)
     assert all(u.dispatched == dispatched[u.base_version] for u in both)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize(
     ("runtime", "send_buffer"),
     [("process", "hold"), pytest.param("docker", "overwrite", marks=pytest.mark.docker)],

@@ -44,7 +44,9 @@ def test_the_example_runs_and_is_replayed(
     assert (run.manifest["task"], run.manifest["rule"]) == ("mlp:Mlp", "cautious:Cautious")
     assert len(run.updates) == 40
     assert run.best_accuracy > 0.3
-    assert len({update.weight for update in run.updates}) > 10
+    weights = {update.weight for update in run.updates}
+    assert max(weights) == 0.8  # of updates of at most the mean norm; the others' are less
+    assert 0 < min(weights) < 0.8
     for file in (tmp_path / "mine").iterdir():
         file.unlink()
     kept = sorted(str(path.relative_to(run.path)) for path in run.path.glob("code/**/*"))

@@ -243,6 +243,7 @@ def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerCli
     assert took < 10
 
 
+@pytest.mark.together
 def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_path: Path) -> None:
     stop = {"target_accuracy": 0.8, "after": "2min"}
     topology = write_topology(tmp_path, "mnist-fedbuff", stop=stop)
@@ -256,6 +257,7 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     assert stale["slow"] > 2 * stale["fast"]
 
 
+@pytest.mark.together
 @pytest.mark.parametrize(
     ("task", "partition", "size"),
     [
@@ -284,6 +286,7 @@ def test_a_papers_model_in_containers(
     assert (buffers.integers > 0).all()  # batches that were counted
 
 
+@pytest.mark.together
 def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 16})

@@ -345,7 +345,6 @@ VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
 """Of the second no round ends."""
 
 
-@pytest.mark.alone
 def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(

@@ -96,7 +96,7 @@ def topology(seed: int) -> str:
     dice = random.Random(seed)  # noqa: S311
     count = dice.randint(1, 4)
     names = list("abcd"[:count])
-    after = dice.choice([1000, 2100, 4200, 60_000])
+    after = dice.choice([1000, 2100, 4200] * 3 + [60_000])
     devices = []
     for name in names:
         device: dict[str, Any] = {"name": name}
@@ -129,7 +129,7 @@ def topology(seed: int) -> str:
         "rule": rule(dice, count),
         "devices": devices,
         "scenario": steps,
-        "evaluate": {"every": dice.choice(TIMES)},
+        "evaluate": {"every": dice.choice(TIMES) if after < 60_000 else "5s"},
         "stop": dice.choice(
             [{"after": f"{after}ms"}, {"after": f"{after}ms", "updates": dice.randint(1, 60)}]
         ),
