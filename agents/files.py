@@ -27,8 +27,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def save(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write `pieces`, one after the other, so that they are on the disk as `path`, all of them, when this
-    returns."""
+    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns."""
     with whole(path) as partial, partial.open("wb") as file:
         file.writelines(pieces)
         file.flush()

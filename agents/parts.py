@@ -1,8 +1,9 @@
 """Payloads as messages of MQTT: a large one goes as several messages of one topic.
 
-A part is `_HEAD` (magic number; which body of the sender's; its number; how many there are) and its share
-of the payload: part 0 has the header, the others the body. MQTT keeps the order of a topic's messages, and
-may repeat some after a reconnect; where one is lost, the payload is, until it is sent once more.
+A part is `_HEAD` (magic number; which body of the sender's; its number; how many there are) and its
+share of the payload: part 0 has the header, the others the body. MQTT keeps the order of a topic's
+messages, and may repeat some after a reconnect; where one is lost, the payload is, until it is sent once
+more.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST = 2**20
-"""Bytes that one message carries. MQTT's own limit is 268 MB. But whenever paho has sent some of a message
-it copies the rest, and what it has received three times; and nothing else gets through in between, not
-even the ping that keeps a connection."""
+"""Bytes that one message carries. MQTT's own limit is 268 MB. But whenever paho has sent some of a
+message it copies the rest, and what it has received three times; and nothing else gets through in
+between, not even the ping that keeps a connection."""
 _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 _HEAD = struct.Struct("<8sQII")
@@ -35,7 +36,7 @@ class Body:
     parts: Messages = ()
 
 
-def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
+def cut(views: Sequence[bytes | bytearray | memoryview], most: int = MOST) -> Body:
     """The body that `views` make, one after the other; they are copied."""
     if sum(map(len, views)) <= most:
         return Body(b"".join(views))
@@ -54,7 +55,7 @@ def messages(head: bytes, body: Body) -> Messages:
     return _HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts)) + head, *body.parts
 
 
-def split(payload: bytes | memoryview, most: int = MOST) -> Messages:
+def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages:
     """What carries a `payload` that is there in one piece."""
     return messages(b"", cut([payload], most))
 

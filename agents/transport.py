@@ -127,13 +127,15 @@ class Connection:
         """The broker, to which the connection is lost, is to be found at `port` from now on."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
-    def publish(self, topic: str, payload: bytes | str | Messages, *, retain: bool = False) -> None:
+    def publish(
+        self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
+    ) -> None:
         """Hand over a payload, in one piece or as the messages that carry it, with QoS 1; it is sent in
         order, also after a reconnect. Of a large one, which goes in parts, none can be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
-            for part in parts.split(payload) if isinstance(payload, bytes) else payload:
+            for part in parts.split(payload) if isinstance(payload, bytes | bytearray) else payload:
                 if self._held is None:
                     self._paho.publish(topic, part, qos=1, retain=retain)
                 else:

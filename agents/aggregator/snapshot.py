@@ -16,8 +16,9 @@ import os
 import pickle
 import struct
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from agents import files, own_code
 from agents.rules import RULES
@@ -103,7 +104,7 @@ def load(path: Path) -> Any:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
 
 
-def _read(file: BinaryIO, length: int) -> bytearray:
+def _read(file: BufferedReader, length: int) -> bytearray:
     buffer = bytearray(length)
     file.readinto(buffer)
     return buffer

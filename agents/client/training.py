@@ -189,4 +189,4 @@ def batches(samples: int, size: int, rng: np.random.Generator) -> Iterator[torch
     while True:
         # A full batch is taken as it is: plain gradient descent, to the bit.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
-        yield from torch.split(order, size)
+        yield from (order[start : start + size] for start in range(0, samples, size))
