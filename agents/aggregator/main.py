@@ -22,7 +22,7 @@ from typing import assert_never
 
 import torch
 
-from agents import config, events, messages, own_code, parts, shards, topics, wire
+from agents import allocator, config, events, messages, own_code, parts, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
@@ -69,6 +69,7 @@ def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
+    allocator.keep_freed()
     own_code.use(cfg.code)
     code = 1
     try:

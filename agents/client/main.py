@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import config, durations, messages, own_code, parts, shards, topics, wire
+from agents import allocator, config, durations, messages, own_code, parts, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
+    allocator.keep_freed()
     own_code.use(cfg.code)
     try:
         client = Client(cfg)

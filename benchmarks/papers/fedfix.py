@@ -97,8 +97,8 @@ def _notes(extent: Extent) -> str:
         f"for all rules: {_listed(extent.mnist_grid)}; {_listed(extent.cifar_grid)}; "
         f"{_listed(extent.shakespeare_grid)}. The federated loss is the mean over the clients' training "
         "data, each client alike, and over the last fifth of the time. On CIFAR-10 LeNet-5 in batches "
-        "of 16 stands for the authors' CNN in batches of 64; on Shakespeare it is their LSTM, in batches of "
-        "16."
+        "of 16 stands for the authors' CNN in batches of 64; on Shakespeare it is their LSTM, in "
+        "batches of 16."
     )
 
 

@@ -305,8 +305,8 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
     count, side = len(plan.devices), topology.rule.build().client_side
     client = max(memory.client(model, device.local, side) for device in plan.devices)
     return (
-        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes, "
-        f"the aggregator {gib(memory.aggregator(model, count))}, the broker "
+        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes"
+        f", the aggregator {gib(memory.aggregator(model, count))}, the broker "
         f"{gib(memory.broker(model, count))}. "
     )
 

@@ -105,8 +105,8 @@ class RunSpec:
 
     @property
     def slowest(self) -> dict[str, float]:
-        """The least rate, in bits per second, that the path of each device has in this run, outages aside;
-        infinite where none is given. By hand (`testbed set`) it may become less."""
+        """The least rate, in bits per second, that the path of each device has in this run, outages
+        aside; infinite where none is given. By hand (`testbed set`) it may become less."""
         rates: dict[str, list[float | None]] = {
             device.name: [
                 rate

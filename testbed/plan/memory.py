@@ -1,8 +1,8 @@
 """Memory that the processes of a run need at their most, in bytes, by the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/tasks.md). A rule that keeps updates by
-themselves (`fedfa`, `port`, `trim`), or compressed models, take one model more of the aggregator for each
-that they keep. A client's data, and what a step computes, come on top.
+Figures are resident memory, measured with BERT-base (docs/tasks.md). Rules that keep updates by
+themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the aggregator for
+each that they keep. A client's data, and what a step computes, come on top.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _RESERVED = 512 * _MIB
 
 
 def client(model: int, local: Local, side: ClientSide) -> int:
-    """Of a client: parameters and gradient; the model that came; the end, the difference, and its copy in
-    the hands of MQTT; what the optimizer keeps, the start where training stays near it, and the memory
-    of a rule whose clients have one."""
+    """Of a client: parameters and gradient; the model that came; the end, the difference, and its copy
+    in the hands of MQTT; what the optimizer keeps, the start where training stays near it, and the
+    memory of a rule whose clients have one."""
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
     return _CLIENT + model * (6 + kept + near + 2 * (side.kind == "residual"))
