@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,10 +26,10 @@ def whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, data: bytes) -> None:
-    """Write `data` so that it is on the disk as `path`, all of it, when this returns."""
+def save(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write `pieces`, one after the other; all of them are on the disk as `path` when this returns."""
     with whole(path) as partial, partial.open("wb") as file:
-        file.write(data)
+        file.writelines(pieces)
         file.flush()
         os.fdatasync(file.fileno())
 

@@ -85,21 +85,23 @@ class FlatModule:
     """`module` whose learned parameters are views of `w` and whose gradients are views of `gradient`.
 
     Both are float32 tensors of shape (d,): a step of SGD is one operation on one vector. Frozen
-    parameters (`requires_grad=False`) are not in them. Raises ValueError as `check` does.
+    parameters (`requires_grad=False`) are not in them. A module that is not `trained` has no gradient.
+    Raises ValueError as `check` does.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, trained: bool = True) -> None:
         check(module)
         self.module = module
         parameters = [p for _, p in learned(module)]
         self.w = torch.cat([p.detach().reshape(-1) for p in parameters])
-        self.gradient = torch.zeros_like(self.w)
+        self.gradient = torch.zeros_like(self.w) if trained else torch.zeros(0)
         self.schema_hash = schema_hash(module)
         offset = 0
         for p in parameters:
             part = slice(offset, offset + p.numel())
             p.data = self.w[part].view(p.shape)
-            p.grad = self.gradient[part].view(p.shape)
+            if trained:
+                p.grad = self.gradient[part].view(p.shape)
             offset += p.numel()
 
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:

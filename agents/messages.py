@@ -349,7 +349,7 @@ def encode(message: Message) -> bytes:
     return payload
 
 
-def decode(names: Topics, topic: str, payload: bytes) -> Message:
+def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     """The message that came as `payload` on `topic`, of the run of `names`. Raises MessageError."""
     try:
         kind, name = names.kind_and_name(topic)

@@ -28,9 +28,11 @@ from paho.mqtt.enums import CallbackAPIVersion
 from agents import parts
 from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
+from agents.parts import Messages
 from agents.retry import retry
 
-_MAX_IN_FLIGHT = 1000
+_MAX_IN_FLIGHT = 64
+"""Messages under way to the broker: of these paho has a copy."""
 
 
 class ConnectionFailedError(Exception):
@@ -42,7 +44,7 @@ class Received:
     """A message; `at` is the host's monotonic time when all of it had arrived."""
 
     topic: str
-    payload: bytes
+    payload: bytes | bytearray
     at: Nanoseconds
 
 
@@ -125,12 +127,15 @@ class Connection:
         """The broker, to which the connection is lost, is to be found at `port` from now on."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
-    def publish(self, topic: str, payload: bytes | str, *, retain: bool = False) -> None:
-        """Hand over a message of QoS 1; it is sent in order, also after a reconnect. A large one is sent
-        in parts, none of which can be retained."""
-        encoded = payload.encode() if isinstance(payload, str) else payload
+    def publish(
+        self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
+    ) -> None:
+        """Hand over a payload, in one piece or as the messages that carry it, with QoS 1; it is sent in
+        order, also after a reconnect. Of a large one, which goes in parts, none can be retained."""
+        if isinstance(payload, str):
+            payload = payload.encode()
         with self._order:
-            for part in parts.split(encoded, parts.MOST):
+            for part in parts.split(payload) if isinstance(payload, bytes | bytearray) else payload:
                 if self._held is None:
                     self._paho.publish(topic, part, qos=1, retain=retain)
                 else:
@@ -198,7 +203,7 @@ class Connection:
         self._in_order_again()  # now, as our status may bring an answer
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        payload = self._parts.add(message.topic, bytes(message.payload))
+        payload = self._parts.add(message.topic, bytes(message.payload))  # bytes already: no copy
         if payload is not None:
             self._sink(Received(message.topic, payload, time.monotonic_ns()))
 

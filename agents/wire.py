@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ _BUFFERS = ("floats", "integers")
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TENSORS = ("vector", "compressed", "buffers")
 """Fields of a message that its header does not carry."""
+Views = Sequence[memoryview]
 
 
 class WireError(Exception):
@@ -113,11 +114,12 @@ _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
 
 def encode(message: ModelMessage | UpdateMessage) -> bytes:
     """The payload of `message`."""
-    return b"".join(parts(message))
+    head, views = laid_out(message)
+    return b"".join((head, *views))
 
 
-def parts(message: ModelMessage | UpdateMessage) -> tuple[bytes | memoryview, ...]:
-    """The payload of `message` in parts: the header, and views of what it describes."""
+def laid_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
+    """The payload of `message`: the header, and views of what it describes."""
     metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.compressed is not None:
         return _compressed_parts(message.compressed, message.buffers, metadata)
@@ -137,13 +139,13 @@ def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
     return metadata
 
 
-def decode_model(payload: bytes) -> ModelMessage:
+def decode_model(payload: bytes | bytearray) -> ModelMessage:
     """Raises WireError."""
     vector, metadata, buffers = unpack(payload)
     return ModelMessage(**_fields(ModelMessage, metadata), vector=vector, buffers=buffers)
 
 
-def decode_update(payload: bytes) -> UpdateMessage:
+def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Raises WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
@@ -155,17 +157,18 @@ def decode_update(payload: bytes) -> UpdateMessage:
     return UpdateMessage(**_fields(UpdateMessage, metadata), vector=vector, buffers=buffers)
 
 
-def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> bytes:
-    """A safetensors payload with the float32 tensor `w` and, where there are any, `buffers`; `vector` is
-    contiguous, shape (d,)."""
-    return b"".join(_laid_out(vector, buffers, metadata))
-
-
-def _laid_out(
-    vector: Vector, buffers: Buffers, metadata: dict[str, str]
+def pack(
+    vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE
 ) -> tuple[bytes | memoryview, ...]:
+    """Pieces of a safetensors file with the float32 tensor `w` and, where there are any, `buffers`;
+    `vector` is contiguous, shape (d,)."""
+    head, views = _laid_out(vector, buffers, metadata)
+    return head, *views
+
+
+def _laid_out(vector: Vector, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
     header = _header(vector.size, buffers, metadata)
-    return header, vector.data.cast("B"), *_views(buffers)
+    return header, [vector.data.cast("B"), *_views(buffers)]
 
 
 def _views(buffers: Buffers) -> list[memoryview]:
@@ -205,14 +208,14 @@ def _ends(buffers: Buffers, at: int) -> dict[str, Any]:
 
 def _compressed_parts(
     compressed: Compressed, buffers: Buffers, metadata: dict[str, str]
-) -> tuple[bytes | memoryview, ...]:
+) -> tuple[bytes, Views]:
     metadata["compression"] = compressed.method
     metadata["parameters"] = str(compressed.size)
     metadata["chunk"] = str(compressed.chunk)
     ends = _ends(buffers, compressed.nbytes)
     header = {"__metadata__": metadata, **_tensors(compressed), **ends}
     arrays = [np.ascontiguousarray(a).data.cast("B") for a in compressed.arrays.values()]
-    return _framed(_JSON.encode(header).encode()), *arrays, *_views(buffers)
+    return _framed(_JSON.encode(header).encode()), [*arrays, *_views(buffers)]
 
 
 def _tensors(compressed: Compressed) -> dict[str, Any]:
@@ -239,14 +242,14 @@ def _compressed(header: dict[str, Any], metadata: dict[str, str], body: memoryvi
     return compressed
 
 
-def unpack(payload: bytes) -> tuple[Vector, dict[str, str], Buffers]:
+def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:
     """The vector (a read-only view of `payload`), the metadata and the buffers. Raises WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
     return _only_vector(header, body), metadata, buffers
 
 
-def _split(payload: bytes) -> tuple[dict[str, Any], dict[str, str], memoryview]:
+def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview]:
     """What the header says of tensors, the metadata, and what follows. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError("shorter than a header")
@@ -261,7 +264,7 @@ def _split(payload: bytes) -> tuple[dict[str, Any], dict[str, str], memoryview]:
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
         raise WireError("metadata is no map of strings")
-    return header, metadata, memoryview(payload)[start:]
+    return header, metadata, memoryview(payload).toreadonly()[start:]
 
 
 def _without_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:

@@ -126,7 +126,7 @@ class DurableCore:
     def _logs(self) -> bool:
         return self._record or self._durability == "update"
 
-    def handle(self, event: inputs.Input, payload: bytes | None = None) -> act.Actions:
+    def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
         """What the core wants done because of `event`; records and models are written already.
         `payload` is what an update was decoded of."""
         if self._log is not None:
@@ -181,7 +181,8 @@ class DurableCore:
                     self._journal.write(record)
                 case act.Evaluate(version):
                     state.evaluating.append(version)
-                    self._waiting(version).write_bytes(wire.pack(server.w, {}, server.buffers))
+                    with self._waiting(version).open("wb") as file:
+                        file.writelines(wire.pack(server.w, {}, server.buffers))
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)

@@ -59,7 +59,7 @@ class Evaluator:
         start: Start = FROM_TASK,
         parts: Parts = NO_PARTS,
     ) -> None:
-        self._flat = FlatModule(build(task, start))
+        self._flat = FlatModule(build(task, start), trained=False)
         self._flat.module.eval()
         self._task = task
         self._test_set = _tensors(test_set)

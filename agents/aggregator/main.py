@@ -22,7 +22,7 @@ from typing import assert_never
 
 import torch
 
-from agents import config, events, messages, own_code, shards, topics, wire
+from agents import allocator, config, events, messages, own_code, parts, shards, topics, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
@@ -69,6 +69,7 @@ def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
     if cfg.evaluation_cpus:  # a container has both
         os.sched_setaffinity(0, cfg.cpus)
+    allocator.keep_freed()
     own_code.use(cfg.code)
     code = 1
     try:
@@ -168,7 +169,9 @@ class Aggregator:
         )
         self._connection.open()
         self._connection.publish_status(status, _READY)
-        self._outbox: list[tuple[str, bytes]] = []
+        self._outbox: list[tuple[str, bytes | parts.Messages]] = []
+        self._bodies: dict[int, parts.Body] = {}
+        """Of the models in the outbox, by version."""
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
@@ -202,6 +205,7 @@ class Aggregator:
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
+            self._bodies.clear()
             self._acknowledgements.clear()
 
     def _was_away(self) -> None:
@@ -219,7 +223,7 @@ class Aggregator:
             if (since := self._core.silent_since(now)) is not None:
                 self._handle(inputs.Stalled(now, since))
 
-    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
+    def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
         self._execute(self._durable.handle(event, payload))
 
@@ -257,7 +261,7 @@ class Aggregator:
             case messages.Stop():  # SIGTERM
                 self._carry_out(event)
 
-    def _receive_message(self, topic: str, payload: bytes, arrived: Nanoseconds) -> None:
+    def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
         at = self._now()
         sender = self._topics.name_in(topic)
         if topic == self._topics.update(sender):
@@ -357,8 +361,10 @@ class Aggregator:
         request = messages.encode(messages.ReportRequest(client, about))
         self._outbox.append((self._topics.request(client), request))
 
-    def _model(self, version: int, number: int, lr: float | None = None, acknowledged: int = 0) -> bytes:
-        return wire.encode(
+    def _model(
+        self, version: int, number: int, lr: float | None = None, acknowledged: int = 0
+    ) -> parts.Messages:
+        head, views = wire.laid_out(
             wire.ModelMessage(
                 run=self._topics.run,
                 version=version,
@@ -370,6 +376,9 @@ class Aggregator:
                 buffers=self._server.buffers,
             )
         )
+        if version not in self._bodies:
+            self._bodies[version] = parts.cut(views)
+        return parts.messages(head, self._bodies[version])
 
 
 if __name__ == "__main__":

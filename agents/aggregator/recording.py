@@ -67,12 +67,12 @@ class Recording:
         if begin is not None:
             self._write(_JSON.encode(dataclasses.asdict(begin)))
 
-    def write(self, event: Input | Written, payload: bytes | None = None) -> None:
+    def write(self, event: Input | Written, payload: bytes | bytearray | None = None) -> None:
         """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
         if isinstance(event, UpdateArrived):
-            self._write(text, *(wire.parts(event.message) if payload is None else (payload,)))
+            self._write(text, *(_laid_out(event) if payload is None else (payload,)))
         else:
             self._write(text)
 
@@ -96,13 +96,18 @@ class Recording:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, text: str, *payload: bytes | memoryview) -> None:
+    def _write(self, text: str, *payload: bytes | bytearray | memoryview) -> None:
         encoded = text.encode()
         size = sum(len(part) for part in payload)
         self.size += _LENGTHS.size + len(encoded) + size
         self._file.write(_LENGTHS.pack(len(encoded), size) + encoded)
         for part in payload:  # a model's worth of bytes is not copied to be put together
             self._file.write(part)
+
+
+def _laid_out(event: UpdateArrived) -> tuple[bytes | memoryview, ...]:
+    head, views = wire.laid_out(event.message)
+    return head, *views
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import os
 import pickle
 import struct
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,15 @@ def load(path: Path) -> Any:
             if file.tell() + size + sum(lengths) != os.fstat(file.fileno()).st_size:
                 raise SnapshotError(f"{path} is not whole")
             pickled = file.read(size)
-            return _Reader(pickled, [bytearray(file.read(length)) for length in lengths]).load()
+            return _Reader(pickled, [_read(file, length) for length in lengths]).load()
     except _UNREADABLE as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
+
+
+def _read(file: BufferedReader, length: int) -> bytearray:
+    buffer = bytearray(length)
+    file.readinto(buffer)
+    return buffer
 
 
 class _Reader(pickle.Unpickler):

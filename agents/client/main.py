@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents import config, durations, messages, own_code, shards, topics, wire
+from agents import allocator, config, durations, messages, own_code, parts, shards, topics, wire
 from agents.client import core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     cfg = config.load(ClientConfig, Path(sys.argv[1]))
+    allocator.keep_freed()
     own_code.use(cfg.code)
     try:
         client = Client(cfg)
@@ -127,7 +128,7 @@ class Client:
             return self._core.model(wire.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
 
-    def _requested(self, topic: str, payload: bytes, at: Nanoseconds) -> core.Actions:
+    def _requested(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> core.Actions:
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Request(what="pull"):
@@ -162,18 +163,20 @@ class Client:
                     self._send(message())
 
     def _send(self, update: wire.UpdateMessage) -> None:
-        payload = wire.encode(update)
+        head, views = wire.laid_out(update)
         if self._outbox is not None and update.kind != wire.FAREWELL:
-            put = partial(self._outbox.put, update.dispatch, payload)
+            put = partial(self._outbox.put, update.dispatch, (head, *views))
             if not written(put, self._stopped.wait):
                 return
+        payload = parts.messages(head, parts.cut(views))
         self._connection.publish(self._topics.update(self._config.client), payload)
 
     def _resend(self) -> None:
         """Send once more what is not acknowledged."""
         if self._outbox is not None:
             for payload in self._outbox.payloads():
-                self._connection.publish(self._topics.update(self._config.client), payload)
+                update = parts.split(payload)
+                self._connection.publish(self._topics.update(self._config.client), update)
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False

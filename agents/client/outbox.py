@@ -6,7 +6,8 @@ They outlive the process, but are not synced: the disk of a device that loses it
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+import mmap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from agents import files
@@ -20,10 +21,10 @@ class Outbox:
         self._open = sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}"))
         """Dispatches that the updates in the folder answer, which are in the order of time."""
 
-    def put(self, dispatch: int, payload: bytes) -> None:
-        """Keep the update that answers `dispatch`."""
-        with files.whole(self._file(dispatch)) as partial:
-            partial.write_bytes(payload)
+    def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
+        """Keep the update that answers `dispatch`, whose payload is `pieces`, one after the other."""
+        with files.whole(self._file(dispatch)) as partial, partial.open("wb") as file:
+            file.writelines(pieces)
         self._open.append(dispatch)
 
     def acknowledged(self, dispatch: int) -> None:
@@ -32,9 +33,11 @@ class Outbox:
             self._open.remove(dispatch)
             self._file(dispatch).unlink()
 
-    def payloads(self) -> Iterator[bytes]:
-        """All that is not acknowledged, in the order in which it was put."""
-        return (self._file(dispatch).read_bytes() for dispatch in self._open)
+    def payloads(self) -> Iterator[memoryview]:
+        """All that is not acknowledged, in the order in which it was put; views of the files."""
+        for dispatch in self._open:
+            with self._file(dispatch).open("rb") as file:
+                yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def _file(self, dispatch: int) -> Path:
         return self._folder / f"{dispatch}{_SUFFIX}"

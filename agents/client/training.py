@@ -36,12 +36,14 @@ class Trainer:
     def __init__(self, task: Task, shard: Shard, local: Local, start: Start = FROM_TASK) -> None:
         self.flat = FlatModule(build(task, start))
         self._task = task
-        self._start = torch.zeros_like(self.flat.w)
         self.assign(shard, local)
 
     def assign(self, shard: Shard, local: Local) -> None:
         """From now on train on `shard`, with the settings `local`."""
         self._local = local
+        bound = local.proximal or local.clip is not None
+        self._start = self.flat.w.clone() if bound else None
+        """What training starts from, where it has to stay near."""
         self._x = inputs(torch.from_numpy(shard.x), shard.scale)
         self._y = torch.from_numpy(shard.y)
         self._optimizer = _optimizer(local, self.flat)
@@ -78,8 +80,8 @@ class Trainer:
             self._descend(lr if schedule is None else lr * schedule.factor(steps))
             steps += 1
         end = self.flat.w
-        if self._local.clip is not None:
-            self._clip(end, self._local.clip)
+        if self._local.clip is not None and self._start is not None:
+            _clip(end, self._start, self._local.clip)
         mean = loss / steps if steps else math.nan
         return Result(end.numpy().copy(), steps, mean, buffers_of(self.flat.module))
 
@@ -90,7 +92,8 @@ class Trainer:
         return Result(self.flat.gradient.numpy().copy(), 1, loss, buffers_of(self.flat.module))
 
     def _load(self, start: Vector, buffers: Buffers) -> None:
-        np.copyto(self._start.numpy(), start)
+        if self._start is not None:
+            np.copyto(self._start.numpy(), start)
         self.flat.load(start, buffers)
         self._optimizer.reset()
 
@@ -107,7 +110,7 @@ class Trainer:
             if l2:
                 value += 0.5 * l2 * float(flat.w @ flat.w)
                 flat.gradient.add_(flat.w, alpha=l2)
-            if local.proximal:
+            if local.proximal and self._start is not None:
                 flat.gradient.add_(flat.w, alpha=local.proximal)
                 flat.gradient.sub_(self._start, alpha=local.proximal)
             if local.clip_gradient is not None:
@@ -120,13 +123,14 @@ class Trainer:
         with torch.no_grad():
             self._optimizer.step(lr)
 
-    def _clip(self, end: torch.Tensor, bound: float) -> None:
-        """Shorten the update so that ‖end − start‖ ≤ bound."""
-        end.sub_(self._start)
-        norm = float(end.norm())
-        if norm > bound:
-            end.mul_(bound / norm)
-        end.add_(self._start)
+
+def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
+    """Shorten the update so that ‖end − start‖ ≤ bound."""
+    end.sub_(start)
+    norm = float(end.norm())
+    if norm > bound:
+        end.mul_(bound / norm)
+    end.add_(start)
 
 
 class _Optimizer(Protocol):
@@ -185,4 +189,4 @@ def batches(samples: int, size: int, rng: np.random.Generator) -> Iterator[torch
     while True:
         # A full batch is taken as it is: plain gradient descent, to the bit.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
-        yield from torch.split(order, size)
+        yield from (order[start : start + size] for start in range(0, samples, size))

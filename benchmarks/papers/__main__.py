@@ -9,8 +9,8 @@ has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
 
 Without names, all of them: about a quarter of an hour on two cores. Their runs are those of sweeps
 (`testbed.sweep`), and are kept where --runs says: what is done there already is not run again. They
-need MNIST and CIFAR-10, as parquet files under FOLDER (or TESTBED_DATA) in the layout of the Hugging
-Face hub, else from there.
+need MNIST, CIFAR-10 and Shakespeare, as parquet files under FOLDER (or TESTBED_DATA) in the layout of
+the Hugging Face hub, else from there.
 Exits with 0 whether or not the claims hold, and with 2 where the data is missing.
 """
 
@@ -32,10 +32,10 @@ from testbed.errors import TestbedError
 from testbed.host.signals import interrupting
 from testbed.plan import datasets
 
-MNIST, CIFAR10 = "ylecun/mnist", "uoft-cs/cifar10"
+MNIST, CIFAR10, SHAKESPEARE = "ylecun/mnist", "uoft-cs/cifar10", "flwrlabs/shakespeare"
 SETS: dict[str, tuple[Callable[..., Report], tuple[str, ...]]] = {
     "area": (area.report, (MNIST,)),
-    "fedfix": (fedfix.report, (MNIST, CIFAR10)),
+    "fedfix": (fedfix.report, (MNIST, CIFAR10, SHAKESPEARE)),
     "defedavg": (defedavg.report, (CIFAR10,)),
     "fedfa": (fedfa.report, (CIFAR10,)),
 }

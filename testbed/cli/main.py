@@ -289,10 +289,26 @@ def plan_command(
             f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
             + (f"Evaluations use cpu {plan.evaluation_cpus}. " if plan.evaluation_cpus else "")
             + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
+            + _memory_of(parsed, plan)
             + ("Memory is not limited. " if not plan.traits.cgroups else "")
             + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
             + f"Next: testbed up {topology}"
         )
+
+
+def _memory_of(topology: Topology, plan: Plan) -> str:
+    """What the parts of a run need of it."""
+    from testbed.plan import memory, model_check
+    from testbed.plan.feasibility import gib
+
+    model = 4 * model_check.check(topology)
+    count, side = len(plan.devices), topology.rule.build().client_side
+    client = max(memory.client(model, device.local, side) for device in plan.devices)
+    return (
+        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes"
+        f", the aggregator {gib(memory.aggregator(model, count))}, the broker "
+        f"{gib(memory.broker(model, count))}. "
+    )
 
 
 @app.command()

@@ -14,7 +14,7 @@ import psutil
 from agents.clock import in_host_time
 from agents.config import Access, Duration, Link, Local, Named
 from testbed.host.die_with_parent import cpu_numbers
-from testbed.plan import feasibility
+from testbed.plan import feasibility, memory
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology, traces
 from testbed.topology.devices import DeviceGroup
@@ -200,8 +200,10 @@ def this_host(*, netem: bool = False) -> Host:
     return replace(host, lack_of_netem=lack_of_netem()) if netem else host
 
 
-def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False) -> Plan:
-    """What the runtime of that name will launch on `host`.
+def plan(
+    topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False, model: int = 0
+) -> Plan:
+    """What the runtime of that name will launch on `host`, for a model of so many bytes.
 
     Broker and aggregator have the first core to themselves, evaluations the last ones where they are to
     have their own, and the devices the others. Raises BadInputError, with the numbers, where the devices
@@ -226,10 +228,11 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if not oversubscribe:
+        reserved = memory.reserved(model, len(topology.device_names))
         problems += [
             *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
             *feasibility.too_much_later(topology, capacity * dilation),
-            *feasibility.too_much_memory(topology, host.memory),
+            *feasibility.too_much_memory(topology, host.memory, reserved),
         ]
     if problems:
         raise topology.source.error(problems)

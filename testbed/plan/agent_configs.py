@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agents import probe_server
+from agents import parts, probe_server
 from agents.config import (
     KEEPALIVE,
     AggregatorConfig,
@@ -101,6 +102,31 @@ class RunSpec:
             for name in group.device_names
         ]
         return heapq.merge(played, *traced, key=lambda step: step.at)
+
+    @property
+    def slowest(self) -> dict[str, float]:
+        """The least rate, in bits per second, that the path of each device has in this run, outages
+        aside; infinite where none is given. By hand (`testbed set`) it may become less."""
+        rates: dict[str, list[float | None]] = {
+            device.name: [
+                rate
+                for part in (device.link, device.access)
+                if part is not None
+                for rate in (part.up, part.down)
+            ]
+            for device in self.plan.devices
+        }
+        for group in self.topology.devices:
+            if group.link is not None and group.link.trace is not None:
+                for trace in traces.read(group.link.trace, Path()):
+                    for name in group.device_names:
+                        rates[name] += [*trace.columns.get("up", ()), *trace.columns.get("down", ())]
+        by_name = scenario.devices_by_name(self.topology.devices)
+        for entry in self.topology.scenario:
+            if entry.link is not None:
+                for name in scenario.expand(entry.targets, by_name):
+                    rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
+        return {name: min(filter(None, found), default=math.inf) for name, found in rates.items()}
 
     @property
     def start(self) -> Start:
@@ -208,13 +234,13 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     spec.directory.aggregator_state.mkdir(exist_ok=True)
     for device in spec.plan.devices:
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
-    topology = spec.topology
-    expected = rounds.expected(topology, spec.plan, model_check.check(topology), spec.samples)
+    topology, parameters, slowest = spec.topology, model_check.check(spec.topology), spec.slowest
+    expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
     dump(_aggregator(spec, accounts[AGGREGATOR], places, expected), file(AGGREGATOR))
     absent = spec.absent
     for device in spec.plan.devices:
-        transfer = expected[device.name].transfer
-        dump(_client(spec, device, accounts[device.name], places, transfer), file(device.name))
+        alive = keepalive(4 * parameters, slowest[device.name])
+        dump(_client(spec, device, accounts[device.name], places, alive), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -238,10 +264,11 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
     dump(config, spec.directory.config(ROUTER))
 
 
-def keepalive(transfer: float) -> float:
-    """Of a client whose model and update together take `transfer` seconds: neither a ping that waits
-    behind one of them nor its answer behind the other is to be taken for a lost connection."""
-    return min(max(KEEPALIVE, 2 * transfer), _LONGEST_KEEPALIVE)
+def keepalive(model: int, rate: float) -> float:
+    """Of a client that gets and sends messages of a `model` of so many bytes, at `rate` bits per second:
+    neither a ping that waits behind one of them nor its answer behind another is to be taken for a lost
+    connection."""
+    return min(max(KEEPALIVE, 4 * 8 * min(model, parts.MOST) / rate), _LONGEST_KEEPALIVE)
 
 
 def _aggregator(
@@ -281,7 +308,7 @@ def _aggregator(
 
 
 def _client(
-    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, transfer: float
+    spec: RunSpec, device: PlannedDevice, account: Account, places: Places, alive: float
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     return ClientConfig(
@@ -303,7 +330,7 @@ def _client(
         compression=device.compression,
         byzantine=device.byzantine,
         outbox=disk,
-        keepalive=keepalive(transfer),
+        keepalive=alive,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
     )

@@ -11,8 +11,6 @@ from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem, Where
 from testbed.traits import those, traits
 
-RESERVED_MEMORY = 512 * 2**20
-"""Bytes for broker and aggregator: the aggregator holds torch and a few models."""
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares: ten devices at 0.1 fit on one core."""
 _MIN_SHARE = 0.001
@@ -163,15 +161,16 @@ def too_much_later(topology: Topology, capacity: float) -> Iterator[Problem]:
             )
 
 
-def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
-    """Where the devices need more memory than the host's `free` bytes."""
+def too_much_memory(topology: Topology, free: int, reserved: int) -> Iterator[Problem]:
+    """Where the devices need more memory than the host's `free` bytes, without those that are `reserved`
+    for broker and aggregator."""
     total = sum(group.memory_limit * len(group.device_names) for group in topology.devices)
-    if total + RESERVED_MEMORY > free:
+    if total + reserved > free:
         yield topology.source.problem(
             ("devices",),
             f"ask for {gib(total)} of memory ({_parts(topology, 'memory')}), expected at most "
-            f"{gib(max(0, free - RESERVED_MEMORY))}: this host has {gib(free)} free; "
-            f"broker and aggregator need {gib(RESERVED_MEMORY)}. Lower memory or count, use a "
+            f"{gib(max(0, free - reserved))}: this host has {gib(free)} free; "
+            f"broker and aggregator need {gib(reserved)}. Lower memory or count, use a "
             "larger host, or risk that devices are killed with --oversubscribe",
             at_key=True,
         )

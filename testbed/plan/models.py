@@ -143,7 +143,7 @@ def module_of(directory: RunDirectory, file: Path) -> torch.nn.Module:
         module = first_module(task_of(topology, directory), topology.seed, start)
         if metadata.get("schema") != schema_hash(module):
             raise ValueError(f"its parameters are not those of {topology.task.name}, as that is now")
-        FlatModule(module).load(vector, buffers)
+        FlatModule(module, trained=False).load(vector, buffers)
     except (OSError, ValueError, RuntimeError, SafetensorError, wire.WireError) as error:
         raise BadInputError(f"{file} cannot be read as a model of {directory.path}: {error}") from error
     return module

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.rules.interface import ClientSide
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
-from testbed.plan import Host, Plan, PlannedDevice, model_check
+from testbed.plan import Host, Plan, PlannedDevice, memory, model_check
 from testbed.plan.calibration import Calibration, seconds, share
-from testbed.plan.feasibility import RESERVED_MEMORY, gib
+from testbed.plan.feasibility import gib
 from testbed.plan.work import KINDS, Work, of_step
 from testbed.topology import Topology, profiles, traces
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, Link
@@ -34,10 +35,6 @@ _SMALL_S = 1e-3
 _AMPLE = 384 * _MIB
 """Bytes. Resident after 60 steps of 32 samples: 240 MiB with digits-logreg, 350 MiB with cifar10-cnn and
 8,000 images, and 40 MiB in the device's init. Some of it is code, which the kernel can drop."""
-_WITHOUT_MODEL = 280 * _MIB
-_MODELS = 9
-"""A client has the model so many times at its most: parameters, gradient, start and momentum; what came;
-the end, the difference, the message made of it, and that in the hands of MQTT."""
 
 
 def resolved(topology: Topology) -> Topology:
@@ -111,18 +108,20 @@ def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None
     )
 
 
-def with_memory(topology: Topology, known: Profiles, free: int | None) -> Topology:
+def with_memory(topology: Topology, known: Profiles, free: int | None, model: int = 0) -> Topology:
     """The topology with the profiles' memory for the devices whose memory it does not give.
 
     Of a host with `free` bytes they get no more than is left for them, in equal parts where that is less
-    than they have, but no less for it than a device without profile; None: as much as they have.
+    than they have, but no less for it than a device without profile; None: as much as they have. A
+    `model` of so many bytes has broker and aggregator need more of them.
     """
     found = [(group, _memory_of_profile(group, known)) for group in topology.devices]
     sizes = [size for group, size in found if size is not None for _ in group.device_names]
     most = max(sizes, default=0)
     if free is not None:
+        reserved = memory.reserved(model, len(topology.device_names))
         given = sum(group.memory_limit * len(group.device_names) for group, size in found if not size)
-        most = max(DEFAULT_MEMORY, _equal_limit(sizes, free - RESERVED_MEMORY - given))
+        most = max(DEFAULT_MEMORY, _equal_limit(sizes, free - reserved - given))
     return topology.with_devices(
         tuple(
             group if size is None else group.model_copy(update={"memory": min(size, most)})
@@ -138,10 +137,13 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
     planned = {device.group: device for device in plan.devices}
     groups = [(group, planned[group.name]) for group in topology.devices]
     if plan.traits.cgroups:
+        model = 4 * model_check.check(topology)
+        side: ClientSide = topology.rule.build().client_side
+        reserved = memory.reserved(model, len(plan.devices))
         for group, device in groups:
-            yield from _memory_notes(group, device, known, host)
-        needed = _WITHOUT_MODEL + _MODELS * 4 * model_check.check(topology)
+            yield from _memory_notes(group, device, known, host, reserved)
         for group, device in groups:
+            needed = memory.client(model, device.local, side)
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "
@@ -263,7 +265,7 @@ def _equal_limit(sizes: Sequence[int], budget: int) -> int:
 
 
 def _memory_notes(
-    group: DeviceGroup, device: PlannedDevice, known: Profiles, host: Host
+    group: DeviceGroup, device: PlannedDevice, known: Profiles, host: Host, reserved: int
 ) -> Iterator[str]:
     limit = format_size(device.memory)
     if group.memory is None and group.profile is not None:
@@ -275,7 +277,7 @@ def _memory_notes(
             yield (
                 f"{group.name}: {limit} of memory, not {group.profile}'s {format_size(profile.memory)}: "
                 f"this host has {gib(host.memory)} free, of which broker and aggregator need "
-                f"{gib(RESERVED_MEMORY)}, and devices with profiles share the rest in equal parts."
+                f"{gib(reserved)}, and devices with profiles share the rest in equal parts."
             )
     if device.memory < _AMPLE:
         yield (

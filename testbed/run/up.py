@@ -80,8 +80,10 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
-    limited = resolution.with_memory(topology, known, free)  # not kept: another time more may be free
-    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe)
+    model = 4 * model_check.check(topology)
+    # Not kept: another time more may be free.
+    limited = resolution.with_memory(topology, known, free, model)
+    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe, model=model)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
 

@@ -13,7 +13,7 @@ from agents.client.outbox import Outbox, written
 def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path)
     for dispatch in (2, 9, 10, 11):
-        outbox.put(dispatch, b"%d" % dispatch)
+        outbox.put(dispatch, [b"%d" % dispatch])
     outbox.acknowledged(9)
     outbox.acknowledged(9)  # once more, as it was sent once more
     outbox.acknowledged(3)  # of a former process

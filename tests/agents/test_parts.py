@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,34 +13,47 @@ from agents.parts import Joiner
 PAYLOAD = bytes(range(250))
 
 
-def join(joiner: Joiner, messages: list[bytes], topic: str = "t") -> list[bytes]:
+def join(joiner: Joiner, messages: Sequence[bytes], topic: str = "t") -> list[bytes | bytearray]:
     return [whole for message in messages if (whole := joiner.add(topic, message)) is not None]
 
 
 @pytest.mark.parametrize("most", [1000, 250, 249, 125, 100, 7])
 def test_they_make_the_payload(most: int) -> None:
-    messages = list(parts.split(PAYLOAD, most))
-    assert len(messages) == -(-250 // most)
+    messages = parts.split(PAYLOAD, most)
+    assert len(messages) == (1 if most >= 250 else 1 + -(-250 // most))
     assert join(Joiner(), messages) == [PAYLOAD]
 
 
+@pytest.mark.parametrize("most", [1000, 100])
+def test_payloads_share_a_body(most: int) -> None:
+    body = parts.cut([PAYLOAD[:120], memoryview(PAYLOAD)[120:]], most)
+    one, other = parts.messages(b"to a", body), parts.messages(b"to b!", body)
+    assert join(Joiner(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
+    if most == 100:  # two parts of the first 120 bytes, two of the others
+        assert [len(share) - 24 for share in one] == [4, 100, 20, 100, 30]
+        assert all(mine is yours for mine, yours in zip(one[1:], other[1:], strict=True))
+
+
 def test_what_is_repeated_counts_once() -> None:
-    first, second, third = parts.split(PAYLOAD, 100)
-    assert join(Joiner(), [first, first, second, first, second, third]) == [PAYLOAD]
+    head, first, second, third = parts.split(PAYLOAD, 100)
+    sent = [head, head, first, head, first, second, first, second, third, second, third]
+    assert join(Joiner(), sent) == [PAYLOAD]
 
 
 def test_what_is_lost_costs_its_payload_alone() -> None:
-    one, other = list(parts.split(PAYLOAD, 100)), list(parts.split(PAYLOAD[::-1], 100))
+    one, other = parts.split(PAYLOAD, 100), parts.split(PAYLOAD[::-1], 100)
     assert join(Joiner(), [*one[:2], *other]) == [PAYLOAD[::-1]]
+    assert join(Joiner(), [*one[:2], *one[3:], *other]) == [PAYLOAD[::-1]]
+    assert join(Joiner(), [*one[1:], *other]) == [PAYLOAD[::-1]]
 
 
 def test_topics_do_not_mix() -> None:
-    joiner, (first, second, third) = Joiner(), parts.split(PAYLOAD, 100)
-    assert join(joiner, [first, second], "a") == join(joiner, [third], "b") == []
-    assert join(joiner, [third], "a") == [PAYLOAD]
+    joiner, (*most, last) = Joiner(), parts.split(PAYLOAD, 100)
+    assert join(joiner, most, "a") == join(joiner, [last], "b") == []
+    assert join(joiner, [last], "a") == [PAYLOAD]
 
 
-@pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 65), (2**32 - 1, 2**32 - 1)])
+@pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
 def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
     head = struct.pack("<8sQII", b"testbed\xff", 1, index, count)
     joiner = Joiner()

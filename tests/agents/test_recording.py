@@ -48,9 +48,7 @@ def test_an_entry_is_two_lengths_a_compact_text_and_the_message_as_on_the_wire(t
     recorded.flush()
     assert path.read_bytes() == (
         setup
-        + entry(
-            b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]', b"".join(wire.parts(told))
-        )
+        + entry(b'["UpdateArrived",{"at":4,"sender":"a","size":99,"arrived":3}]', wire.encode(told))
         + entry(b'["InstantOver",{"at":5}]')
     )
     recorded.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from agents.device import usage
 from testbed.broker import Limits
+from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan, resolution
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, parse
 from testbed.topology.profiles import Profiles
 
@@ -27,22 +31,48 @@ def test_plan_tells_what_a_device_needs_against_its_limit(memory: str, warned: b
     told = [note for note in notes if "it would be killed" in note]
     assert bool(told) is warned
     if warned:
-        assert "a has 512MiB of memory, and a client of cifar10-resnet18 needs about 664MiB" in told[0]
+        assert "a has 512MiB of memory, and a client of cifar10-resnet18 needs about 536MiB" in told[0]
     unlimited = resolution.notes(topology, plan(topology, "process", host), Profiles(), host)
     assert "killed" not in " ".join(unlimited)
 
 
 def test_the_brokers_limits_fit_models_in_parts() -> None:
-    whole, parted = Limits.of(11_000_000, 2), Limits.of(110_000_000, 2)
-    assert whole.packet == 44_000_000 + 2**17
-    assert parted.packet == 2**26 + 2**17
+    whole, parted = Limits.of(100_000, 2), Limits.of(110_000_000, 2)
+    assert whole.packet == 400_000 + 2**17
+    assert parted.packet == 2**20 + 2**17
     assert parted.queue > 4 * 440_000_000
 
 
-def test_a_ping_may_wait_behind_a_model() -> None:
-    assert agent_configs.keepalive(1.0) == 30
-    assert agent_configs.keepalive(140.0) == 280
-    assert agent_configs.keepalive(float("inf")) == 3600
+def test_a_ping_may_wait_behind_a_part_of_a_model() -> None:
+    assert agent_configs.keepalive(440_000_000, 1e9) == 30
+    assert agent_configs.keepalive(440_000_000, 262_144) == 128
+    assert agent_configs.keepalive(100_000, 32_000) == 100
+    assert agent_configs.keepalive(100_000, 80) == 3600
+    assert agent_configs.keepalive(440_000_000, math.inf) == 30
+
+
+def test_the_slowest_rate_of_the_whole_run_counts(tmp_path: Path) -> None:
+    (tmp_path / "walk.csv").write_text("time,up,down\n0,9000,8000\n1,0,700\n")
+    topology = parse(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
+        "stop: {after: 9s}\ndevices:\n"
+        "- {name: a, count: 2, cpu: 0.1, link: {up: 1mbit, down: 2mbit}}\n"
+        "- {name: b, cpu: 0.1, link: {up: 1mbit}, access: {name: x, up: 3mbit, down: 500kbit}}\n"
+        f"- {{name: c, cpu: 0.1, link: {{trace: {{csv: {tmp_path}/walk.csv}}}}}}\n"
+        "- {name: d, cpu: 0.1}\n"
+        "scenario: [{at: 1s, set: a-2, link: {up: 20kbit, down: 40kbit}}]\n"
+    )
+    made = plan(topology, "docker", Host(cores=(0, 1, 2, 3), memory=2**35))
+    spec = RunSpec(RunDirectory(tmp_path), topology, made, {})
+    assert spec.slowest == {"a-1": 1e6, "a-2": 2e4, "b": 5e5, "c": 700, "d": math.inf}
+
+
+def test_plan_reserves_memory_for_models_under_way() -> None:
+    topology = _resnet("memory: 1GiB, count: 8")
+    host = Host(cores=(0, 1, 2, 3), memory=9 * 2**30)
+    plan(topology, "docker", host, model=0)
+    with pytest.raises(BadInputError, match=r"broker and aggregator need 1\.1 GiB"):  # 15 models
+        plan(topology, "docker", host, model=44_700_000)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def ended(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) ->
     devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
     (path / "models").mkdir()
     final = np.array([1.0, 2.0], np.float32)
-    (path / "models" / "final.safetensors").write_bytes(wire.pack(final, {}))
+    (path / "models" / "final.safetensors").write_bytes(b"".join(wire.pack(final, {})))
     (path / "manifest.json").write_text(json.dumps({"devices": devices}))
     task = {"name": "quadratic", "centers": CENTERS}
     (path / "topology.yaml").write_text(json.dumps({"task": task, "devices": list(groups)}))

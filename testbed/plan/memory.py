@@ -1,0 +1,42 @@
+"""Memory that the processes of a run need at their most, in bytes, by the size of the model.
+
+Figures are resident memory, measured with BERT-base (docs/tasks.md). Rules that keep updates by
+themselves (`fedfa`, `port`, `trim`), and compressed models, take one model more of the aggregator for
+each that they keep. A client's data, and what a step computes, come on top.
+"""
+
+from __future__ import annotations
+
+from agents.config import Local
+from agents.rules.interface import ClientSide
+
+_MIB = 2**20
+_CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
+"""Without a model."""
+_RESERVED = 512 * _MIB
+"""For aggregator and broker, without a model."""
+
+
+def client(model: int, local: Local, side: ClientSide) -> int:
+    """Of a client: parameters and gradient; the model that came; the end, the difference, and its copy
+    in the hands of MQTT; what the optimizer keeps, the start where training stays near it, and the
+    memory of a rule whose clients have one."""
+    kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
+    near = int(local.proximal > 0 or local.clip is not None)
+    return _CLIENT + model * (6 + kept + near + 2 * (side.kind == "residual"))
+
+
+def aggregator(model: int, devices: int) -> int:
+    """Of the aggregator: the model, the rule's sum, the evaluation's model and what it was copied from,
+    what leaves, one in reserve; and an update of each device that comes in."""
+    return _AGGREGATOR + model * (6 + devices)
+
+
+def broker(model: int, devices: int) -> int:
+    """Of the broker: a model under way to each device, or its update."""
+    return _BROKER + model * devices
+
+
+def reserved(model: int, devices: int) -> int:
+    """Of aggregator and broker together: what is under way is in one of them."""
+    return _RESERVED + model * (7 + devices)
