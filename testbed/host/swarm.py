@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import docker
 
 from testbed.errors import HostError
 from testbed.host import docker_engine
+from testbed.host.nodes import Node
 
 NOT_A_MANAGER = "this machine's engine manages no Swarm"
 MAKE_ONE = "docker swarm init"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A machine of the Swarm."""
-
-    id: str
-    name: str
-    """Its host name; with a number after it where others have the same."""
-    cores: int
-    memory: int
-    """Bytes, in use or not."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    engine: str = ""
-    """Version of its engine."""
-    here: bool = False
-    """Whether it is this machine."""
 
 
 def manages(info: Mapping[str, Any]) -> bool:

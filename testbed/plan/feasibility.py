@@ -177,6 +177,16 @@ def too_much_memory(topology: Topology, free: int) -> Iterator[Problem]:
         )
 
 
+def on_no_node(topology: Topology, device: str, why: str) -> Problem:
+    """Where `device` fits on no machine of several, and `why`."""
+    index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
+    return topology.source.problem(
+        ("devices", index),
+        f"{device} {why}. Lower cpu, memory or count, add nodes, stretch time (dilation: auto), or run "
+        "slower than asked with --oversubscribe",
+    )
+
+
 def too_little_memory(topology: Topology) -> Iterator[Problem]:
     """Groups whose profile has less memory than a client needs; a topology's own figure is checked on
     loading."""
