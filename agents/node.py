@@ -1,13 +1,13 @@
 """Pipes between sockets of a node and of a run's control network, where devices are on many hosts.
 
-    python3 node.py CONFIG
+    python3 -m agents.node CONFIG
 
-It is handed to the nodes as it is, and needs nothing but Python. The configuration has
+It is handed to the nodes as it is, with `agents.clocks`, and needs nothing but Python. The configuration has
 
     pipes   each {"listen": PLACE, "to": PLACE}: whoever connects to one is connected to the other
     serve   a PLACE where whoever asks is told this node's monotonic clock, in nanoseconds
     follow  {"ask": PLACE, "write": FILE}: this node's clock against that one's, estimated all the time
-            (`clocks.py` beside this file) and written to FILE
+            (`agents.clocks`) and written to FILE
 
 where a PLACE is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side has
 to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and with
@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import ssl
 import sys
@@ -27,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import clocks
+from agents import clocks
 
 _PIECE = 64 * 1024
 _ASK = b"?"
@@ -66,8 +65,6 @@ async def listen(place: dict[str, Any], serve: Any) -> None:
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(serve, path)
         path.chmod(0o600)
-        if "owner" in place:
-            os.chown(path, *place["owner"])
     else:
         context = tls(place, ssl.Purpose.CLIENT_AUTH)
         server = await asyncio.start_server(serve, place["host"], place["port"], ssl=context)

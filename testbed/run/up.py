@@ -21,6 +21,7 @@ from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
+from testbed.host import swarm
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
@@ -77,6 +78,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if not traits(runtime).images:
         _check_requirements(topology)
     host = this_host(netem=traits(runtime).shaper is None)
+    if traits(runtime).many_hosts:
+        host = replace(host, nodes=tuple(swarm.here()))
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
@@ -121,7 +124,8 @@ def chosen_runtime(options: Options, requested: str = "auto") -> str:
     """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
     runtime = options.runtime or requested
     if runtime == "auto":
-        return next(name for name in emulated() if emulator(name).available())
+        here = (name for name in emulated() if not traits(name).many_hosts)
+        return next(name for name in here if emulator(name).available())
     return runtime
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -174,12 +174,15 @@ def isolate(
     run: str,
     network: str,
     found: Mapping[str, tuple[str, str]],
+    *,
+    here: bool = True,
 ) -> None:
-    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`. Raises HostError."""
+    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether they
+    may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
     try:
-        if os.getuid() == 0 and Path("/sys/class/net", bridge).exists() and shutil.which("bridge"):
+        if here and os.getuid() == 0 and Path("/sys/class/net", bridge).exists() and shutil.which("bridge"):
             isolation.isolate(bridge, ends)
         else:
             _as_root(
@@ -281,6 +284,26 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     removed. What is already gone, or removed by another at the same time, is no error. Raises HostError.
     """
     unsaved: list[str] = []
+    with as_host_error("remove the containers"):
+        if directory is not None and directory.logs.is_dir():
+            unsaved = save_logs(engine, run, directory)
+        image = next((str(one["Image"]) for one in containers(engine, run)), None)
+        remove_containers(engine, run)
+        for network in networks(engine, run):
+            with _if_there():
+                _remove_network(engine, network["Id"])
+        remove_cgroups(engine, image, run)
+    if unsaved:
+        failures = "; ".join(sorted(unsaved))
+        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
+
+
+def save_logs(
+    engine: docker.DockerClient, run: str, directory: RunDirectory, *, without: Collection[str] = ()
+) -> list[str]:
+    """Append the log of each container of `run` to its file in `directory`, but for those of the parts
+    `without`; return what could not be saved, and why. Raises ERRORS."""
+    unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
         path = logs / f"{container['Labels'][PART_LABEL]}.log"
@@ -296,6 +319,17 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
         except OSError as error:
             unsaved.append(str(of_os(error, path)))
 
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = _of_others(containers(engine, run), without)
+        list(pool.map(partial(save_log, logs=directory.logs), found))
+    return unsaved
+
+
+def remove_containers(
+    engine: docker.DockerClient, run: str, *, without: Collection[str] = ()
+) -> None:
+    """Remove the containers of `run`, but for those of the parts `without`. Raises ERRORS."""
+
     def end(container: dict[str, Any]) -> None:
         try:
             with _if_there():
@@ -306,19 +340,23 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
             time.sleep(0.2)
 
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
-    with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
-        if directory is not None and directory.logs.is_dir():
-            list(pool.map(partial(save_log, logs=directory.logs), containers(engine, run)))
-        image = next((str(one["Image"]) for one in containers(engine, run)), None)
-        while (left := containers(engine, run)) and time.monotonic() < deadline:
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        while left := _of_others(containers(engine, run), without):
+            if time.monotonic() > deadline:
+                break
             list(pool.map(end, left))
-        for network in networks(engine, run):
-            with _if_there():
-                _remove_network(engine, network["Id"])
-        remove_cgroups(engine, image, run)
-    if unsaved:
-        failures = "; ".join(sorted(unsaved))
-        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
+
+
+def remove_volumes(engine: docker.DockerClient, run: str) -> None:
+    """Remove the volumes of `run`, which no container has any more. Raises ERRORS."""
+    api: Any = engine.api
+    for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
+        with _if_there():
+            api.remove_volume(volume["Name"])
+
+
+def _of_others(found: list[dict[str, Any]], without: Collection[str]) -> list[dict[str, Any]]:
+    return [one for one in found if one["Labels"].get(PART_LABEL) not in without]
 
 
 def _stored(text: bytes) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.runtimes.containers import Container, Network
@@ -59,6 +59,8 @@ class Placed:
     secrets: Sequence[Handed] = ()
     configs: Sequence[Handed] = ()
     volumes: Sequence[Volume] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Addresses by host name, of what the network's own names do not tell."""
     cores: float = 0.0
     """Reserved, so that no other service gets them promised."""
 
@@ -132,6 +134,7 @@ def _container(container: Container, at: Placed, labels: Mapping[str, str]) -> d
         "Privileges": {"NoNewPrivileges": True},  # older engines do not know it
         "Sysctls": dict(container.sysctls),
         "DNSConfig": {"Nameservers": list(container.dns)},
+        "Hosts": [f"{address} {name}" for name, address in at.names.items()],
         "StopGracePeriod": 0,
         "Mounts": [
             *(

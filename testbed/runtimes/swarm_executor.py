@@ -11,6 +11,8 @@ import docker
 from docker.errors import APIError, NotFound
 
 from testbed.errors import HostError
+from testbed.host import docker_engine
+from testbed.rundir.directory import last_lines
 from testbed.runtimes.containers import RUN_LABEL, Container, Network
 from testbed.runtimes.services import Handed, Placed, network, service, short
 
@@ -48,19 +50,22 @@ def configure(
 
 def create(manager: docker.DockerClient, container: Container, at: Placed) -> str:
     """Create the service of `container`; return its id."""
-    created: str = manager.api.create_service(**service(container, at))["ID"]
+    api: Any = manager.api
+    created: str = api.create_service(**service(container, at))["ID"]
     return created
 
 
 def services(manager: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = manager.api.services(filters=labelled(run))
+    api: Any = manager.api
+    found: list[dict[str, Any]] = api.services(filters=labelled(run))
     return found
 
 
 def tasks(manager: docker.DockerClient, of: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """The tasks of the services `of`, by the id of the service."""
     wanted: dict[str, list[dict[str, Any]]] = {one: [] for one in of}
-    for task in manager.api.tasks(filters={"service": list(wanted)}):
+    api: Any = manager.api
+    for task in api.tasks(filters={"service": list(wanted)}):
         if task["ServiceID"] in wanted:
             wanted[task["ServiceID"]].append(task)
     return wanted
@@ -103,6 +108,16 @@ def running(
         time.sleep(_POLL_SECONDS)
 
 
+def log(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
+    """The last lines that the service `name` has printed, for an error message."""
+    api: Any = manager.api
+    try:
+        text: bytes = api.service_logs(short(name), stdout=True, stderr=True, tail=lines, is_tty=False)
+    except docker_engine.ERRORS:
+        return ""
+    return "".join(f"\n{line}" for line in last_lines(text, lines))
+
+
 def address(task: Mapping[str, Any], network_name: str) -> str:
     """IPv4 address of a task on a network of the Swarm."""
     for one in task.get("NetworksAttachments", ()):
@@ -112,14 +127,15 @@ def address(task: Mapping[str, Any], network_name: str) -> str:
 
 
 def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, Any]]) -> None:
+    api: Any = manager.api
     for one in found:
-        with suppress(NotFound):
-            manager.api.remove_service(one["ID"])
+        _gone(api.remove_service, one["ID"])
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
     """Remove the networks, secrets and configurations of `run`, once no task uses them. Raises ERRORS."""
-    api, filters = manager.api, labelled(run)
+    api: Any = manager.api
+    filters = labelled(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     while True:
         try:
