@@ -95,7 +95,5 @@ class Exchanges:
         begin = round(surest.at + mean_at)
         found = Estimate(begin, round(surest.offset + mean_offset), drift, 0)
         # An exchange that the line does not pass through contradicts it by as much as that.
-        astray = max(
-            abs(one.at + one.offset - found.other(one.at)) - one.half for one in best
-        )
+        astray = max(abs(one.at + one.offset - found.other(one.at)) - one.half for one in best)
         return Estimate(found.at, found.offset, drift, surest.half + max(0, astray))

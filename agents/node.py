@@ -139,7 +139,8 @@ async def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, me.cancel)  # type: ignore[union-attr]
     parts = [
-        listen(each["listen"], lambda r, w, to=each["to"]: pipe(to, r, w)) for each in cfg.get("pipes", ())
+        listen(each["listen"], lambda r, w, to=each["to"]: pipe(to, r, w))
+        for each in cfg.get("pipes", ())
     ]
     if "serve" in cfg:
         parts.append(listen(cfg["serve"], tell))

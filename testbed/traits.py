@@ -101,6 +101,6 @@ def emulated() -> list[str]:
 
 
 def those(which: Callable[[Traits], bool] = lambda _: True) -> str:
-    """Names of all that are `which`, as in `docker, process or virtual`."""
+    """Names of all that are `which`, as in `process or virtual`."""
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

@@ -43,7 +43,6 @@ from agents.nanoseconds import to_seconds
 from agents.retry import retry
 from agents.transport import Connection, ConnectionFailedError, Received
 
-
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""
 

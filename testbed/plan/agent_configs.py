@@ -72,8 +72,10 @@ class RunSpec:
     def routed(self) -> bool:
         """Whether devices reach the broker through a router: any of them has a link, or will, or they
         are on several machines, each with a router of its own."""
-        return self.plan.traits.many_hosts or any(not device.direct for device in self.plan.devices) or any(
-            entry.link is not None for entry in self.topology.scenario
+        return (
+            self.plan.traits.many_hosts
+            or any(not device.direct for device in self.plan.devices)
+            or any(entry.link is not None for entry in self.topology.scenario)
         )
 
     @property

@@ -39,6 +39,7 @@ from testbed.view import View
 
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
+_CLOCKS_INTERVAL_SECONDS = 10.0
 _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
 _WAITING = 8 * 2**20
@@ -107,6 +108,8 @@ class Controller:
         """One sample a second while the run clock goes."""
         self.failures: list[str] = []
         """Sentences on actions on devices that failed."""
+        self.clocks: dict[str, float] = {}
+        """By how many seconds at most the times of each other host were off, at any time of the run."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -151,6 +154,7 @@ class Controller:
                 "the run clock starts"
             )
             self._runtime.begin()
+            self._compare_clocks()
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
@@ -262,6 +266,7 @@ class Controller:
             self._view.refresh(time.monotonic() / self._dilation)
             if AGGREGATOR in self._exit_codes:
                 break
+        self._compare_clocks()
         self._read_records()
         if self._ended is None:
             raise RunFailedError(
@@ -276,6 +281,7 @@ class Controller:
     def _ticks(self) -> Iterator[None]:
         """Yield some times a second; in between, handle the inbox and check the processes."""
         supervise = lateness = 0.0
+        compare = time.monotonic() + _CLOCKS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 for message in self._inbox.take(0.0):
@@ -288,11 +294,18 @@ class Controller:
                     self._check_processes()
                     self._sample_host(lateness)
                     lateness = 0.0
+                if time.monotonic() >= compare:
+                    compare = time.monotonic() + _CLOCKS_INTERVAL_SECONDS
+                    self._compare_clocks()
                 yield
                 asleep = time.monotonic()
                 duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
                 time.sleep(duration)
                 lateness = max(lateness, time.monotonic() - asleep - duration)
+
+    def _compare_clocks(self) -> None:
+        for host, off in self._runtime.clocks().items():
+            self.clocks[host] = max(off / self._dilation, self.clocks.get(host, 0.0))
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None and not self._over:

@@ -272,6 +272,7 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
         Clock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
+    fidelity = replace(fidelity, clocks=controller.clocks)
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
     judged = verdict(

@@ -58,6 +58,10 @@ class Runtime(Protocol):
     def device_cpu_seconds(self) -> float | None:
         """CPU seconds that all devices have used; None where this host does not see it."""
 
+    def clocks(self) -> dict[str, float]:
+        """By how many seconds at most the times of each other host may be off now, where devices are on
+        several; none where they are on this one."""
+
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""
 

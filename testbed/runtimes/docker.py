@@ -210,6 +210,9 @@ class DockerRuntime:
     def device_cpu_seconds(self) -> float | None:
         return cgroups.cpu_seconds(self._directory.run, DEVICES)
 
+    def clocks(self) -> dict[str, float]:
+        return {}
+
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)

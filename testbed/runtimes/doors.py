@@ -89,9 +89,7 @@ class Doors:
         if not self.others:
             return
         network = self._named("doors-net")
-        swarm_executor.create_network(
-            self._manager, Network(name=network, labels=self._labelled(DOORS))
-        )
+        swarm_executor.create_network(self._manager, Network(name=network, labels=self._labelled(DOORS)))
         task = self._start_doors(network)
         self._start_hub(network, {one["NodeID"]: swarm_executor.address(one, network) for one in task})
         self._folder_fd = os.open(self._folder, os.O_PATH)
@@ -108,7 +106,9 @@ class Doors:
             except Exception as error:
                 if time.monotonic() > deadline:
                     told = swarm_executor.log(self._manager, self._named(HUB))
-                    raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error
+                    raise HostError(
+                        f"the engine of {node.name} does not answer: {error}{told}"
+                    ) from error
                 time.sleep(0.1)
 
     def _start_doors(self, network: str) -> list[dict[str, Any]]:
@@ -152,7 +152,9 @@ class Doors:
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
-            self._config(f"{name}-{module}", (_MODULES / module).read_bytes(), f"{target}/{module}", labels)
+            self._config(
+                f"{name}-{module}", (_MODULES / module).read_bytes(), f"{target}/{module}", labels
+            )
             for module in ("node.py", "clocks.py")
         ]
         configs.append(self._config(f"{name}-json", json.dumps(config).encode(), CONFIG, labels))
@@ -188,7 +190,12 @@ class Doors:
 
     def _container(self, part: str, network: str, mounts: tuple[Mount, ...]) -> Container:
         return node_container(
-            part, self._named(part), self._image, self._labelled(part), (Attachment(network, ()),), mounts
+            part,
+            self._named(part),
+            self._image,
+            self._labelled(part),
+            (Attachment(network, ()),),
+            mounts,
         )
 
     def _named(self, what: str) -> str:
@@ -242,5 +249,3 @@ def node_container(
 
 def _over(identity: str, host: str) -> dict[str, Any]:
     return {"host": host, "port": _PORT, "identity": identity}
-
-

@@ -182,7 +182,12 @@ def isolate(
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
     try:
-        if here and os.getuid() == 0 and Path("/sys/class/net", bridge).exists() and shutil.which("bridge"):
+        if (
+            here
+            and os.getuid() == 0
+            and Path("/sys/class/net", bridge).exists()
+            and shutil.which("bridge")
+        ):
             isolation.isolate(bridge, ends)
         else:
             _as_root(
@@ -325,9 +330,7 @@ def save_logs(
     return unsaved
 
 
-def remove_containers(
-    engine: docker.DockerClient, run: str, *, without: Collection[str] = ()
-) -> None:
+def remove_containers(engine: docker.DockerClient, run: str, *, without: Collection[str] = ()) -> None:
     """Remove the containers of `run`, but for those of the parts `without`. Raises ERRORS."""
 
     def end(container: dict[str, Any]) -> None:

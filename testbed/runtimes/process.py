@@ -317,6 +317,9 @@ class ProcessRuntime:
                 used += cpu_clock(self._children[name])()
         return used
 
+    def clocks(self) -> dict[str, float]:
+        return {}
+
     def stop(self) -> None:
         """End every process of the run: agents first, so that none reports a lost broker. Idempotent.
 

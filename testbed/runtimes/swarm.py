@@ -17,9 +17,9 @@ door (`testbed.runtimes.doors`), gets the shards, isolates the devices and limit
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
+import math
 import os
 import tarfile
 import tempfile
@@ -27,13 +27,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, ImageNotFound, NotFound
+from docker.errors import ImageNotFound, NotFound
 
 from agents.config import Broker, dump
 from agents.device_actions import Action, Join, Restart, SetCpu
@@ -47,7 +47,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel, swarm
 from testbed.host.nodes import Node
 from testbed.images import Images
-from testbed.plan import PlannedDevice, agent_configs
+from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes import LiveRun, container_files, doors, executor, swarm_executor
@@ -59,8 +59,6 @@ from testbed.runtimes.containers import (
     Attachment,
     Container,
     CpuLimits,
-    Mount,
-    Network,
 )
 from testbed.runtimes.doors import Doors, node_container
 from testbed.runtimes.executor import as_host_error
@@ -77,8 +75,6 @@ _MTU = 1450
 """Of the bridges: what an overlay carries of 1500."""
 _PARALLEL = 8
 _GATE_TIMEOUT_SECONDS = 30.0
-_LAST = (*doors.PARTS,)
-"""Parts that remain until all others are gone."""
 
 
 def available() -> bool:
@@ -112,7 +108,8 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
         spec.directory.write_manifest(
             congestion_control=runtime.congestion_control,
             nodes={
-                node.id: {"name": node.name, "engine": node.engine, "cores": node.cores} for node in nodes
+                node.id: {"name": node.name, "engine": node.engine, "cores": node.cores}
+                for node in nodes
             },
             placement=dict(spec.plan.placement),
         )
@@ -131,11 +128,13 @@ def live_runs() -> list[LiveRun]:
                 run = labels[RUN_LABEL]
                 if directories.get(run) is None:
                     directories[run] = labels.get(DIRECTORY_LABEL)
-                parts[run] += kind == "service" and labels.get(PART_LABEL) not in _LAST
+                parts[run] += kind == "service" and labels.get(PART_LABEL) not in doors.PARTS
     return [LiveRun.labelled(run, "swarm", parts[run], folder) for run, folder in directories.items()]
 
 
-def _things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
+def _things(
+    manager: docker.DockerClient, run: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
     """Kind and labels of all that this Swarm has of `run`, of all runs."""
     api: Any = manager.api
     filters = swarm_executor.labelled(run)
@@ -181,33 +180,48 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
         with as_host_error("read the logs"):
             for one in swarm_executor.services(manager, run):
                 part = one["Spec"]["Labels"][PART_LABEL]
-                if part not in _LAST:
+                if part not in doors.PARTS:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
                     texts[part] = last_lines(text, tail)
         return texts
 
 
 def _remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDirectory | None) -> None:
-    """Remove all of `run`, through the doors `made`, which go last. Raises HostError."""
-    unsaved: list[str] = []
+    """Remove all of `run`, through the doors `made`, which go last. What a node that does not answer keeps
+    is told once all else is gone. Raises HostError."""
+    failed: list[str] = []
+
+    @contextmanager
+    def on(node: str) -> Iterator[None]:
+        try:
+            yield
+        except docker_engine.ERRORS as error:
+            failed.append(f"{node}: {error}")
+
+    if directory is not None and directory.logs.is_dir():
+        for node, engine in made.engines.items():
+            with on(node):
+                failed += executor.save_logs(engine, run, directory, without=doors.PARTS)
     with as_host_error("remove the services"):
-        if directory is not None and directory.logs.is_dir():
-            for engine in made.engines.values():
-                unsaved += executor.save_logs(engine, run, directory, without=_LAST)
         found = swarm_executor.services(manager, run)
         swarm_executor.remove_services(
-            manager, (one for one in found if one["Spec"]["Labels"].get(PART_LABEL) not in _LAST)
+            manager, (one for one in found if one["Spec"]["Labels"].get(PART_LABEL) not in doors.PARTS)
         )
-        for engine in made.engines.values():
-            executor.remove_containers(engine, run, without=_LAST)
+    for node, engine in made.engines.items():
+        with on(node):
+            executor.remove_containers(engine, run, without=doors.PARTS)
             executor.remove_volumes(engine, run)
-        made.shut()
+    made.shut()
+    with as_host_error("remove the services"):
         swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
         executor.remove_containers(manager, run)
         swarm_executor.remove_rest(manager, run)
-    if unsaved:
-        failures = "; ".join(sorted(unsaved))
-        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
+    if failed:
+        told = "; ".join(failed)
+        raise HostError(
+            f"{run} is removed from the Swarm, but something of it may be left, or logs could not be saved: "
+            f"{told}. Once its nodes answer again: testbed down {run}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +269,8 @@ class SwarmRuntime:
         self._shares = {d.name: d.share for d in spec.plan.devices}
         self._at: dict[str, _At] = {}
         """Each part's container."""
+        self._gates: dict[str, str] = {}
+        """Container, by node."""
         self._routers: dict[str, str] = {}
         """Part, by node."""
         self._codes: dict[str, int] = {}
@@ -339,10 +355,16 @@ class SwarmRuntime:
         clock = {"host": "0.0.0.0", "port": _CLOCK_PORT, "identity": doors.IDENTITY}  # noqa: S104
         ask = {"host": _CLOCK, "port": _CLOCK_PORT, "identity": doors.IDENTITY, "name": doors.NAME}
         file = f"{control.target}/{agent_configs.CLOCK}"
-        counts = {one: 1 for one in made.values()}
+        counts = dict.fromkeys(made.values(), 1)
         for part, config, nodes, everywhere, aliases in (
             (CLOCK_GATE, {"serve": clock}, here, False, (_CLOCK,)),
-            (GATE, {"follow": {"ask": ask, "write": file}}, (f"node.id != {self._doors.here}",), True, ()),
+            (
+                GATE,
+                {"follow": {"ask": ask, "write": file}},
+                (f"node.id != {self._doors.here}",),
+                True,
+                (),
+            ),
         ):
             if everywhere and not self._doors.others:
                 continue
@@ -536,12 +558,16 @@ class SwarmRuntime:
     def _await_clocks(self, nodes: Sequence[str], gates: Mapping[str, str]) -> None:
         """Until each node has an estimate of this one's clock; this one's own is exact."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self._put(self._manager, gates[self._doors.here], {agent_configs.CLOCK: json.dumps(exact).encode()})
+        self._put(
+            self._manager, gates[self._doors.here], {agent_configs.CLOCK: json.dumps(exact).encode()}
+        )
         deadline = time.monotonic() + _GATE_TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node, gates[node]) is None:
                 if time.monotonic() > deadline:
-                    raise HostError(f"the clock of {self._names[node]} cannot be compared with this host's")
+                    raise HostError(
+                        f"the clock of {self._names[node]} cannot be compared with this host's"
+                    )
                 time.sleep(0.1)
 
     def _clock(self, node: str, gate: str) -> dict[str, Any] | None:
@@ -590,20 +616,19 @@ class SwarmRuntime:
             )
 
     def ended(self) -> dict[str, int]:
-        with as_host_error("list the containers"):
-            engines = {id(at.engine): at.engine for at in self._at.values()}
-            alive = {
-                c["Id"]
-                for engine in engines.values()
-                for c in executor.containers(engine, self._run)
-                if c["State"] not in ("exited", "dead")
-            }
+        alive: set[str] = set()
+        for node, engine in self._doors.engines.items():
+            with as_host_error(f"list the containers of {self._names[node]}"):
+                found = executor.containers(engine, self._run)
+            alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
+        with as_host_error("look at the containers"):
             for part, at in self._at.items():
                 if at.id in alive or part in self._codes:
                     continue
                 if (code := executor.exit_code(at.engine, at.id)) is not None:
                     self._codes[part] = code
-        return {ROUTER if part.startswith(f"{ROUTER}-") else part: code for part, code in self._codes.items()}
+        routers = self._routers.values()
+        return {ROUTER if part in routers else part: code for part, code in self._codes.items()}
 
     def restart(self, part: str) -> int | None:
         raise HostError(
@@ -626,6 +651,15 @@ class SwarmRuntime:
     def device_cpu_seconds(self) -> float | None:
         return None
 
+    def clocks(self) -> dict[str, float]:
+        found = {}
+        for node, gate in self._gates.items():
+            if node != self._doors.here:
+                with as_host_error(f"read the clock of {self._names[node]}"):
+                    estimate = self._clock(node, gate)
+                found[self._names[node]] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
+        return found
+
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._folder_fd is not None:
@@ -639,6 +673,8 @@ class SwarmRuntime:
 
 
 _FURNISHED = "furnished"
-_WHEN_FURNISHED = f'until [ -e {Path(agent_configs.SHARD).parent}/{_FURNISHED} ]; do sleep 0.1; done; exec "$@"'
+_WHEN_FURNISHED = (
+    f'until [ -e {Path(agent_configs.SHARD).parent}/{_FURNISHED} ]; do sleep 0.1; done; exec "$@"'
+)
 _FILES = str(Path(agent_configs.SHARD).parent)
 """Where a device finds its files: a volume of its own."""

@@ -33,7 +33,12 @@ def create_network(manager: docker.DockerClient, made: Network) -> None:
 
 
 def hand(
-    manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str, **file: int
+    manager: docker.DockerClient,
+    name: str,
+    data: bytes,
+    labels: Mapping[str, str],
+    target: str,
+    **file: int,
 ) -> Handed:
     """Make a secret of `data`, which appears in a container at `target`."""
     made = manager.api.create_secret(short(name), data, dict(labels))

@@ -125,6 +125,9 @@ class Idle:
 
     def begin(self) -> None: ...
 
+    def clocks(self) -> dict[str, float]:
+        return {}
+
     def server_pids(self) -> list[int]:
         return []
 

@@ -207,8 +207,8 @@ def test_a_virtual_device_is_described_by_what_it_is_given() -> None:
 
 
 def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(BadInputError, match="expected docker, process or virtual"):
-        plan(fleet("{name: pi, cpu: 1}"), "swarm", FOUR_CORES)
+    with pytest.raises(BadInputError, match="expected docker, swarm, process or virtual"):
+        plan(fleet("{name: pi, cpu: 1}"), "kubernetes", FOUR_CORES)
 
 
 @pytest.mark.parametrize(
