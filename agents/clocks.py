@@ -19,6 +19,8 @@ _SLOT = 10**9
 """Of the exchanges in so much time the one with the shortest round trip counts."""
 _SLOTS = 120
 """So many of them, the latest."""
+_MOST_DRIFT = 200e-6
+"""Of quartz clocks, against each other, as long as theirs is not known."""
 _LONG_ENOUGH = 5 * 10**9
 """For a drift to be seen: over less, what the round trips leave open is more than what drifts."""
 
@@ -77,9 +79,12 @@ class Exchanges:
         if not self._best:
             return None
         best = list(self._best)
+        latest = best[-1].at
+        if latest - best[0].at < _LONG_ENOUGH:
+            bounds = [one.half + round(_MOST_DRIFT * (latest - one.at)) for one in best]
+            least = min(bounds)
+            return Estimate(latest, best[bounds.index(least)].offset, 0.0, least)
         surest = min(best, key=lambda one: one.half)
-        if best[-1].at - best[0].at < _LONG_ENOUGH:
-            return Estimate(surest.at, surest.offset, 0.0, surest.half)
         weights = [1 / (one.half + 1) ** 2 for one in best]
         total = sum(weights)
         # Sums of differences to one of them: whole readings squared would lose their last digits.

@@ -15,6 +15,8 @@ from testbed.host.nodes import Node
 
 NOT_A_MANAGER = "this machine's engine manages no Swarm"
 MAKE_ONE = "docker swarm init"
+LEAST_ENGINE = 20, 10
+"""Version of the engine from which on a Swarm's services can have capabilities."""
 
 
 def manages(info: Mapping[str, Any]) -> bool:

@@ -336,6 +336,26 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
+def by_node(plan: Plan) -> list[dict[str, Any]]:
+    """A row for each of several machines: what its devices ask for, and what it has for them."""
+    on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
+    for device in plan.devices:
+        on[plan.placement[device.name]].append(device)
+    return [
+        {
+            "node": node.name,
+            "devices": len(on[node.id]),
+            "cores": f"{math.fsum(one.share for one in on[node.id]):.3g} of {node.capacity:g}",
+            "memory": f"{feasibility.gib(sum(one.memory for one in on[node.id]))} of "
+            f"{feasibility.gib(node.memory)}",
+            "device cpus": cpuset(node.devices),
+            "others": f"cpu {cpuset(node.infrastructure)}: "
+            + ("broker, aggregator, router" if node.here else "router"),
+        }
+        for node in plan.nodes
+    ]
+
+
 _OPTIONAL = (
     *("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
     *("compression", "byzantine", "node"),

@@ -35,7 +35,7 @@ from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes import emulator, simulator
-from testbed.topology import Topology, load, profiles
+from testbed.topology import Topology, load, machines, profiles
 from testbed.traits import emulated, traits
 from testbed.view import View
 
@@ -54,6 +54,8 @@ class Options:
     """The port of the page to show it on, 0 for a free one; None: no page."""
     metrics: int | None = None
     """The same for the Prometheus metrics."""
+    nodes: Path | None = None
+    """File that describes the machines to plan for; None: those that there are."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -79,7 +81,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
         _check_requirements(topology)
     host = this_host(netem=traits(runtime).shaper is None)
     if traits(runtime).many_hosts:
-        host = replace(host, nodes=tuple(swarm.here()))
+        nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
+        host = replace(host, nodes=tuple(nodes))
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory

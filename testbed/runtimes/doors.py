@@ -214,9 +214,8 @@ class Doors:
         self._close()
 
     def _close(self) -> None:
-        for node, engine in self.engines.items():
-            if node != self.here:
-                engine.close()
+        for node in [node for node in self.engines if node != self.here]:
+            self.engines.pop(node).close()
         if self._folder_fd is not None:
             os.close(self._folder_fd)
             self._folder_fd = None

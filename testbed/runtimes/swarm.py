@@ -547,7 +547,8 @@ class SwarmRuntime:
             config = agent_configs.router(self._spec, login, places, addresses, several=True)
             file = self._directory.config(part)
             dump(config, file)
-            files = {Path(agent_configs.ROUTER_CONFIG).name: file, _FURNISHED: b""}
+            name = Path(agent_configs.ROUTER_CONFIG).name
+            files: dict[str, bytes | Path] = {name: file, _FURNISHED: b""}
             self._put(self._at[part].engine, self._at[part].id, files, _FILES)
 
     def _addresses(self, node: str) -> dict[str, str]:
