@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,8 +36,8 @@ def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]
 class Clock:
     """`dilation` is how many seconds of the host make one of the devices'.
 
-    `aggregators` is the path of an estimate (`agents.clocks`) of the clock of the aggregator's host, which
-    is read again when it changes: where there is one, that clock is shown, and not this host's.
+    `aggregators` is the path of an estimate (`agents.clocks`) of the clock of the aggregator's host,
+    which is read again when it changes: where there is one, that clock is shown, and not this host's.
     """
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
@@ -64,7 +63,7 @@ class Clock:
         return monotonic if self._dilation == 1 else round(monotonic / self._dilation)
 
     def _of_aggregator(self, monotonic: Nanoseconds, path: str) -> Nanoseconds:
-        changed = os.stat(path).st_mtime_ns
+        changed = Path(path).stat().st_mtime_ns
         if self._estimate is None or changed != self._read:
             self._estimate = Estimate.from_dict(json.loads(Path(path).read_text(encoding="ascii")))
             self._read = changed

@@ -1,8 +1,8 @@
 """This node's clock against another's, from questions and answers, as NTP does it.
 
-Each exchange brackets the other clock: it was read between the sending of the question and the arrival of
-the answer. The middle is the best guess, half of the round trip the most by which it is wrong, and the
-shortest round trips are the best evidence. Clocks drift, evenly as far as we look: a line is fitted
+Each exchange brackets the other clock: it was read between the sending of the question and the arrival
+of the answer. The middle is the best guess, half of the round trip the most by which it is wrong, and
+the shortest round trips are the best evidence. Clocks drift, evenly as far as we look: a line is fitted
 through the best exchange of each second, weighted by how sure each one is.
 
 It needs nothing but Python, as it is handed to nodes as it is. All is whole nanoseconds.

@@ -2,7 +2,8 @@
 
     python3 -m agents.node CONFIG
 
-It is handed to the nodes as it is, with `agents.clocks`, and needs nothing but Python. The configuration has
+It is handed to the nodes as it is, with `agents.clocks`, and needs nothing but Python. The
+configuration has
 
     pipes   each {"listen": PLACE, "to": PLACE}: whoever connects to one is connected to the other
     serve   a PLACE where whoever asks is told this node's monotonic clock, in nanoseconds
@@ -10,8 +11,8 @@ It is handed to the nodes as it is, with `agents.clocks`, and needs nothing but 
             (`agents.clocks`) and written to FILE
 
 where a PLACE is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side has
-to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and with
-`trust` (PEM), the certificate of the other one, where that is the broker.
+to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and
+with `trust` (PEM), the certificate of the other one, where that is the broker.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def tls(place: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Of one who trusts those alone whose certificate `place` names, and shows its own, if it has one."""
+    """Of one who trusts those alone whose certificate `place` names, and shows its own, if it has
+    one."""
     trusted = place.get("trust") or place["identity"]
     context = ssl.create_default_context(purpose, cafile=trusted)
     context.verify_mode = ssl.CERT_REQUIRED

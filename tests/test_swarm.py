@@ -105,7 +105,12 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
     assert {s["device"] for s in run.telemetry} == {"first", "second-1", "second-2"}
     fidelity = (run.path / "fidelity.json").read_text()
     assert '"clocks"' in fidelity
-    assert {path.stem for path in (run.path / "logs").iterdir()} >= {"first", "second-1", "broker", "gate"}
+    assert {path.stem for path in (run.path / "logs").iterdir()} >= {
+        "first",
+        "second-1",
+        "broker",
+        "gate",
+    }
 
 
 def test_down_after_the_controller_was_killed(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:

@@ -47,7 +47,13 @@ def examine() -> list[Finding]:
             info = client.info()
             engine = Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
             listed = client.api.nodes() if manages(info) else []
-            found = [engine, control_groups(info), storage(info), image_source(client), swarm(info, listed)]
+            found = [
+                engine,
+                control_groups(info),
+                storage(info),
+                image_source(client),
+                swarm(info, listed),
+            ]
     except HostError as error:
         detail = "no engine answers: runs fall back to the process runtime"
         fix = docker_engine.fix(error.__cause__ or error)
@@ -106,10 +112,14 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
     """The Swarm of the engine of which `info` tells; a manager lists its `nodes`."""
     name, state = "Swarm", info.get("Swarm", {}).get("LocalNodeState", "inactive")
     if state == "inactive":
-        return Finding(name, "ok", "none: `docker swarm init` makes one, for devices on several machines")
+        return Finding(
+            name, "ok", "none: `docker swarm init` makes one, for devices on several machines"
+        )
     if not manages(info):
         detail = f"this engine is a worker ({state}): runs are started on a manager"
-        return Finding(name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}")
+        return Finding(
+            name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}"
+        )
     told, idle, old = [], [], []
     for node in nodes:
         described = node["Description"]

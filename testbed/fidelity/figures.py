@@ -226,8 +226,8 @@ class Worst:
 class Fidelity:
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """By how many seconds at most the times of each other host's devices may be off; none where all is on
-    one host."""
+    """By how many seconds at most the times of each other host's devices may be off; none where all is
+    on one host."""
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its

@@ -57,8 +57,8 @@ _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
 _MIN_SECONDS = 3.0
 """A run that is shorter than this says too little of its host."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
-"""By how much the times of another host may be off, and how much of the shortest delay of a link that may
-be."""
+"""By how much the times of another host may be off, and how much of the shortest delay of a link that
+may be."""
 _STEP_LATE_SECONDS = 0.5
 """A change of many devices takes some tenths, and samples of what it did are a second apart."""
 

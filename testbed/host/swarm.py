@@ -1,4 +1,5 @@
-"""The Docker Swarm that this machine's engine manages: which nodes there are, and what each of them has."""
+"""The Docker Swarm that this machine's engine manages: which nodes there are, and what each of them
+has."""
 
 from __future__ import annotations
 

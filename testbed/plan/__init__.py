@@ -288,6 +288,8 @@ def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bo
         *feasibility.too_little_cpu(topology, dilation),
         *feasibility.too_little_memory(topology),
     ]
+    if not isinstance(placed, Unplaced):
+        problems += feasibility.access_apart(topology, placed)
     if isinstance(placed, Unplaced):
         problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
     elif not oversubscribe:

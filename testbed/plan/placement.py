@@ -40,8 +40,8 @@ class PlannedNode:
 
 
 def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
-    """What of `node` is for what; `reserved` bytes of its memory are not for devices, and `evaluating` of
-    its cores are for evaluations."""
+    """What of `node` is for what; `reserved` bytes of its memory are not for devices, and `evaluating`
+    of its cores are for evaluations."""
     cores = tuple(range(node.cores))
     alone = len(cores) > 1
     split = len(cores) - evaluating
@@ -156,8 +156,8 @@ def _why(
     ]
     others = f", and {len(allowed) - _SHOWN} others no more" if len(allowed) > _SHOWN else ""
     return (
-        f"needs {wish.share:.3g} cores and {wish.memory / 2**30:.1f} GiB, and with the devices before it "
-        f"the nodes have left: {'; '.join(shown)}{others}"
+        f"needs {wish.share:.3g} cores and {wish.memory / 2**30:.1f} GiB, and with the devices before "
+        f"it the nodes have left: {'; '.join(shown)}{others}"
     )
 
 

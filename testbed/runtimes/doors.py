@@ -1,10 +1,10 @@
 """Doors to the engines of a Swarm's other nodes: what a Swarm's services cannot be told, their node's
 engine is, as the engine of this host is for its containers.
 
-On each of those nodes a service of ours (`agents.node`) pipes connections to the engine's socket, which it
-alone has. It listens on an overlay network of its own, with TLS in both directions, for one other: the
-hub, a service on this host, which has a Unix socket for each node in a folder that is the controller's
-alone. So no engine listens on any network of the hosts, and no device reaches a door.
+On each of those nodes a service of ours (`agents.node`) pipes connections to the engine's socket, which
+it alone has. It listens on an overlay network of its own, with TLS in both directions, for one other:
+the hub, a service on this host, which has a Unix socket for each node in a folder that is the
+controller's alone. So no engine listens on any network of the hosts, and no device reaches a door.
 
 The program needs nothing but Python and is handed to the nodes as it is, so that the image of the doors
 is the base of all others, which hardly ever changes: what else a node lacks comes through its door.
@@ -184,8 +184,8 @@ class Doors:
             if "No such image" not in str(error):
                 raise
             raise HostError(
-                f"a node of the Swarm has no image {self._image}, and no registry has it: {error}. On this "
-                f"machine, for each node that lacks it: docker save {self._image} | ssh NODE docker load"
+                f"a node of the Swarm has no image {self._image}, and no registry has it: {error}. On "
+                f"this machine, for each node that lacks it: docker save {self._image} | ssh NODE docker load"
             ) from error
 
     def _container(self, part: str, network: str, mounts: tuple[Mount, ...]) -> Container:

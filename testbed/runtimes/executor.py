@@ -177,8 +177,8 @@ def isolate(
     *,
     here: bool = True,
 ) -> None:
-    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether they
-    may be on this host. Raises HostError."""
+    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether
+    they may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
     try:

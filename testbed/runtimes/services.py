@@ -1,8 +1,8 @@
 """Services of a Swarm, made of the specifications of containers (`testbed.runtimes.containers`).
 
-What a Swarm's service cannot have (control group of its own, swap, CPU quota of any period) the engine of
-its node sets once the container is there. Objects of a run carry its labels, whatever their names: these
-have at most 63 characters.
+What a Swarm's service cannot have (control group of its own, swap, CPU quota of any period) the engine
+of its node sets once the container is there. Objects of a run carry its labels, whatever their names:
+these have at most 63 characters.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@
 A device is its link, as in the docker runtime, and its containers are made of the same specifications
 (`testbed.runtimes.launch`). Its init reaches the broker by a Unix socket, which is its node's gate's: that
 pipes it to the broker over TLS, and keeps the estimate of this node's clock. The Swarm places and starts
-the services, where the plan says, and carries their secrets; the node's engine, which is reached through a
-door (`testbed.runtimes.doors`), gets the shards, isolates the devices and limits their CPU.
+the services, where the plan says, and carries their secrets; the node's engine, which is reached
+through a door (`testbed.runtimes.doors`), gets the shards, isolates the devices and limits their CPU.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 
 def _remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDirectory | None) -> None:
-    """Remove all of `run`, through the doors `made`, which go last. What a node that does not answer keeps
-    is told once all else is gone. Raises HostError."""
+    """Remove all of `run`, through the doors `made`, which go last. What a node that does not answer
+    keeps is told once all else is gone. Raises HostError."""
     failed: list[str] = []
 
     @contextmanager
@@ -219,8 +219,8 @@ def _remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunD
     if failed:
         told = "; ".join(failed)
         raise HostError(
-            f"{run} is removed from the Swarm, but something of it may be left, or logs could not be saved: "
-            f"{told}. Once its nodes answer again: testbed down {run}"
+            f"{run} is removed from the Swarm, but something of it may be left, or logs could not be "
+            f"saved: {told}. Once its nodes answer again: testbed down {run}"
         )
 
 
@@ -633,8 +633,8 @@ class SwarmRuntime:
 
     def restart(self, part: str) -> int | None:
         raise HostError(
-            f"the {part} has ended, and where devices are on many hosts it is not started again: start a "
-            "new run. Its log says why."
+            f"the {part} has ended, and where devices are on many hosts it is not started again: start "
+            "a new run. Its log says why."
         )
 
     def telemetry(self) -> list[Telemetry]:
@@ -658,7 +658,9 @@ class SwarmRuntime:
             if node != self._doors.here:
                 with as_host_error(f"read the clock of {self._names[node]}"):
                     estimate = self._clock(node, gate)
-                found[self._names[node]] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
+                found[self._names[node]] = (
+                    math.inf if estimate is None else estimate["uncertainty"] / 1e9
+                )
         return found
 
     def stop(self) -> None:

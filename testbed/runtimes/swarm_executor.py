@@ -108,7 +108,8 @@ def running(
                 for t in tasks(manager, [one])[one]
             )
             raise HostError(
-                f"{named(one)} did not start within {_START_TIMEOUT_SECONDS:.0f} s ({states or 'no task'})"
+                f"{named(one)} did not start within {_START_TIMEOUT_SECONDS:.0f} s "
+                f"({states or 'no task'})"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -138,7 +139,8 @@ def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, A
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
-    """Remove the networks, secrets and configurations of `run`, once no task uses them. Raises ERRORS."""
+    """Remove the networks, secrets and configurations of `run`, once no task uses them. Raises
+    ERRORS."""
     api: Any = manager.api
     filters = labelled(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS

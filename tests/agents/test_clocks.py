@@ -21,9 +21,9 @@ def other(own: float, skew: float = 9_000_000 * MS + 50 * MS, drift: float = 100
 
 
 def asked(seconds: float, seed: int, way: float = 0.2 * MS) -> tuple[Exchanges, int]:
-    """Exchanges of so many seconds, four a second, each way taking 0.08 ms and a random time of mean `way`
-    more; and when the last of them was over."""
-    uniform, known, own = random.Random(seed), Exchanges(), BEGIN
+    """Exchanges of so many seconds, four a second, each way taking 0.08 ms and a random time of mean
+    `way` more; and when the last of them was over."""
+    uniform, known, own = random.Random(seed), Exchanges(), BEGIN  # noqa: S311
     for number in range(int(4 * seconds)):
         begin = BEGIN + number * 250 * MS
         there, back = (0.08 * MS + uniform.expovariate(1 / way) for _ in range(2))

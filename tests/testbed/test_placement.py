@@ -17,6 +17,7 @@ from testbed.plan import Host, Plan, describe, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.launch import planned_limits
+from testbed.topology import machines
 
 GIB = 2**30
 
@@ -79,7 +80,7 @@ def test_time_is_stretched_until_whole_devices_fit() -> None:
     """Three devices of 0.6 are 1.8 cores, but not on two nodes with one each."""
     found = planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2), "dilation: auto")
     assert 1.2 <= found.dilation < 1.25
-    with pytest.raises(BadInputError, match="a-3 needs 0.6 cores"):
+    with pytest.raises(BadInputError, match=r"a-3 needs 0\.6 cores"):
         planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2))
 
 
@@ -98,7 +99,7 @@ def test_what_fits_nowhere_is_refused_with_the_numbers_of_each_node() -> None:
 
 
 def test_memory_is_no_reason_to_stretch_time() -> None:
-    with pytest.raises(BadInputError, match="0.5 of 7.5 GiB"):
+    with pytest.raises(BadInputError, match=r"0\.5 of 7\.5 GiB"):
         planned(
             "{name: a, count: 3, cpu: 0.1, memory: 7GiB}", nodes(2, 2, memory=8 * GIB), "dilation: auto"
         )
@@ -143,3 +144,21 @@ def test_nodes_as_the_engine_describes_them() -> None:
         here=True,
     )
     assert found == [first, replace(first, id="id-1", name="vm-2", here=False)]
+
+
+def test_what_devices_share_is_on_one_node() -> None:
+    shared = "cpu: 0.2, access: {name: wifi, up: 20mbit}"
+    with pytest.raises(BadInputError, match="wifi is shared by devices on several nodes"):
+        planned(f"{{name: a, count: 2, {shared}}}", nodes(2, 2))
+    assert (
+        planned(f"{{name: a, count: 2, {shared}, hosts: [node-1]}}", nodes(2, 2)).placement["a-2"]
+        == "id-1"
+    )
+
+
+def test_machines_that_are_described() -> None:
+    found = machines.parse("nodes: [{name: a, count: 2, cores: 4, memory: 8GiB, labels: {rack: x}}]")
+    assert [(one.id, one.here) for one in found] == [("a-1", True), ("a-2", False)]
+    assert found[1].memory == 8 * GIB
+    with pytest.raises(BadInputError, match=r"<text>:1:9: nodes\[0\]: .*cores"):
+        machines.parse("nodes: [{name: a, memory: 8GiB}]")

@@ -37,10 +37,9 @@ def test_an_unknown_name_is_nobodys() -> None:
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
     )
+    names = "docker, swarm, process or virtual"
     for asks in (traits, emulator, lambda name: plan(topology, name, Host((0, 1), 2**34))):
-        with pytest.raises(
-            BadInputError, match="called 'dokcer', expected docker, swarm, process or virtual"
-        ):
+        with pytest.raises(BadInputError, match=f"called 'dokcer', expected {names}"):
             asks("dokcer")
     assert not is_simulated("dokcer")
     assert not is_simulated(None)
