@@ -29,7 +29,7 @@ from typing import Any
 
 from agents import clocks
 
-_PIECE = 64 * 1024
+_PIECE = 2**20
 _ASK = b"?"
 _STAMP_BYTES = 8
 _ASK_EVERY_SECONDS = 0.25
@@ -51,10 +51,11 @@ def tls(place: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
 
 async def connect(place: dict[str, Any]) -> _Streams:
     if "path" in place:
-        return await asyncio.open_unix_connection(place["path"])
+        return await asyncio.open_unix_connection(place["path"], limit=_PIECE)
     return await asyncio.open_connection(
         place["host"],
         place["port"],
+        limit=_PIECE,
         ssl=tls(place, ssl.Purpose.SERVER_AUTH),
         server_hostname=place["name"],
     )
@@ -65,11 +66,12 @@ async def listen(place: dict[str, Any], serve: Any) -> None:
     if "path" in place:
         path = Path(place["path"])
         path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(serve, path)
+        server = await asyncio.start_unix_server(serve, path, limit=_PIECE)
         path.chmod(0o600)
     else:
         context = tls(place, ssl.Purpose.CLIENT_AUTH)
-        server = await asyncio.start_server(serve, place["host"], place["port"], ssl=context)
+        where = place["host"], place["port"]
+        server = await asyncio.start_server(serve, *where, limit=_PIECE, ssl=context)
     async with server:
         await server.serve_forever()
 
