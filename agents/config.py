@@ -364,6 +364,8 @@ class DeviceConfig:
     """Path of a file that is there as soon as the device is isolated: before, no client starts."""
     user: int
     """Numeric user and group of the client process."""
+    hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of files that were sent to this device's host, by path."""
     present: bool = True
     """Whether the client starts with the run, or only when a command starts it."""
     telemetry_every: float = 1.0

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -20,7 +21,7 @@ from tests.running import Finished, cli, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
 
 LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
-DEVICES = [
+DEVICES: list[dict[str, Any]] = [
     {"name": "first", "cpu": 0.2, "link": LINK, "hosts": ["ENGINE-1"]},
     {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
 ]
@@ -46,10 +47,10 @@ def on_swarm(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) ->
     return engines
 
 
-def topology(path: Path, **changes: object) -> Path:
+def topology(path: Path, **changes: Any) -> Path:
     host = os.uname().nodename
     devices = [
-        {**group, "hosts": [name.replace("ENGINE", host) for name in group["hosts"]]}  # type: ignore[attr-defined]
+        {**group, "hosts": [name.replace("ENGINE", host) for name in group["hosts"]]}
         for group in DEVICES
     ]
     return write_topology(path, devices=devices, rule={"name": "fedasync"}, **changes)

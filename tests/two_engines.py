@@ -79,8 +79,8 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
         yield first, second
 
 
-def carry(images: Sequence[str], origin: docker.DockerClient, *engines: Engine) -> None:
-    """Give `images` of `origin` to `engines`, as `docker save` and `docker load` do."""
+def carry(images: Sequence[str], *engines: Engine) -> None:
+    """Give `images` of this machine's engine to `engines`, as `docker save` and `docker load` do."""
     for engine in engines:
         saving = subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
         loading = ["docker", "-H", engine.url, "load", "--quiet"]

@@ -11,6 +11,7 @@ starts on a link that is not as requested.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import queue
 import signal
@@ -93,6 +94,10 @@ class Init:
             self._shape(self._config.link)
         # Before that it could reach other devices, and, where there is a router, the broker not yet.
         retry(Path(self._config.isolated).stat, self._config.timeout_s)
+        for path, digest in self._config.hashes.items():
+            with Path(path).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise OSError(f"{path} is not as it was sent")
         if self._wanted:
             self._start()
         self._connection.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import secrets
 from collections.abc import Iterator, Mapping
@@ -187,6 +188,13 @@ def in_containers(certificate: str | None) -> Places:
     )
 
 
+def sent(spec: RunSpec, device: str) -> dict[str, Path]:
+    """The files that are sent to a device on another host, by where it finds them."""
+    weights = spec.start.weights
+    start = {} if weights is None else {START: Path(weights)}
+    return {SHARD: spec.directory.shard(device), **start}
+
+
 def init_name(device: str) -> str:
     """Name of the configuration of a device's init, beside that of its client."""
     return f"{device}.init"
@@ -354,6 +362,15 @@ def _device(
         timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
         isolated=f"{CONTROL_FOLDER}/{ISOLATED}",
+        hashes=_hashes(spec, device.name) if spec.plan.traits.many_hosts else {},
         clock=places.clock,
         user=CLIENT_USER,
     )
+
+
+def _hashes(spec: RunSpec, device: str) -> dict[str, str]:
+    found = {}
+    for path, source in sent(spec, device).items():
+        with source.open("rb") as file:
+            found[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -185,7 +185,8 @@ class Doors:
                 raise
             raise HostError(
                 f"a node of the Swarm has no image {self._image}, and no registry has it: {error}. On "
-                f"this machine, for each node that lacks it: docker save {self._image} | ssh NODE docker load"
+                f"this machine, for each node that lacks it: docker save {self._image} | ssh NODE "
+                "docker load"
             ) from error
 
     def _container(self, part: str, network: str, mounts: tuple[Mount, ...]) -> Container:

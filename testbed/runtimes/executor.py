@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import tarfile
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 import docker
@@ -205,6 +209,46 @@ def isolate(
             "takes Linux 4.18 or newer with the traffic control filter bpf; or run the devices as "
             "processes: --runtime process"
         ) from error
+
+
+def put(
+    engine: docker.DockerClient,
+    container: str,
+    where: str,
+    files: Mapping[str, bytes | Path],
+    folders: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Put `files` (bytes, or a path of this host) into the folder `where` of a container, and make its
+    `folders`, each of a user, for whom it is. Of a file no more is in memory than a piece."""
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, user in folders.items():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, user, user
+                archive.addfile(entry)
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.mode = 0o644
+                if isinstance(content, Path):
+                    entry.size = content.stat().st_size
+                    with content.open("rb") as file:
+                        archive.addfile(entry, file)
+                else:
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        packed.seek(0)
+        engine.api.put_archive(container, where, packed)
+
+
+def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes | None:
+    """The content of a small file in a container; None where there is none."""
+    try:
+        pieces, _ = engine.api.get_archive(container, path)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+            file = archive.extractfile(Path(path).name)
+            return None if file is None else file.read()
+    except NotFound:
+        return None
 
 
 def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:

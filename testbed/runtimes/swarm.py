@@ -9,19 +9,17 @@
     doors          overlay: hub, doors
 
 A device is its link, as in the docker runtime, and its containers are made of the same specifications
-(`testbed.runtimes.launch`). Its init reaches the broker by a Unix socket, which is its node's gate's: that
-pipes it to the broker over TLS, and keeps the estimate of this node's clock. The Swarm places and starts
-the services, where the plan says, and carries their secrets; the node's engine, which is reached
-through a door (`testbed.runtimes.doors`), gets the shards, isolates the devices and limits their CPU.
+(`testbed.runtimes.launch`). Its init reaches the broker by a Unix socket, which is its node's gate's:
+that pipes it to the broker over TLS, and keeps the estimate of this node's clock. The Swarm places and
+starts the services, where the plan says, and carries their secrets; the node's engine, which is reached
+through a door (`testbed.runtimes.doors`), gets the shards, isolates the devices, limits their CPU.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
-import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -33,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import ImageNotFound, NotFound
+from docker.errors import ImageNotFound
 
 from agents.config import Broker, dump
 from agents.device_actions import Action, Join, Restart, SetCpu
@@ -50,7 +48,7 @@ from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes import LiveRun, container_files, doors, executor, swarm_executor
+from testbed.runtimes import LiveRun, container_files, doors, executor, swarm_executor, swarm_removal
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
@@ -124,30 +122,12 @@ def live_runs() -> list[LiveRun]:
         parts: Counter[str] = Counter()
         directories: dict[str, str | None] = {}
         with as_host_error("list the services"):
-            for kind, labels in _things(manager):
+            for kind, labels in swarm_removal.things(manager):
                 run = labels[RUN_LABEL]
                 if directories.get(run) is None:
                     directories[run] = labels.get(DIRECTORY_LABEL)
                 parts[run] += kind == "service" and labels.get(PART_LABEL) not in doors.PARTS
     return [LiveRun.labelled(run, "swarm", parts[run], folder) for run, folder in directories.items()]
-
-
-def _things(
-    manager: docker.DockerClient, run: str | None = None
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Kind and labels of all that this Swarm has of `run`, of all runs."""
-    api: Any = manager.api
-    filters = swarm_executor.labelled(run)
-    for kind, found in (
-        ("service", api.services(filters=filters)),
-        ("secret", api.secrets(filters=filters)),
-        ("config", api.configs(filters=filters)),
-    ):
-        for one in found:
-            yield kind, one["Spec"]["Labels"]
-    for one in api.networks(filters=filters):
-        if one["Scope"] == "swarm":
-            yield "network", one["Labels"]
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
@@ -156,7 +136,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         if manager is None:
             return False
         with as_host_error("list the services"):
-            if not any(_things(manager, run)):
+            if not any(swarm_removal.things(manager, run)):
                 return True
         nodes = swarm.nodes(manager)
         image = images.current_tags(images.FOLDER, images.AGENTS)["base"]
@@ -166,7 +146,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             try:
                 made.open()
             finally:
-                _remove(manager, made, run, directory)
+                swarm_removal.remove(manager, made, run, directory)
         return True
 
 
@@ -184,44 +164,6 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
                     text = api.service_logs(one["ID"], stdout=True, stderr=True, tail=tail, is_tty=False)
                     texts[part] = last_lines(text, tail)
         return texts
-
-
-def _remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDirectory | None) -> None:
-    """Remove all of `run`, through the doors `made`, which go last. What a node that does not answer
-    keeps is told once all else is gone. Raises HostError."""
-    failed: list[str] = []
-
-    @contextmanager
-    def on(node: str) -> Iterator[None]:
-        try:
-            yield
-        except docker_engine.ERRORS as error:
-            failed.append(f"{node}: {error}")
-
-    if directory is not None and directory.logs.is_dir():
-        for node, engine in made.engines.items():
-            with on(node):
-                failed += executor.save_logs(engine, run, directory, without=doors.PARTS)
-    with as_host_error("remove the services"):
-        found = swarm_executor.services(manager, run)
-        swarm_executor.remove_services(
-            manager, (one for one in found if one["Spec"]["Labels"].get(PART_LABEL) not in doors.PARTS)
-        )
-    for node, engine in made.engines.items():
-        with on(node):
-            executor.remove_containers(engine, run, without=doors.PARTS)
-            executor.remove_volumes(engine, run)
-    made.shut()
-    with as_host_error("remove the services"):
-        swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
-        executor.remove_containers(manager, run)
-        swarm_executor.remove_rest(manager, run)
-    if failed:
-        told = "; ".join(failed)
-        raise HostError(
-            f"{run} is removed from the Swarm, but something of it may be left, or logs could not be "
-            f"saved: {told}. Once its nodes answer again: testbed down {run}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +242,11 @@ class SwarmRuntime:
                 self._pool.submit(self._isolate, node).result()
             self._furnish_routers(accounts, places, identity.certificate)
             self._await_clocks(used, gates)
+            control = agent_configs.CONTROL_FOLDER
             for node in used:
-                self._put(self._doors.engines[node], gates[node], {agent_configs.ISOLATED: b""})
+                executor.put(
+                    self._doors.engines[node], gates[node], control, {agent_configs.ISOLATED: b""}
+                )
             self._gates = gates
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
@@ -463,42 +408,10 @@ class SwarmRuntime:
         planned = self._devices[container.part].planned
         update: Any = at.engine.api
         update.update_container(at.id, mem_limit=planned.memory, memswap_limit=planned.memory)
-        files = {
-            Path(mount.target).name: Path(mount.source)
-            for mount in container.mounts
-            if mount.target in (agent_configs.SHARD, agent_configs.START)
-        }
-        self._put(at.engine, at.id, files, _FILES, folders=(Path(agent_configs.DISK).name,))
-
-    def _put(
-        self,
-        engine: docker.DockerClient,
-        container: str,
-        files: Mapping[str, bytes | Path],
-        where: str = agent_configs.CONTROL_FOLDER,
-        folders: Sequence[str] = (),
-    ) -> None:
-        """Put `files` into the folder `where` of a container, and make the client's `folders` in it."""
-        api: Any = engine.api
-        with tempfile.TemporaryFile() as packed:
-            with tarfile.open(fileobj=packed, mode="w") as archive:
-                for name in folders:
-                    entry = tarfile.TarInfo(name)
-                    entry.type, entry.mode = tarfile.DIRTYPE, 0o700
-                    entry.uid = entry.gid = agent_configs.CLIENT_USER
-                    archive.addfile(entry)
-                for name, content in files.items():
-                    entry = tarfile.TarInfo(name)
-                    entry.mode = 0o644
-                    if isinstance(content, Path):
-                        entry.size = content.stat().st_size
-                        with content.open("rb") as file:
-                            archive.addfile(entry, file)
-                    else:
-                        entry.size = len(content)
-                        archive.addfile(entry, io.BytesIO(content))
-            packed.seek(0)
-            api.put_archive(container, where, packed)
+        sent = agent_configs.sent(self._spec, container.part)
+        files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
+        disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
+        executor.put(at.engine, at.id, _FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
         """Isolate the devices of a node from each other."""
@@ -549,7 +462,7 @@ class SwarmRuntime:
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name
             files: dict[str, bytes | Path] = {name: file, _FURNISHED: b""}
-            self._put(self._at[part].engine, self._at[part].id, files, _FILES)
+            executor.put(self._at[part].engine, self._at[part].id, _FILES, files)
 
     def _addresses(self, node: str) -> dict[str, str]:
         """On the bridge of `node`, by container."""
@@ -559,9 +472,8 @@ class SwarmRuntime:
     def _await_clocks(self, nodes: Sequence[str], gates: Mapping[str, str]) -> None:
         """Until each node has an estimate of this one's clock; this one's own is exact."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self._put(
-            self._manager, gates[self._doors.here], {agent_configs.CLOCK: json.dumps(exact).encode()}
-        )
+        file = {agent_configs.CLOCK: json.dumps(exact).encode()}
+        executor.put(self._manager, gates[self._doors.here], agent_configs.CONTROL_FOLDER, file)
         deadline = time.monotonic() + _GATE_TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node, gates[node]) is None:
@@ -574,14 +486,8 @@ class SwarmRuntime:
     def _clock(self, node: str, gate: str) -> dict[str, Any] | None:
         """The estimate that a node's gate has of this node's clock."""
         path = f"{agent_configs.CONTROL_FOLDER}/{agent_configs.CLOCK}"
-        api: Any = self._doors.engines[node].api
-        try:
-            pieces, _ = api.get_archive(gate, path)
-            with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
-                file = archive.extractfile(agent_configs.CLOCK)
-                return None if file is None else dict(json.loads(file.read()))
-        except NotFound:
-            return None
+        text = executor.read_file(self._doors.engines[node], gate, path)
+        return None if text is None else dict(json.loads(text))
 
     def limit(self, device: str) -> None:
         """Put `device` under its CPU quota; one that has ended meanwhile is left alone."""
@@ -668,7 +574,7 @@ class SwarmRuntime:
         if self._folder_fd is not None:
             os.close(self._folder_fd)
             self._folder_fd = None
-        _remove(self._manager, self._doors, self._run, self._directory)
+        swarm_removal.remove(self._manager, self._doors, self._run, self._directory)
 
     def _limit(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
