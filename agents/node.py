@@ -10,6 +10,8 @@ configuration has
     follow  {"ask": PLACE, "write": FILE}: this node's clock against that one's, estimated all the time
             (`agents.clocks`) and written to FILE
 
+    watch   a FILE, to which the counters of this node's CPUs are written every second
+
 where a PLACE is {"path": of a Unix socket} or {"host", "port"}. Over TCP all is TLS, and either side has
 to prove that it is of this run: with `identity` (PEM: certificate and key) where both are nodes, and
 with `trust` (PEM), the certificate of the other one, where that is the broker.
@@ -34,6 +36,7 @@ _ASK = b"?"
 _STAMP_BYTES = 8
 _ASK_EVERY_SECONDS = 0.25
 _RETRY_SECONDS = 0.5
+_WATCH_EVERY_SECONDS = 1.0
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -127,14 +130,26 @@ async def follow(ask: dict[str, Any], write: Path) -> None:
                     told = int.from_bytes(await reader.readexactly(_STAMP_BYTES), "big")
                     known.add(begin, told, time.monotonic_ns())
                     if (found := known.estimate()) is not None:
-                        partial = write.with_suffix(".partial")
-                        partial.write_text(json.dumps(found.as_dict()), encoding="ascii")
-                        partial.replace(write)
+                        _replace(write, json.dumps(found.as_dict()))
                     await asyncio.sleep(_ASK_EVERY_SECONDS if found else 0)
             finally:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError):
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def watch(write: Path) -> None:
+    """Write what the kernel says of this node's CPUs."""
+    while True:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        _replace(write, "\n".join(line for line in lines if line.startswith("cpu")))
+        await asyncio.sleep(_WATCH_EVERY_SECONDS)
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="ascii")
+    partial.replace(path)
 
 
 async def main() -> None:
@@ -150,6 +165,8 @@ async def main() -> None:
         parts.append(listen(cfg["serve"], tell))
     if "follow" in cfg:
         parts.append(follow(cfg["follow"]["ask"], Path(cfg["follow"]["write"])))
+    if "watch" in cfg:
+        parts.append(watch(Path(cfg["watch"])))
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*parts)
 

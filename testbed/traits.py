@@ -59,7 +59,7 @@ RUNTIMES: dict[str, Traits] = {
         many_hosts=True,
         devices_probe=True,
         counts_bytes="always",
-        unresumable="what its clients remember is on the nodes, and goes with it: start it again by",
+        unresumable="what its clients remember is on the nodes, and goes with it; start a new one",
         lack="this machine's engine manages no Swarm, or does not answer",
     ),
     "process": Traits(

@@ -82,10 +82,10 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
 def carry(images: Sequence[str], *engines: Engine) -> None:
     """Give `images` of this machine's engine to `engines`, as `docker save` and `docker load` do."""
     for engine in engines:
-        saving = subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
         loading = ["docker", "-H", engine.url, "load", "--quiet"]
-        subprocess.run(loading, stdin=saving.stdout, check=True, stdout=subprocess.DEVNULL)
-        assert saving.wait() == 0
+        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
+            subprocess.run(loading, stdin=saving.stdout, check=True, stdout=subprocess.DEVNULL)
+        assert saving.returncode == 0
 
 
 @contextmanager
@@ -100,12 +100,9 @@ def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # With its containerd; what it has mounted and the interfaces it has made go with the namespaces.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _answering(folder: Path) -> docker.DockerClient:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Literal
 
 from agents.events import Disrupted
@@ -142,18 +143,26 @@ def verdict(
     trainings: Iterable[Sequence[Training]] = (),
     failures: Sequence[str] = (),
     disruptions: Iterable[Disrupted] = (),
+    others: Mapping[str, Sequence[HostSample]] = MappingProxyType({}),
 ) -> Validity:
     """Whether the run can be believed, from samples of the host taken while its clock went, what devices
     got, the actions on devices and the processes that failed, and when the run did not go on. Lack of
-    evidence is never `valid`."""
+    evidence is never `valid`. `others` has samples of other hosts with devices, by name."""
     reasons = [*load(host), *_shares(fidelity, host)]
+    for name, samples in others.items():
+        reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
     reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps), *_clocks(fidelity)]
     reasons += _disrupted(disruptions)
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
-    return Validity(tuple(reasons), tuple(_unjudged(host, fidelity)))
+    unjudged = [*_unjudged(host, fidelity)]
+    for name, samples in others.items():
+        known = [sample for sample in samples if sample.foreign is not None]
+        if _seconds(known) < _MIN_SECONDS:
+            unjudged.append(f"{name}: its load was seen for {_seconds(known):.1f} s, which is too short")
+    return Validity(tuple(reasons), tuple(unjudged))
 
 
 def load(host: Sequence[HostSample]) -> Iterator[str]:

@@ -284,6 +284,7 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
         steps=steps,
         trainings=trainings.values(),
         failures=controller.failures,
+        others=controller.other_samples,
         disruptions=[
             record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
         ],

@@ -19,6 +19,7 @@ from testbed import images
 from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
+from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
@@ -211,6 +212,9 @@ class DockerRuntime:
         return cgroups.cpu_seconds(self._directory.run, DEVICES)
 
     def clocks(self) -> dict[str, float]:
+        return {}
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
         return {}
 
     def stop(self) -> None:

@@ -42,7 +42,8 @@ from testbed import images
 from testbed.broker import BROKER, SOCKET, router_user
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, kernel, swarm
+from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
+from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -66,6 +67,8 @@ from testbed.view import View
 
 GATE, CLOCK_GATE = "gate", "gate-here"
 """Parts of a run beside those of other runtimes: on other nodes, and on this one."""
+_STAT = "stat"
+"""Name of the file in the control folder with the counters of a node's CPUs."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
 """Name of the gate of this node, whose clock is that of the run."""
@@ -211,6 +214,14 @@ class SwarmRuntime:
         self._shares = {d.name: d.share for d in spec.plan.devices}
         self._at: dict[str, _At] = {}
         """Each part's container."""
+        self._samplers: dict[str, Sampler] = {}
+        """Of the load of other nodes, by node."""
+        self._looks: dict[str, tuple[list[CpuTimes], float]] = {}
+        """What they read: counters of the CPUs, and CPU seconds of the devices, by node."""
+        self._pids: dict[str, int] = {}
+        """Of the devices on this node, as `_used`."""
+        self._used: dict[str, float] = {}
+        """CPU seconds, when last looked at."""
         self._gates: dict[str, str] = {}
         """Container, by node."""
         self._routers: dict[str, str] = {}
@@ -305,7 +316,7 @@ class SwarmRuntime:
             (CLOCK_GATE, {"serve": clock}, here, False, (_CLOCK,)),
             (
                 GATE,
-                {"follow": {"ask": ask, "write": file}},
+                {"follow": {"ask": ask, "write": file}, "watch": f"{control.target}/{_STAT}"},
                 (f"node.id != {self._doors.here}",),
                 True,
                 (),
@@ -556,7 +567,16 @@ class SwarmRuntime:
         return self._server_pids
 
     def device_cpu_seconds(self) -> float | None:
-        return None
+        """Of the devices on this node; those that have ended have their own in their last reading."""
+        for name in self._on(self._doors.here):
+            at = self._at[name]
+            if name not in self._pids:
+                with as_host_error(f"look at {name}"):
+                    self._pids[name] = executor.pid(at.engine, at.id)
+            if (used := cgroups.cpu_seconds_of(self._pids[name])) is not None:
+                self._used[name] = used
+        here = self._on(self._doors.here)
+        return math.fsum(self._used.values()) if self._used or not here else None
 
     def clocks(self) -> dict[str, float]:
         found = {}
@@ -567,6 +587,33 @@ class SwarmRuntime:
                 found[self._names[node]] = (
                     math.inf if estimate is None else estimate["uncertainty"] / 1e9
                 )
+        return found
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        found = {}
+        for node, gate in self._gates.items():
+            planned = next(one for one in self._spec.plan.nodes if one.id == node)
+            if planned.here:
+                continue
+            path = f"{agent_configs.CONTROL_FOLDER}/{_STAT}"
+            with as_host_error(f"look at the load of {planned.name}"):
+                text = executor.read_file(self._doors.engines[node], gate, path)
+            if text is None:
+                continue
+            own = math.fsum(used.get(name, 0.0) for name in self._on(node))
+            self._looks[node] = cpu_times(text.decode("ascii")), own
+            if node not in self._samplers:
+                cpus = {*planned.infrastructure, *planned.devices}
+                self._samplers[node] = Sampler(
+                    cpus,
+                    set(planned.devices),
+                    own=lambda node=node: self._looks[node][1],  # type: ignore[misc]
+                    read=lambda node=node: self._looks[node][0],  # type: ignore[misc]
+                    dilation=self._spec.plan.dilation,
+                )
+            sample = self._samplers[node].sample(at, 0.0)
+            if sample is not None:
+                found[planned.name] = sample
         return found
 
     def stop(self) -> None:

@@ -145,7 +145,8 @@ def remove_rest(manager: docker.DockerClient, run: str) -> None:
     filters = labelled(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     while True:
-        try:
+        try:  # a request that Ctrl-C broke off may be done only now
+            remove_services(manager, services(manager, run))
             for secret in api.secrets(filters=filters):
                 _gone(api.remove_secret, secret["ID"])
             for config in api.configs(filters=filters):

@@ -126,7 +126,7 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
     ):
         (line,) = (line for line in lines if place in line)
         mend = "leave out its column loss" if "trace" in place else "write loss: 0%"
-        assert f"loses no packets: {mend}, or use the docker runtime" in line
+        assert f"loses no packets: {mend}, or use the docker or swarm runtime" in line
     assert plan(wanted, "docker", FOUR_CORES).devices
 
 
