@@ -36,7 +36,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes import emulator, simulator
 from testbed.topology import Topology, load, machines, profiles
-from testbed.traits import emulated, traits
+from testbed.traits import emulated, those, traits
 from testbed.view import View
 
 
@@ -79,6 +79,10 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
+    if options.nodes is not None and not traits(runtime).many_hosts:
+        raise BadInputError(
+            f"--nodes: the {runtime} runtime has one machine; add --runtime {those(lambda t: t.many_hosts)}"
+        )
     host = this_host(netem=traits(runtime).shaper is None)
     if traits(runtime).many_hosts:
         nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
