@@ -10,13 +10,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+
+from testbed.host import docker_engine
 
 _TIMEOUT_SECONDS = 30.0
 _START = """
@@ -64,7 +65,7 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
             inside = ("nsenter", "-t", str(pid), "-n", "ip")
             _run(*inside, "addr", "add", f"{address}/24", "dev", "swarm0")
             _run(*inside, "link", "set", "swarm0", "up")
-            client = _answering(folder / f"{number}")
+            client = docker_engine.at(f"unix://{folder}/{number}/docker.sock", _TIMEOUT_SECONDS)
             stack.callback(client.close)
             engines.append(Engine(folder / f"{number}", client, address))
         first, second = engines
@@ -103,17 +104,6 @@ def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         # With its containerd; what it has mounted and the interfaces it has made go with the namespaces.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _answering(folder: Path) -> docker.DockerClient:
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while True:
-        try:
-            return docker.DockerClient(base_url=f"unix://{folder}/docker.sock", version="auto")
-        except docker.errors.DockerException:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def _run(*command: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -99,17 +98,11 @@ class Doors:
             self.engines[node.id] = self._client(node, url)
 
     def _client(self, node: Node, url: str) -> docker.DockerClient:
-        deadline = time.monotonic() + _OPEN_TIMEOUT_SECONDS
-        while True:
-            try:
-                return docker.DockerClient(base_url=url, version="auto", timeout=120)
-            except Exception as error:
-                if time.monotonic() > deadline:
-                    told = swarm_executor.log(self._manager, self._named(HUB))
-                    raise HostError(
-                        f"the engine of {node.name} does not answer: {error}{told}"
-                    ) from error
-                time.sleep(0.1)
+        try:
+            return docker_engine.at(url, _OPEN_TIMEOUT_SECONDS)
+        except HostError as error:
+            told = swarm_executor.log(self._manager, self._named(HUB))
+            raise HostError(f"the engine of {node.name} does not answer: {error}{told}") from error
 
     def _start_doors(self, network: str) -> list[dict[str, Any]]:
         pipe = {"listen": _over(IDENTITY, "0.0.0.0"), "to": {"path": _ENGINE}}  # noqa: S104
