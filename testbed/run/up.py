@@ -80,9 +80,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if not traits(runtime).images:
         _check_requirements(topology)
     if options.nodes is not None and not traits(runtime).many_hosts:
-        raise BadInputError(
-            f"--nodes: the {runtime} runtime has one machine; add --runtime {those(lambda t: t.many_hosts)}"
-        )
+        other = those(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
     host = this_host(netem=traits(runtime).shaper is None)
     if traits(runtime).many_hosts:
         nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
