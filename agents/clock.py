@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from agents.clocks import Estimate
 from agents.nanoseconds import Nanoseconds, to_seconds
 
 _POWERS = {"at": 1, "ran": 1, "waited": 1, "rtt": 1, "jitter": 1, "up": -1, "down": -1}
@@ -31,18 +34,40 @@ def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]
 
 
 class Clock:
-    """`dilation` is how many seconds of the host make one of the devices'."""
+    """`dilation` is how many seconds of the host make one of the devices'.
 
-    def __init__(self, dilation: float) -> None:
+    `aggregators` is the path of an estimate (`agents.clocks`) of the clock of the aggregator's host,
+    which is read again when it changes: where there is one, that clock is shown, and not this host's.
+    """
+
+    def __init__(self, dilation: float, aggregators: str | None = None) -> None:
         self._dilation = dilation
+        self._path = aggregators
+        self._estimate: Estimate | None = None
+        self._read = 0
+        """When the file was changed that was read last."""
+        self._shown: Nanoseconds = 0
 
     def now(self) -> Nanoseconds:
-        """Device time since some moment that is the same for all processes of the host."""
-        return self.at(time.monotonic_ns())
+        """Device time since some moment that is the same for all processes of the run. It never goes
+        back, also where a new estimate does."""
+        return self.at(time.monotonic_ns(), now=True)
 
-    def at(self, monotonic: Nanoseconds) -> Nanoseconds:
+    def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
         """What it showed when the monotonic clock showed `monotonic`."""
+        if self._path is not None:
+            monotonic = self._of_aggregator(monotonic, self._path)
+            if now:
+                monotonic = max(monotonic, self._shown)
+            self._shown = max(monotonic, self._shown)
         return monotonic if self._dilation == 1 else round(monotonic / self._dilation)
+
+    def _of_aggregator(self, monotonic: Nanoseconds, path: str) -> Nanoseconds:
+        changed = Path(path).stat().st_mtime_ns
+        if self._estimate is None or changed != self._read:
+            self._estimate = Estimate.from_dict(json.loads(Path(path).read_text(encoding="ascii")))
+            self._read = changed
+        return self._estimate.other(monotonic)
 
     def takes(self, duration: Nanoseconds) -> float:
         """Seconds of the host that `duration` of device time takes."""

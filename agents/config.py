@@ -210,6 +210,8 @@ class ClientConfig:
     """Within which the broker must answer: it is the last to become reachable."""
     code: str | None = None
     """Path of the folder of own code (`agents.own_code`)."""
+    clock: str | None = None
+    """Path of the estimate of the aggregator's clock (`agents.clock`), where that is another host's."""
     keepalive: float = KEEPALIVE
     """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
 
@@ -362,12 +364,16 @@ class DeviceConfig:
     """Path of a file that is there as soon as the device is isolated: before, no client starts."""
     user: int
     """Numeric user and group of the client process."""
+    hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of files that were sent to this device's host, by path."""
     present: bool = True
     """Whether the client starts with the run, or only when a command starts it."""
     telemetry_every: float = 1.0
     """Seconds of the host between two samples, which are taken at the device's own CPU share."""
     timeout_s: float = 30.0
     """Within which the router must answer, which is started last of all."""
+    clock: str | None = None
+    """Path of the estimate of the aggregator's clock (`agents.clock`), where that is another host's."""
     netem: bool = False
     """Whether delay, jitter and loss of the link are made here, by the kernel; else by the router."""
 
@@ -388,6 +394,8 @@ class RouterConfig:
     access: Mapping[str, Access]
     """What devices share; only those that do."""
     seed: int
+    several: bool = False
+    """Whether there are other routers, with other devices: orders go to all of them."""
 
 
 def _slower(*rates: int | None) -> int | None:

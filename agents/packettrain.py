@@ -1,7 +1,7 @@
 """Measurement of a link's rate: a train of packets each way, timed at the receiver.
 
 Trains use UDP, so that neither a long round trip nor loss slows them, as they do a short TCP transfer. A
-train is one second of full packets, sent slightly faster than the rate requested of the link. Its rate
+train is one second of large packets, sent slightly faster than the rate requested of the link. Its rate
 is computed from the packets that arrive between the first and the last, by the kernel's timestamps;
 packets that the receiver was too slow to fetch, which the kernel counts, are included.
 
@@ -21,8 +21,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 PORT = 1884
-FRAME = 1514
-"""Bytes of each packet on the wire, Ethernet header included."""
+FRAME = 1464
+"""Bytes of each packet on the wire, Ethernet header included: what fits through an overlay network."""
 _PAYLOAD = bytes(FRAME - 14 - 20 - 8)
 _GO = b"go"
 _TRAIN_SECONDS = 1.0

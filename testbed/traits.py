@@ -29,6 +29,8 @@ class Traits:
     """What makes the links; None: netem or the router, as `testbed.plan.shaper` chooses."""
     shaper_why: str = ""
     """Why that one."""
+    many_hosts: bool = False
+    """Whether devices are on several machines, of which this one is one."""
     devices_probe: bool = False
     """Whether each device measures its own link, and the run clock waits for that."""
     counts_bytes: Literal["always", "linked", "never"] = "never"
@@ -50,6 +52,16 @@ RUNTIMES: dict[str, Traits] = {
         counts_bytes="always",
         lack="no Docker engine answers",
     ),
+    "swarm": Traits(
+        module="testbed.runtimes.swarm",
+        cgroups=True,
+        images=True,
+        many_hosts=True,
+        devices_probe=True,
+        counts_bytes="always",
+        unresumable="what its clients remember is on the nodes, and goes with it; start a new one",
+        lack="this machine's engine manages no Swarm, or does not answer",
+    ),
     "process": Traits(
         module="testbed.runtimes.process",
         lossless="whose links are TCP relays",
@@ -66,7 +78,7 @@ RUNTIMES: dict[str, Traits] = {
         unresumable="its seed gives it again from the start",
     ),
 }
-"""By name; `auto` takes the first that is available, of those with a real clock."""
+"""By name; `auto` takes the first that is available, of those with a real clock on this host alone."""
 
 
 def traits(name: str) -> Traits:
@@ -82,11 +94,13 @@ def is_simulated(name: Any) -> bool:
 
 
 def emulated() -> list[str]:
-    """Names of the runtimes with a real clock."""
-    return [name for name, found in RUNTIMES.items() if not found.simulated]
+    """Names of the runtimes with a real clock: first those with many hosts, of whose runs a part is on
+    this one, where another runtime would find it and take it for all."""
+    names = [name for name, found in RUNTIMES.items() if not found.simulated]
+    return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 
 
 def those(which: Callable[[Traits], bool] = lambda _: True) -> str:
-    """Names of all that are `which`, as in `docker, process or virtual`."""
+    """Names of all that are `which`, as in `process or virtual`."""
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

@@ -71,7 +71,7 @@ def test_plan_and_what_lives(testbed: Testbed, tmp_path: Path) -> None:
         in testbed("plan", write_small_topology(tmp_path), "--runtime", "new").out
     )
     assert (
-        "expected docker, process, virtual or new"
+        "expected docker, swarm, process, virtual or new"
         in testbed("plan", write_small_topology(tmp_path), "--runtime", "old").err
     )
     assert "t-elsewhere" in testbed("ps").out

@@ -51,7 +51,7 @@ class Client:
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config = cfg
-        self._clock = Clock(cfg.dilation)
+        self._clock = Clock(cfg.dilation, cfg.clock)
         self._topics = topics.Topics(cfg.run)
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[Received | None] = queue.SimpleQueue()

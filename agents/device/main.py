@@ -10,6 +10,8 @@ starts on a link that is not as requested.
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
 import queue
 import signal
@@ -23,6 +25,7 @@ from types import FrameType
 from typing import Any, assert_never
 
 from agents import config, messages, topics
+from agents.clock import Clock
 from agents.config import DeviceConfig, Link
 from agents.device import link, probe, usage
 from agents.device_actions import (
@@ -37,12 +40,17 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.messages import DeviceOrder, MessageError, RemoteAction
+from agents.nanoseconds import to_seconds
 from agents.retry import retry
 from agents.transport import Connection, ConnectionFailedError, Received
+
+_NO_NEW_PRIVILEGES = 38
+"""PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""
 
 
 def main() -> None:
     cfg = config.load(DeviceConfig, Path(sys.argv[1]))
+    ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)  # nor may what it starts get any back
     try:
         sys.exit(Init(cfg).run())
     except (link.LinkError, ConnectionFailedError, OSError) as error:
@@ -54,6 +62,7 @@ class Init:
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
+        self._clock = Clock(1.0, cfg.clock)
         self._link: Link | None = None
         """The link last applied; None: the interface has not been changed."""
         self._interface = link.interface()
@@ -85,6 +94,10 @@ class Init:
             self._shape(self._config.link)
         # Before that it could reach other devices, and, where there is a router, the broker not yet.
         retry(Path(self._config.isolated).stat, self._config.timeout_s)
+        for path, digest in self._config.hashes.items():
+            with Path(path).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    raise OSError(f"{path} is not as it was sent")
         if self._wanted:
             self._start()
         self._connection.open()
@@ -106,13 +119,17 @@ class Init:
             self._unknown = True
             os.kill(os.getpid(), signal.SIGTERM)
         else:  # the barrier waits for it, and may not even have subscribed yet
-            result = messages.Probe(cfg.device, time.monotonic(), found)
+            result = messages.Probe(cfg.device, self._now(), found)
             telemetry = self._topics.telemetry(cfg.device)
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
+    def _now(self) -> float:
+        """The monotonic clock of the aggregator's host, in seconds."""
+        return to_seconds(self._clock.now())
+
     def _sample(self) -> None:
         device = self._config.device
-        sample = usage.sample(device, self._client.pid if self._client else None)
+        sample = usage.sample(device, self._client.pid if self._client else None, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
 
     def _serve(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ _MEMORY = (
 """What tells of kills, and the limit: of v2, of v1."""
 
 
-def sample(device: str, pid: int | None) -> Sample:
+def sample(device: str, pid: int | None, now: Callable[[], float] = time.monotonic) -> Sample:
     """Of `device`, which is this container; `pid` is its client's. Counters run since its start."""
     received, sent = _traffic()
-    at = time.monotonic()
+    at = now()
     demand = {} if pid is None else schedstat(pid)
     return Sample(
         device=device, at=at, **_cpu(), **demand, memory=_memory(pid), received=received, sent=sent

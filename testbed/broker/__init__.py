@@ -113,8 +113,13 @@ def init_user(device: str) -> str:
     return f"init/{device}"
 
 
-def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
-    """Every account of `run` by username, with fresh passwords.
+def router_user(node: str) -> str:
+    """Username of the router on `node`, where there are several."""
+    return f"{ROUTER}/{node}"
+
+
+def accounts(run: str, devices: Iterable[str], nodes: Iterable[str] = ()) -> dict[str, Account]:
+    """Every account of `run` by username, with fresh passwords; `nodes` have a router each.
 
     Raises ValueError for a device that is named like one of the infrastructure's accounts.
     """
@@ -135,8 +140,9 @@ def accounts(run: str, devices: Iterable[str]) -> dict[str, Account]:
             [topics.control("+")],
             [topics.status("+"), topics.telemetry("+"), topics.failure("+")],
         ),
-        ROUTER: ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)]),
     }
+    for router in (ROUTER, *map(router_user, nodes)):
+        rights[router] = ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)])
     for name in names:
         rights[name] = (
             [topics.update(name), topics.status(name), topics.report(name)],

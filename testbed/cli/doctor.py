@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
+from testbed.host.swarm import LEAST_ENGINE, manages
 from testbed.images import debian
 
 Status = Literal["ok", "warn", "missing"]
@@ -45,7 +46,14 @@ def examine() -> list[Finding]:
         with closing(docker_engine.connect(timeout=5)) as client:
             info = client.info()
             engine = Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
-            found = [engine, control_groups(info), storage(info), image_source(client)]
+            listed = client.api.nodes() if manages(info) else []
+            found = [
+                engine,
+                control_groups(info),
+                storage(info),
+                image_source(client),
+                swarm(info, listed),
+            ]
     except HostError as error:
         detail = "no engine answers: runs fall back to the process runtime"
         fix = docker_engine.fix(error.__cause__ or error)
@@ -98,6 +106,38 @@ def image_source(client: docker.DockerClient) -> Finding:
         return Finding(name, "ok", "not built yet; mmdebstrap makes the base, as no registry answers")
     detail = "not built yet; no registry answers, and there is no mmdebstrap to make the base"
     return Finding(name, "missing", detail, "sudo apt-get install mmdebstrap uidmap")
+
+
+def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Finding:
+    """The Swarm of the engine of which `info` tells; a manager lists its `nodes`."""
+    name, state = "Swarm", info.get("Swarm", {}).get("LocalNodeState", "inactive")
+    if state == "inactive":
+        return Finding(
+            name, "ok", "none: `docker swarm init` makes one, for devices on several machines"
+        )
+    if not manages(info):
+        detail = f"this engine is a worker ({state}): runs are started on a manager"
+        return Finding(
+            name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}"
+        )
+    told, idle, old = [], [], []
+    for node in nodes:
+        described = node["Description"]
+        version = described["Engine"]["EngineVersion"]
+        told.append(f"{described['Hostname']} ({version})")
+        if node["Status"]["State"] != "ready" or node["Spec"]["Availability"] != "active":
+            idle.append(node["ID"])
+        if tuple(int(part) for part in version.split(".")[:2]) < LEAST_ENGINE:
+            old.append(described["Hostname"])
+    detail = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}: {', '.join(told)}"
+    if old:
+        least = ".".join(map(str, LEAST_ENGINE))
+        detail += f"; older than {least}, whose services cannot have NET_ADMIN: {', '.join(old)}"
+        return Finding(name, "missing", detail, "sudo apt-get install docker.io (on these nodes)")
+    if idle:
+        detail += f"; {len(idle)} of them {'takes' if len(idle) == 1 else 'take'} no work now"
+        return Finding(name, "warn", detail, f"docker node update --availability active {idle[0]}")
+    return Finding(name, "ok", detail)
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:

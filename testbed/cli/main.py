@@ -261,13 +261,17 @@ def plan_command(
     runtime: RuntimeName = None,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
+    nodes: Annotated[
+        Path | None,
+        typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be launched on this host, and how long a round is expected to take."""
-    from testbed.plan import describe
+    from testbed.plan import by_node, describe
     from testbed.plan.rounds import by_device, by_group, remarks
 
-    options = up.Options(runtime, oversubscribe, data)
+    options = up.Options(runtime, oversubscribe, data, nodes=nodes)
     parsed, plan = up.planned(topology, options)
     rounds = up.planned_rounds(parsed, plan, options)
     if as_json:
@@ -276,6 +280,9 @@ def plan_command(
         show(describe(plan), "", as_json=False)
         print_text("")
         show(by_group(plan, rounds), "", as_json=False)
+        if plan.nodes:
+            print_text("")
+            show(by_node(plan), "", as_json=False)
     for note in (*plan.shares, *plan.notes, *remarks(parsed, rounds)):
         (err if as_json else out).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +225,18 @@ class Worst:
 @dataclass(frozen=True, slots=True)
 class Fidelity:
     devices: tuple[DeviceFidelity, ...]
+    clocks: Mapping[str, float] = field(default_factory=dict)
+    """By how many seconds at most the times of each other host's devices may be off; none where all is
+    on one host."""
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its
         figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
-        `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted` too."""
-        return {"format": FORMAT, "devices": {one.device: one.as_dict() for one in self.devices}}
+        `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted` too. Where there are
+        several hosts, `clocks` has the `uncertainty` of each other one's, in seconds."""
+        clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
+        devices = {one.device: one.as_dict() for one in self.devices}
+        return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
         """Raises OSError; then there is no such file."""
@@ -250,5 +256,5 @@ class Fidelity:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
-    return None if value is None else float(f"{value:.6g}")
+    """Six significant digits; None for what is not known."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

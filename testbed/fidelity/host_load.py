@@ -178,6 +178,30 @@ class Sampler:
                     yield str(thread), (int(ran) + int(waited)) / 1e9
 
 
+class CpuTimes(NamedTuple):
+    """Seconds of one CPU since its host's boot, by the kernel's `/proc/stat`."""
+
+    user: float
+    nice: float
+    system: float
+    idle: float
+    iowait: float
+    irq: float
+    softirq: float
+    steal: float
+
+
+def cpu_times(stat: str, ticks: int = 100) -> list[CpuTimes]:
+    """Those of each CPU in the text of `/proc/stat`, which counts in `ticks` a second: 100 on every
+    Linux."""
+    lines = (line.split() for line in stat.splitlines())
+    return [
+        CpuTimes(*(int(field) / ticks for field in fields[1:9]))
+        for fields in lines
+        if fields[0].startswith("cpu") and fields[0] != "cpu"
+    ]
+
+
 class _Times(NamedTuple):
     """Seconds since this host's boot, summed over some CPUs."""
 

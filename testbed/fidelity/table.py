@@ -92,6 +92,9 @@ def summary(fidelity: Fidelity) -> str:
             line += "; links: no error beyond chance"
         else:
             line += "; links: not measured"
+    if fidelity.clocks:
+        host = max(fidelity.clocks, key=lambda name: fidelity.clocks[name])
+        line += f"; clocks: within {1e3 * fidelity.clocks[host]:.2g} ms of this host's ({host})"
     return line
 
 

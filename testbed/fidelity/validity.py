@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Literal
 
 from agents.events import Disrupted
@@ -56,6 +57,9 @@ _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
 """Parts of a run that are compared, and how many trainings each must have."""
 _MIN_SECONDS = 3.0
 """A run that is shorter than this says too little of its host."""
+_CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
+"""By how much the times of another host may be off, and how much of the shortest delay of a link that
+may be."""
 _STEP_LATE_SECONDS = 0.5
 """A change of many devices takes some tenths, and samples of what it did are a second apart."""
 
@@ -139,18 +143,26 @@ def verdict(
     trainings: Iterable[Sequence[Training]] = (),
     failures: Sequence[str] = (),
     disruptions: Iterable[Disrupted] = (),
+    others: Mapping[str, Sequence[HostSample]] = MappingProxyType({}),
 ) -> Validity:
     """Whether the run can be believed, from samples of the host taken while its clock went, what devices
     got, the actions on devices and the processes that failed, and when the run did not go on. Lack of
-    evidence is never `valid`."""
+    evidence is never `valid`. `others` has samples of other hosts with devices, by name."""
     reasons = [*load(host), *_shares(fidelity, host)]
+    for name, samples in others.items():
+        reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
-    reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps)]
+    reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps), *_clocks(fidelity)]
     reasons += _disrupted(disruptions)
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
-    return Validity(tuple(reasons), tuple(_unjudged(host, fidelity)))
+    unjudged = [*_unjudged(host, fidelity)]
+    for name, samples in others.items():
+        known = [sample for sample in samples if sample.foreign is not None]
+        if _seconds(known) < _MIN_SECONDS:
+            unjudged.append(f"{name}: its load was seen for {_seconds(known):.1f} s, which is too short")
+    return Validity(tuple(reasons), tuple(unjudged))
 
 
 def load(host: Sequence[HostSample]) -> Iterator[str]:
@@ -312,6 +324,19 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
         yield (
             f"the scenario's step at {worst.due:g} s ({worst.what}) came {worst.done - worst.due:.1f} s "
             f"late{_others(len(late))}"
+        )
+
+
+def _clocks(fidelity: Fidelity) -> Iterator[str]:
+    """Whether the times of devices on other hosts are known well enough."""
+    delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
+    limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
+    off = {host: one for host, one in fidelity.clocks.items() if one > limit}
+    if off:
+        host = max(off, key=lambda name: off[name])
+        yield (
+            f"times of {host} may be off by {1e3 * off[host]:.2g} ms, where {1e3 * limit:.2g} ms is the "
+            f"most{_others(len(off))}: the network between the hosts is too slow, or they are too busy"
         )
 
 

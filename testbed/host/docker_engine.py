@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -35,6 +36,19 @@ def connect(timeout: int = _REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
         _release_socket(error)
         where = f" at {host}" if (host := os.environ.get("DOCKER_HOST")) else ""
         raise HostError(f"No Docker engine answers{where}. To fix it: {fix(error)}") from error
+
+
+def at(url: str, patience: float) -> docker.DockerClient:
+    """A client of the engine at `url`, which has `patience` seconds to answer. Raises HostError."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return docker.DockerClient(base_url=url, version="auto", timeout=_REQUEST_TIMEOUT_SECONDS)
+        except ERRORS as error:
+            _release_socket(error)
+            if time.monotonic() > deadline:
+                raise HostError(f"No Docker engine answers at {url}: {error}") from error
+        time.sleep(0.1)
 
 
 @contextmanager

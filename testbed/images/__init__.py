@@ -70,11 +70,13 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Tags of the two images that a run starts containers from."""
+    """Tags of the images that a run starts containers from."""
 
     agent: str
     """With own code, where the run has some."""
     broker: str
+    base: str
+    """What both are built on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def ensure(
                 remove_superseded(client, registered())
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
-    return Images(tags[_of_agents(tags)], tags["broker"])
+    return Images(tags[_of_agents(tags)], tags["broker"], tags["base"])
 
 
 def are_built(client: docker.DockerClient) -> bool:

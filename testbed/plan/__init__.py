@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -14,7 +14,10 @@ import psutil
 from agents.clock import in_host_time
 from agents.config import Access, Duration, Link, Local, Named
 from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.nodes import Node
 from testbed.plan import feasibility, memory
+from testbed.plan.placement import PlannedNode, Unplaced, Wish, place
+from testbed.plan.placement import planned as planned_node
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology, traces
 from testbed.topology.devices import DeviceGroup
@@ -27,6 +30,8 @@ _MIN_SLICE_MICROSECONDS = 5_000
 """Of work at a time: each begins with cold caches, which take some of it."""
 _MIN_RATE_BITS_PER_SECOND = 8
 """The kernel counts in bytes per second."""
+_STRETCH = 1.02
+"""By which time is stretched more, until the devices fit on the nodes."""
 _ROUNDING = 1e-9
 """Error allowed when a dilation is rounded up to two decimals."""
 
@@ -150,6 +155,10 @@ class Plan:
     """Whether the devices may ask for more than `device_capacity`."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the devices' profiles is emulated in another way, or not at all."""
+    nodes: tuple[PlannedNode, ...] = ()
+    """The machines, where there are several: this one first."""
+    placement: Mapping[str, str] = field(default_factory=dict)
+    """Id of each device's node, where there are several."""
     shares: tuple[str, ...] = ()
     """Sentences on how the CPU shares of profiles were found."""
 
@@ -162,6 +171,15 @@ class Plan:
     def aggregator_cpus(self) -> str:
         """cpuset of the aggregator, evaluations included."""
         return ",".join(filter(None, (self.infrastructure_cpus, self.evaluation_cpus)))
+
+    def node_of(self, device: str) -> PlannedNode | None:
+        """The machine that `device` is on, where there are several."""
+        return next((node for node in self.nodes if node.id == self.placement[device]), None)
+
+    def cpus_of(self, device: str) -> str:
+        """cpuset of `device`, on its machine."""
+        node = self.node_of(device)
+        return self.device_cpus if node is None else cpuset(node.devices)
 
     @property
     def traits(self) -> Traits:
@@ -189,6 +207,8 @@ class Host:
     """Available bytes."""
     lack_of_netem: str | None = "netem was not tried"
     """Why the kernel's netem cannot be used; None where it can."""
+    nodes: tuple[Node, ...] = ()
+    """The machines that devices are placed on, where there are several: this one first."""
 
 
 def this_host(*, netem: bool = False) -> Host:
@@ -213,6 +233,8 @@ def plan(
     found = traits(runtime)
     if found.simulated:
         return Plan(runtime=runtime, devices=tuple(_devices(topology)))
+    if found.many_hosts:
+        return _on_nodes(topology, runtime, host, oversubscribe=oversubscribe)
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -240,26 +262,108 @@ def plan(
         runtime=runtime,
         devices=tuple(_devices(topology, dilation)),
         dilation=dilation,
-        infrastructure_cpus=_cpuset(host.cores[:1]),
-        device_cpus=_cpuset(device_cores),
-        evaluation_cpus=_cpuset(host.cores[split:]),
+        infrastructure_cpus=cpuset(host.cores[:1]),
+        device_cpus=cpuset(device_cores),
+        evaluation_cpus=cpuset(host.cores[split:]),
         device_capacity=capacity,
         oversubscribed=oversubscribe,
         shaper=shaper,
     )
 
 
+def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool) -> Plan:
+    """What is launched on the nodes of `host`. Raises BadInputError."""
+    found, source = traits(runtime), topology.source
+    evaluating = topology.evaluate.cores or 0
+    if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
+        raise source.error([problem])
+    reserved = feasibility.RESERVED_MEMORY
+    nodes = tuple(planned_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
+    capacity = math.fsum(node.capacity for node in nodes)
+    dilation = _dilation(topology, capacity)
+    placed = place(_wishes(topology, dilation), nodes, oversubscribe=oversubscribe)
+    while isinstance(placed, Unplaced) and placed.by_cores and topology.dilation == "auto":
+        dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
+        placed = place(_wishes(topology, dilation), nodes, oversubscribe=oversubscribe)
+    shaper, problems = choose(topology, found, host.lack_of_netem)
+    problems += [
+        *feasibility.unsupported(topology, runtime),
+        *feasibility.too_little_cpu(topology, dilation),
+        *feasibility.too_little_memory(topology),
+    ]
+    if not isinstance(placed, Unplaced):
+        problems += feasibility.access_apart(topology, placed)
+    if isinstance(placed, Unplaced):
+        problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
+    elif not oversubscribe:
+        problems += feasibility.too_much_later(topology, capacity * dilation)
+    if problems or isinstance(placed, Unplaced):
+        raise source.error(problems)
+    first = nodes[0]
+    return Plan(
+        runtime=runtime,
+        devices=tuple(_devices(topology, dilation)),
+        dilation=dilation,
+        infrastructure_cpus=cpuset(first.infrastructure),
+        device_cpus=cpuset(first.devices),
+        evaluation_cpus=cpuset(first.evaluation),
+        device_capacity=capacity,
+        oversubscribed=oversubscribe,
+        shaper=shaper,
+        nodes=nodes,
+        placement=placed,
+    )
+
+
+def _wishes(topology: Topology, dilation: float) -> list[Wish]:
+    return [
+        Wish(
+            name,
+            (group.cpu or 0.0) / dilation,
+            group.memory_limit,
+            group.hosts or (),
+            tuple((group.placement or {}).items()),
+        )
+        for group in topology.devices
+        for name in group.device_names
+    ]
+
+
 def describe(plan: Plan) -> list[dict[str, Any]]:
     """A row per device with what it is given, for `testbed plan`: values that no device has get no
     column."""
-    rows = [_row(device, plan.traits) for device in plan.devices]
+    names = {node.id: node.name for node in plan.nodes}
+    rows = [
+        {**_row(device, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
+        for device in plan.devices
+    ]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
     return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
+def by_node(plan: Plan) -> list[dict[str, Any]]:
+    """A row for each of several machines: what its devices ask for, and what it has for them."""
+    on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
+    for device in plan.devices:
+        on[plan.placement[device.name]].append(device)
+    return [
+        {
+            "node": node.name,
+            "devices": len(on[node.id]),
+            "cores": f"{math.fsum(one.share for one in on[node.id]):.3g} of {node.capacity:g}",
+            "memory": f"{feasibility.gib(sum(one.memory for one in on[node.id]))} of "
+            f"{feasibility.gib(node.memory)}",
+            "device cpus": cpuset(node.devices),
+            "others": f"cpu {cpuset(node.infrastructure)}: "
+            + ("broker, aggregator, router" if node.here else "router"),
+        }
+        for node in plan.nodes
+    ]
+
+
 _OPTIONAL = (
     *("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
-    *("compression", "byzantine"),
+    *("compression", "byzantine", "node"),
 )
 
 
@@ -333,7 +437,7 @@ def _devices(topology: Topology, dilation: float = 1.0) -> Iterator[PlannedDevic
             yield replace(planned, name=name, speed=group.speed.draw(topology.seed, name))
 
 
-def _cpuset(cores: Sequence[int]) -> str:
+def cpuset(cores: Sequence[int]) -> str:
     """The kernel's notation: `0`, `1-3`, `0,2-3`."""
     ranges: list[list[int]] = []
     for core in cores:

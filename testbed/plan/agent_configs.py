@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import secrets
@@ -13,6 +14,7 @@ from agents import parts, probe_server
 from agents.config import (
     KEEPALIVE,
     AggregatorConfig,
+    Broker,
     ClientConfig,
     DeviceConfig,
     RouterConfig,
@@ -39,9 +41,11 @@ RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
+"""Of the broker's Unix socket, for the devices' inits."""
 ISOLATED = "isolated"
 """Name of the file in that folder that says that the devices are isolated from each other."""
-"""Of the broker's Unix socket, for the devices' inits."""
+CLOCK = "clock.json"
+"""Name of the file in that folder with the estimate of the aggregator's clock, where it is another's."""
 CODE = "/opt/code"
 """Own code, in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
@@ -68,9 +72,12 @@ class RunSpec:
 
     @property
     def routed(self) -> bool:
-        """Whether devices reach the broker through a router: any of them has a link, or will."""
-        return any(not device.direct for device in self.plan.devices) or any(
-            entry.link is not None for entry in self.topology.scenario
+        """Whether devices reach the broker through a router: any of them has a link, or will, or they
+        are on several machines, each with a router of its own."""
+        return (
+            self.plan.traits.many_hosts
+            or any(not device.direct for device in self.plan.devices)
+            or any(entry.link is not None for entry in self.topology.scenario)
         )
 
     @property
@@ -172,6 +179,8 @@ class Places:
     """The broker's, as PEM, for the clients; None: they use no TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Port to the broker through a device's link, by device; none without a relay."""
+    clock: str | None = None
+    """Path of the estimate of the aggregator's clock, where that is another host's."""
     mounted: bool = False
     """Whether files are mounted in containers; else processes find them where they are."""
 
@@ -203,6 +212,13 @@ def in_containers(certificate: str | None) -> Places:
         certificate=certificate,
         mounted=True,
     )
+
+
+def sent(spec: RunSpec, device: str) -> dict[str, Path]:
+    """The files that are sent to a device on another host, by where it finds them."""
+    weights = spec.start.weights
+    start = {} if weights is None else {START: Path(weights)}
+    return {SHARD: spec.directory.shard(device), **start}
 
 
 def init_name(device: str) -> str:
@@ -247,10 +263,18 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
     """Write the router's configuration, once the devices' `addresses` are known."""
-    links = {d.name: d.host_link for d in spec.plan.devices if d.host_link is not None}
-    config = RouterConfig(
+    dump(router(spec, account.at(*places.router), places, addresses), spec.directory.config(ROUTER))
+
+
+def router(
+    spec: RunSpec, login: Broker, places: Places, addresses: Mapping[str, str], *, several: bool = False
+) -> RouterConfig:
+    """The configuration of the router of the devices with `addresses`, one of `several` or not."""
+    devices = [device for device in spec.plan.devices if device.name in addresses]
+    links = {d.name: d.host_link for d in devices if d.host_link is not None}
+    return RouterConfig(
         run=spec.directory.run,
-        broker=account.at(*places.router),
+        broker=login,
         targets={ROUTED_BROKER: places.clients[1], AGGREGATOR: probe_server.PORT},
         addresses=addresses,
         links={
@@ -258,10 +282,10 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
             for name, link in links.items()
             if not spec.netem
         },
-        access={d.name: d.host_access for d in spec.plan.devices if d.host_access is not None},
+        access={d.name: d.host_access for d in devices if d.host_access is not None},
         seed=spec.topology.seed,
+        several=several,
     )
-    dump(config, spec.directory.config(ROUTER))
 
 
 def keepalive(model: int, rate: float) -> float:
@@ -333,6 +357,7 @@ def _client(
         keepalive=alive,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
+        clock=places.clock,
     )
 
 
@@ -364,5 +389,15 @@ def _device(
         timeout_s=spec.topology.start.timeout,
         client_config=CLIENT_CONFIG,
         isolated=f"{CONTROL_FOLDER}/{ISOLATED}",
+        hashes=_hashes(spec, device.name) if spec.plan.traits.many_hosts else {},
+        clock=places.clock,
         user=CLIENT_USER,
     )
+
+
+def _hashes(spec: RunSpec, device: str) -> dict[str, str]:
+    found = {}
+    for path, source in sent(spec, device).items():
+        with source.open("rb") as file:
+            found[path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from testbed.topology import Topology, scenario, traces
 from testbed.topology.fields import LEAST_MEMORY
@@ -174,6 +174,32 @@ def too_much_memory(topology: Topology, free: int, reserved: int) -> Iterator[Pr
             "larger host, or risk that devices are killed with --oversubscribe",
             at_key=True,
         )
+
+
+def on_no_node(topology: Topology, device: str, why: str) -> Problem:
+    """Where `device` fits on no machine of several, and `why`."""
+    index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
+    return topology.source.problem(
+        ("devices", index),
+        f"{device} {why}. Lower cpu, memory or count, add nodes, stretch time (dilation: auto), or run "
+        "slower than asked with --oversubscribe",
+    )
+
+
+def access_apart(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
+    """Groups that share a link with devices on another machine, by the machine of each device."""
+    first: dict[str, str] = {}
+    for index, group in enumerate(topology.devices):
+        access = None if group.access is None else group.access.build()
+        for name in group.device_names if access is not None else ():
+            if access and placement[name] != first.setdefault(access.name, placement[name]):
+                yield topology.source.problem(
+                    ("devices", index, "access"),
+                    f"{access.name} is shared by devices on several nodes, where nothing can be shared: "
+                    "put all of them on one, with hosts: [NODE]",
+                    at_key=True,
+                )
+                break
 
 
 def too_little_memory(topology: Topology) -> Iterator[Problem]:

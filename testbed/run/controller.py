@@ -39,6 +39,8 @@ from testbed.view import View
 
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
+_OTHERS_INTERVAL_SECONDS = 10.0
+"""Between two looks at other hosts with devices."""
 _MESSAGES = 100, 10.0
 """At once, and a second: messages on one topic. A device's init sends a sample a second."""
 _WAITING = 8 * 2**20
@@ -107,6 +109,12 @@ class Controller:
         """One sample a second while the run clock goes."""
         self.failures: list[str] = []
         """Sentences on actions on devices that failed."""
+        self.clocks: dict[str, float] = {}
+        """By how many seconds at most the times of each other host were off, at any time of the run."""
+        self.other_samples: dict[str, list[HostSample]] = {}
+        """The same of each other host with devices, less often."""
+        self._used: dict[str, float] = {}
+        """CPU seconds of each device, by its last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -151,6 +159,7 @@ class Controller:
                 "the run clock starts"
             )
             self._runtime.begin()
+            self._look_at_others()
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.Start()))
             if doubt is not None:
@@ -262,6 +271,7 @@ class Controller:
             self._view.refresh(time.monotonic() / self._dilation)
             if AGGREGATOR in self._exit_codes:
                 break
+        self._look_at_others()
         self._read_records()
         if self._ended is None:
             raise RunFailedError(
@@ -276,6 +286,7 @@ class Controller:
     def _ticks(self) -> Iterator[None]:
         """Yield some times a second; in between, handle the inbox and check the processes."""
         supervise = lateness = 0.0
+        look = time.monotonic() + _OTHERS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
             while True:
                 for message in self._inbox.take(0.0):
@@ -288,11 +299,22 @@ class Controller:
                     self._check_processes()
                     self._sample_host(lateness)
                     lateness = 0.0
+                if time.monotonic() >= look:
+                    look = time.monotonic() + _OTHERS_INTERVAL_SECONDS
+                    self._look_at_others()
                 yield
                 asleep = time.monotonic()
                 duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
                 time.sleep(duration)
                 lateness = max(lateness, time.monotonic() - asleep - duration)
+
+    def _look_at_others(self) -> None:
+        """Compare the clocks of other hosts with devices with this one's, and sample their load."""
+        at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
+        for host, sample in self._runtime.loads(at, self._used).items():
+            self.other_samples.setdefault(host, []).append(sample)
+        for host, off in self._runtime.clocks().items():
+            self.clocks[host] = max(off / self._dilation, self.clocks.get(host, 0.0))
 
     def _sample_host(self, lateness: float) -> None:
         if self.epoch is not None and not self._over:
@@ -309,6 +331,7 @@ class Controller:
                 case messages.Sample(at=at) | messages.Probe(at=at) if at > now:  # the clock is the same
                     raise MessageError(f"at: {at:g} s is yet to come")
                 case messages.Sample() as sample:
+                    self._used[sample.device] = sample.cpu
                     write_telemetry(_line(sample))
                 case messages.Probe(device) as probe:
                     if device in self._unmeasured:  # else it was retained: a reconnect brought it again

@@ -21,6 +21,7 @@ from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
+from testbed.host import swarm
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
@@ -34,8 +35,8 @@ from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes import emulator, simulator
-from testbed.topology import Topology, load, profiles
-from testbed.traits import emulated, traits
+from testbed.topology import Topology, load, machines, profiles
+from testbed.traits import emulated, those, traits
 from testbed.view import View
 
 
@@ -53,6 +54,8 @@ class Options:
     """The port of the page to show it on, 0 for a free one; None: no page."""
     metrics: int | None = None
     """The same for the Prometheus metrics."""
+    nodes: Path | None = None
+    """File that describes the machines to plan for; None: those that there are."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -76,7 +79,13 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
+    if options.nodes is not None and not traits(runtime).many_hosts:
+        other = those(lambda t: t.many_hosts)
+        raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
     host = this_host(netem=traits(runtime).shaper is None)
+    if traits(runtime).many_hosts:
+        nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
+        host = replace(host, nodes=tuple(nodes))
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
@@ -123,7 +132,8 @@ def chosen_runtime(options: Options, requested: str = "auto") -> str:
     """Name of the runtime: the command line's, else the topology's; `auto` is resolved for this host."""
     runtime = options.runtime or requested
     if runtime == "auto":
-        return next(name for name in emulated() if emulator(name).available())
+        here = (name for name in emulated() if not traits(name).many_hosts)
+        return next(name for name in here if emulator(name).available())
     return runtime
 
 
@@ -270,6 +280,7 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
         Clock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
+    fidelity = replace(fidelity, clocks=controller.clocks)
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
     judged = verdict(
@@ -278,6 +289,7 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
         steps=steps,
         trainings=trainings.values(),
         failures=controller.failures,
+        others=controller.other_samples,
         disruptions=[
             record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
 from agents.messages import AddressedOrder, Telemetry
+from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.datasets import Prepared
 from testbed.rundir.directory import RunDirectory
@@ -57,6 +59,14 @@ class Runtime(Protocol):
 
     def device_cpu_seconds(self) -> float | None:
         """CPU seconds that all devices have used; None where this host does not see it."""
+
+    def clocks(self) -> dict[str, float]:
+        """By how many seconds at most the times of each other host may be off now, where devices are on
+        several; none where they are on this one."""
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        """The load of each other host since the last call, at `at` seconds of the run, where devices are
+        on several; `used` has the CPU seconds that each device has used. None of it the first time."""
 
     def stop(self) -> None:
         """End and remove everything of this run, logs saved to the run directory. Idempotent."""

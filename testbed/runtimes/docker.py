@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 import docker
 
@@ -18,33 +16,28 @@ from agents.messages import AddressedOrder, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import images
-from testbed.broker import BROKER, SOCKET, Listeners
+from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
 from testbed.errors import HostError
+from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
 from testbed.images import Images
 from testbed.plan import agent_configs
-from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
+from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import LiveRun, executor
+from testbed.runtimes import LiveRun, container_files, executor
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import DIRECTORY_LABEL, RUN_LABEL, Container, CpuLimits
 from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.launch import (
-    BROKER_FILES,
-    BROKER_SOCKET,
-    appended,
     group_weights,
     launch,
     name_of,
     planned_limits,
 )
 from testbed.view import View
-
-_OWNER = 10002
-"""User and group in place of root."""
 
 __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_down"]
 
@@ -108,7 +101,7 @@ class DockerRuntime:
         self._engine = client
         self._spec = spec
         self._directory = spec.directory
-        self._owner = owner()
+        self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
         """Of all containers' TCP; None: the host's."""
         self._launch = launch(
@@ -133,7 +126,7 @@ class DockerRuntime:
         identity = new_identity(agent_configs.SERVER) if tls else None
         self._places = agent_configs.in_containers(identity.certificate if identity else None)
         agent_configs.write(self._spec, accounts, self._places)
-        self._prepare_files(accounts, identity)
+        container_files.prepare(self._spec, self._owner, accounts, identity)
         with as_host_error("start the containers"):
             port = self._pool.submit(self._start_broker).result()
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
@@ -218,6 +211,12 @@ class DockerRuntime:
     def device_cpu_seconds(self) -> float | None:
         return cgroups.cpu_seconds(self._directory.run, DEVICES)
 
+    def clocks(self) -> dict[str, float]:
+        return {}
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        return {}
+
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
@@ -259,57 +258,5 @@ class DockerRuntime:
             if self._containers[name] in found
         }
         agent_configs.write_router(self._spec, account, self._places, addresses)
-        self._own(self._directory.config(ROUTER))
+        container_files.give(self._owner, self._directory.config(ROUTER))
         self._start(router)
-
-    def _own(self, *paths: Path) -> None:
-        """Give `paths` to the containers' user and group, and close them to others."""
-        for path in paths:
-            path.chmod(0o750 if path.is_dir() else 0o640)
-            if os.getuid() == 0:  # else they are that user's
-                os.chown(path, *self._owner)
-
-    def _prepare_files(
-        self, accounts: Mapping[str, brokers.Account], identity: brokers.Identity | None
-    ) -> None:
-        """Make the mounted files, with the permissions that the containers need: clients are others, and
-        may read their own configurations and shards alone. On the host `work/` is closed to others."""
-        directory = self._directory
-        directory.control.mkdir(exist_ok=True)
-        (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # of an earlier part
-        for path in directory.work.iterdir():
-            self._own(path)
-        for device in self._devices:
-            for path in (directory.config(device), directory.shard(device)):
-                path.chmod(0o644)
-        folder = directory.work / BROKER
-        at = Listeners(
-            "0.0.0.0",  # noqa: S104  # in its container
-            MQTT_PORT,
-            tls_port=TLS_PORT if identity else None,
-            socket=f"{BROKER_SOCKET}/{SOCKET}",
-        )
-        limits = self._spec.limits
-        brokers.write_mosquitto(folder, accounts, at, identity, seen_at=BROKER_FILES, limits=limits)
-        written = appended(self._spec)
-        for file in written:
-            file.touch()
-        disks = [directory.disk(device) for device in self._devices]
-        if os.getuid() == 0:  # else it owns the files already
-            state = directory.aggregator_state
-            for path in (folder, *folder.iterdir(), *written, directory.models, state, *disks):
-                os.chown(path, *self._owner)
-        for path in disks:  # the clients' to write; `state/`, around these, is closed to others
-            path.chmod(0o777)
-
-
-def owner() -> tuple[int, int]:
-    """User and group of the run's files and of the containers that write them: this process's, unless
-    that is root. Raises HostError."""
-    found = (os.getuid(), os.getgid()) if os.getuid() else (_OWNER, _OWNER)
-    if agent_configs.CLIENT_USER in found:
-        raise HostError(
-            f"testbed runs as user {found[0]} of group {found[1]}, and devices' clients are user and "
-            f"group {agent_configs.CLIENT_USER}: run it as another user"
-        )
-    return found

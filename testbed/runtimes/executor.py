@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 import docker
@@ -174,12 +178,20 @@ def isolate(
     run: str,
     network: str,
     found: Mapping[str, tuple[str, str]],
+    *,
+    here: bool = True,
 ) -> None:
-    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`. Raises HostError."""
+    """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether
+    they may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
     try:
-        if os.getuid() == 0 and Path("/sys/class/net", bridge).exists() and shutil.which("bridge"):
+        if (
+            here
+            and os.getuid() == 0
+            and Path("/sys/class/net", bridge).exists()
+            and shutil.which("bridge")
+        ):
             isolation.isolate(bridge, ends)
         else:
             _as_root(
@@ -197,6 +209,46 @@ def isolate(
             "takes Linux 4.18 or newer with the traffic control filter bpf; or run the devices as "
             "processes: --runtime process"
         ) from error
+
+
+def put(
+    engine: docker.DockerClient,
+    container: str,
+    where: str,
+    files: Mapping[str, bytes | Path],
+    folders: Mapping[str, int] = MappingProxyType({}),
+) -> None:
+    """Put `files` (bytes, or a path of this host) into the folder `where` of a container, and make its
+    `folders`, each of a user, for whom it is. Of a file no more is in memory than a piece."""
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for name, user in folders.items():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o700, user, user
+                archive.addfile(entry)
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.mode = 0o644
+                if isinstance(content, Path):
+                    entry.size = content.stat().st_size
+                    with content.open("rb") as file:
+                        archive.addfile(entry, file)
+                else:
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        packed.seek(0)
+        engine.api.put_archive(container, where, packed)
+
+
+def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes | None:
+    """The content of a small file in a container; None where there is none."""
+    try:
+        pieces, _ = engine.api.get_archive(container, path)
+        with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
+            file = archive.extractfile(Path(path).name)
+            return None if file is None else file.read()
+    except NotFound:
+        return None
 
 
 def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
@@ -281,6 +333,26 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     removed. What is already gone, or removed by another at the same time, is no error. Raises HostError.
     """
     unsaved: list[str] = []
+    with as_host_error("remove the containers"):
+        if directory is not None and directory.logs.is_dir():
+            unsaved = save_logs(engine, run, directory)
+        image = next((str(one["Image"]) for one in containers(engine, run)), None)
+        remove_containers(engine, run)
+        for network in networks(engine, run):
+            with _if_there():
+                _remove_network(engine, network["Id"])
+        remove_cgroups(engine, image, run)
+    if unsaved:
+        failures = "; ".join(sorted(unsaved))
+        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
+
+
+def save_logs(
+    engine: docker.DockerClient, run: str, directory: RunDirectory, *, without: Collection[str] = ()
+) -> list[str]:
+    """Append the log of each container of `run` to its file in `directory`, but for those of the parts
+    `without`; return what could not be saved, and why. Raises ERRORS."""
+    unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
         path = logs / f"{container['Labels'][PART_LABEL]}.log"
@@ -296,6 +368,15 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
         except OSError as error:
             unsaved.append(str(of_os(error, path)))
 
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        found = _of_others(containers(engine, run), without)
+        list(pool.map(partial(save_log, logs=directory.logs), found))
+    return unsaved
+
+
+def remove_containers(engine: docker.DockerClient, run: str, *, without: Collection[str] = ()) -> None:
+    """Remove the containers of `run`, but for those of the parts `without`. Raises ERRORS."""
+
     def end(container: dict[str, Any]) -> None:
         try:
             with _if_there():
@@ -306,19 +387,23 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
             time.sleep(0.2)
 
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
-    with as_host_error("remove the containers"), ThreadPoolExecutor(PARALLEL) as pool:
-        if directory is not None and directory.logs.is_dir():
-            list(pool.map(partial(save_log, logs=directory.logs), containers(engine, run)))
-        image = next((str(one["Image"]) for one in containers(engine, run)), None)
-        while (left := containers(engine, run)) and time.monotonic() < deadline:
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        while left := _of_others(containers(engine, run), without):
+            if time.monotonic() > deadline:
+                break
             list(pool.map(end, left))
-        for network in networks(engine, run):
-            with _if_there():
-                _remove_network(engine, network["Id"])
-        remove_cgroups(engine, image, run)
-    if unsaved:
-        failures = "; ".join(sorted(unsaved))
-        raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")
+
+
+def remove_volumes(engine: docker.DockerClient, run: str) -> None:
+    """Remove the volumes of `run`, which no container has any more. Raises ERRORS."""
+    api: Any = engine.api
+    for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
+        with _if_there():
+            api.remove_volume(volume["Name"])
+
+
+def _of_others(found: list[dict[str, Any]], without: Collection[str]) -> list[dict[str, Any]]:
+    return [one for one in found if one["Labels"].get(PART_LABEL) not in without]
 
 
 def _stored(text: bytes) -> int:

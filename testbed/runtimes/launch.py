@@ -109,7 +109,10 @@ def appended(spec: RunSpec) -> list[Path]:
 def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
     """CPU limits of a device whose client is ready."""
     return CpuLimits(
-        quota=device.quota, period=device.period, weight=device.weight, cpus=spec.plan.device_cpus
+        quota=device.quota,
+        period=device.period,
+        weight=device.weight,
+        cpus=spec.plan.cpus_of(device.name),
     )
 
 

@@ -42,6 +42,7 @@ from testbed import broker
 from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
+from testbed.fidelity.host_load import HostSample
 from testbed.host import die_with_parent
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
@@ -316,6 +317,12 @@ class ProcessRuntime:
             with contextlib.suppress(psutil.NoSuchProcess):
                 used += cpu_clock(self._children[name])()
         return used
+
+    def clocks(self) -> dict[str, float]:
+        return {}
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        return {}
 
     def stop(self) -> None:
         """End every process of the run: agents first, so that none reports a lost broker. Idempotent.

@@ -248,6 +248,17 @@ class DeviceGroup(Model):
     byzantine: Annotated[Byzantine, OneOf(ATTACKS)] | None = Field(
         default=None, description="The attack that its devices make; honest ones where not given"
     )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        exclude_if=lambda hosts: hosts is None,
+        description="Names of the nodes that its devices may be on, where there are several machines",
+    )
+    placement: dict[str, str] | None = Field(
+        default=None,
+        exclude_if=lambda placement: placement is None,
+        description="Labels of these nodes, such as {rack: a}",
+    )
     local: Local = Field(default_factory=Local, description="What differs from task.local here")
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ def test_who_has_not_heard_the_answer_asks_again_and_that_is_no_part_of_the_trai
             sock.send(b"up 64000")
             assert sock.recv(2048) == b"go"
         for _ in range(packettrain.length(64_000)):
-            sock.send(bytes(1472))  # 1514 on the wire
+            sock.send(bytes(1422))  # 1464 on the wire
         assert json.loads(sock.recv(2048))["count"] == 12
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
 from testbed.errors import BadInputError, RunFailedError
+from testbed.fidelity.host_load import HostSample
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
 from testbed.run.controller import Controller
@@ -124,6 +125,12 @@ class Idle:
         return []
 
     def begin(self) -> None: ...
+
+    def clocks(self) -> dict[str, float]:
+        return {}
+
+    def loads(self, at: float, used: Mapping[str, float]) -> dict[str, HostSample]:
+        return {}
 
     def server_pids(self) -> list[int]:
         return []

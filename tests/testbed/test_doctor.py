@@ -116,3 +116,30 @@ def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
     assert findings["Docker engine"].status == "ok"
     assert findings["control groups"].status == "ok"
     assert all(finding.fix for finding in findings.values() if finding.status == "missing")
+
+
+def test_the_swarm_and_what_is_amiss_with_its_nodes() -> None:
+    def node(name: str, version: str = "20.10.24", **changes: str) -> dict[str, Any]:
+        return {
+            "ID": f"id-{name}",
+            "Description": {"Hostname": name, "Engine": {"EngineVersion": version}},
+            "Status": {"State": changes.get("state", "ready")},
+            "Spec": {"Availability": changes.get("availability", "active")},
+        }
+
+    def found(state: str, *nodes: dict[str, Any]) -> tuple[str, str, str | None]:
+        info = {"Swarm": {"LocalNodeState": state, "NodeID": "me", "ControlAvailable": bool(nodes)}}
+        told = doctor.swarm(info, nodes)
+        return told.status, told.detail, told.fix
+
+    assert found("inactive")[0] == "ok"
+    assert found("active")[2] == "docker node promote me"
+    assert found("active", node("a"), node("b", "28.2.2")) == (
+        "ok",
+        "2 nodes: a (20.10.24), b (28.2.2)",
+        None,
+    )
+    drained = found("active", node("a"), node("b", availability="drain"))
+    assert drained[0::2] == ("warn", "docker node update --availability active id-b")
+    assert drained[1].endswith("1 of them takes no work now")
+    assert found("active", node("a"), node("b", "19.03.5"))[0] == "missing"

@@ -51,7 +51,7 @@ def described(name: str) -> str:
     host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem")
     planned = plan(topology, "docker", host)
     spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
-    images = Images("testbed-agent:1", "testbed-broker:1")
+    images = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1")
     cubic, driver = ("cubic", "systemd") if name == "routed" else (None, "cgroupfs")
     launched = asdict(
         launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver)

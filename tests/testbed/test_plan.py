@@ -126,7 +126,7 @@ def test_loss_is_refused_where_links_are_relays(tmp_path: Path) -> None:
     ):
         (line,) = (line for line in lines if place in line)
         mend = "leave out its column loss" if "trace" in place else "write loss: 0%"
-        assert f"loses no packets: {mend}, or use the docker runtime" in line
+        assert f"loses no packets: {mend}, or use the docker or swarm runtime" in line
     assert plan(wanted, "docker", FOUR_CORES).devices
 
 
@@ -207,8 +207,8 @@ def test_a_virtual_device_is_described_by_what_it_is_given() -> None:
 
 
 def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(BadInputError, match="expected docker, process or virtual"):
-        plan(fleet("{name: pi, cpu: 1}"), "swarm", FOUR_CORES)
+    with pytest.raises(BadInputError, match="expected docker, swarm, process or virtual"):
+        plan(fleet("{name: pi, cpu: 1}"), "kubernetes", FOUR_CORES)
 
 
 @pytest.mark.parametrize(

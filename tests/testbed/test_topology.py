@@ -328,7 +328,7 @@ def test_speeds_are_those_of_their_distribution(
         (
             "virtual,",
             "virtul,",
-            "runtime.name: found 'virtul', expected auto, docker, process or virtual",
+            "runtime.name: found 'virtul', expected auto, docker, swarm, process or virtual",
         ),
     ],
 )

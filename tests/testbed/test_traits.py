@@ -10,7 +10,7 @@ import pytest
 
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
-from testbed.runtimes import Emulator, Simulator, docker, emulator, process, simulator
+from testbed.runtimes import Emulator, Simulator, docker, emulator, process, simulator, swarm
 from testbed.topology import parse
 from testbed.traits import RUNTIMES, emulated, is_simulated, those, traits
 from testbed.virtual import run as virtual
@@ -18,7 +18,11 @@ from testbed.virtual import run as virtual
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("agents", "analysis", "benchmarks", "testbed")
 
-EMULATORS: dict[str, Emulator] = {"docker": docker, "process": process}  # mypy holds them to it
+EMULATORS: dict[str, Emulator] = {
+    "docker": docker,
+    "process": process,
+    "swarm": swarm,
+}  # mypy holds them to it
 SIMULATORS: dict[str, Simulator] = {"virtual": virtual}
 
 
@@ -33,15 +37,16 @@ def test_an_unknown_name_is_nobodys() -> None:
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
     )
+    names = "docker, swarm, process or virtual"
     for asks in (traits, emulator, lambda name: plan(topology, name, Host((0, 1), 2**34))):
-        with pytest.raises(BadInputError, match="called 'dokcer', expected docker, process or virtual"):
+        with pytest.raises(BadInputError, match=f"called 'dokcer', expected {names}"):
             asks("dokcer")
     assert not is_simulated("dokcer")
     assert not is_simulated(None)
 
 
 def test_some_of_them_in_words() -> None:
-    assert those() == "docker, process or virtual"
+    assert those() == "docker, swarm, process or virtual"
     assert those(lambda t: not t.cgroups) == "process or virtual"
     assert those(lambda t: t.simulated) == "virtual"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from agents.events import Disrupted
+from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, summary
 from testbed.fidelity.validity import StepDone, Training, Validity, verdict
@@ -212,6 +214,22 @@ def test_loss_and_delay_that_nobody_asked_for() -> None:
     assert not judged(device(loss=Figure(0.19, 0.0))).valid
     slow = device(up=Figure(1e6), rtt=Figure(None, 0.25))
     assert reason(judged(slow)) == "round trips of pi took 250 ms where no delay was asked"
+
+
+def test_times_of_other_hosts_are_known_well_enough() -> None:
+    slow = device(rtt=Figure(0.04, 0.04))
+    near = Fidelity((slow,), {"b": 0.0009, "c": 0.0001})
+    assert verdict(QUIET, near).valid
+    assert near.as_dict()["clocks"] == {"b": {"uncertainty": 0.0009}, "c": {"uncertainty": 0.0001}}
+    assert fidelity_table.summary(near).endswith("clocks: within 0.9 ms of this host's (b)")
+    far = verdict(QUIET, Fidelity((slow,), {"b": 0.0011, "c": 0.0012}))
+    assert reason(far).startswith("times of c may be off by 1.2 ms, where 1 ms is the most (and 1 more)")
+    quick = device(rtt=Figure(0.004, 0.004))
+    found = verdict(QUIET, Fidelity((slow, quick), {"b": 0.0003}))
+    assert reason(found).startswith("times of b may be off by 0.3 ms, where 0.2 ms is the most")
+    unknown = Fidelity((slow,), {"b": math.inf})
+    assert not verdict(QUIET, unknown).valid
+    assert unknown.as_dict()["clocks"] == {"b": {"uncertainty": None}}
 
 
 def trained(times: Sequence[float]) -> list[Training]:

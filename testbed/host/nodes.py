@@ -1,0 +1,21 @@
+"""A machine among several that devices are placed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    id: str
+    name: str
+    """Its host name; with a number after it where others have the same."""
+    cores: int
+    memory: int
+    """Bytes, in use or not."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ""
+    """Version of its engine."""
+    here: bool = False
+    """Whether it is this machine, on which broker and aggregator are."""

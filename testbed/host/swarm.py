@@ -1,0 +1,71 @@
+"""The Docker Swarm that this machine's engine manages: which nodes there are, and what each of them
+has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import docker
+
+from testbed.errors import HostError
+from testbed.host import docker_engine
+from testbed.host.nodes import Node
+
+NOT_A_MANAGER = "this machine's engine manages no Swarm"
+MAKE_ONE = "docker swarm init"
+LEAST_ENGINE = 20, 10
+"""Version of the engine from which on a Swarm's services can have capabilities."""
+
+
+def manages(info: Mapping[str, Any]) -> bool:
+    """Whether the engine of which `info` tells is a manager of a Swarm that works."""
+    return bool(info.get("Swarm", {}).get("ControlAvailable"))
+
+
+def nodes(client: docker.DockerClient) -> list[Node]:
+    """The nodes that can take work now: this one first, then by name. Raises HostError."""
+    try:
+        info = client.info()
+        if not manages(info):
+            raise HostError(f"{NOT_A_MANAGER}. To make one of it: {MAKE_ONE}")
+        return described(client.api.nodes(), info["Swarm"]["NodeID"])
+    except docker_engine.ERRORS as error:
+        raise HostError(f"the Docker engine could not list the nodes of its Swarm: {error}") from error
+
+
+def here() -> list[Node]:
+    """The nodes of this machine's Swarm that can take work now. Raises HostError."""
+    with closing(docker_engine.connect()) as client:
+        return nodes(client)
+
+
+def described(found: list[dict[str, Any]], own: str) -> list[Node]:
+    """Of what the engine says of its nodes, those that can take work; `own` is the id of this one."""
+    ready = [
+        Node(
+            id=one["ID"],
+            name=one["Description"]["Hostname"],
+            cores=one["Description"]["Resources"]["NanoCPUs"] // 10**9,
+            memory=one["Description"]["Resources"]["MemoryBytes"],
+            labels=one["Spec"].get("Labels") or {},
+            engine=one["Description"]["Engine"]["EngineVersion"],
+            here=one["ID"] == own,
+        )
+        for one in found
+        if one["Status"]["State"] == "ready" and one["Spec"]["Availability"] == "active"
+    ]
+    return _named_apart(sorted(ready, key=lambda node: (not node.here, node.name, node.id)))
+
+
+def _named_apart(found: list[Node]) -> list[Node]:
+    names = [node.name for node in found]
+    counts: dict[str, int] = {}
+    apart = []
+    for node in found:
+        counts[node.name] = counts.get(node.name, 0) + 1
+        number = f"-{counts[node.name]}" if names.count(node.name) > 1 else ""
+        apart.append(replace(node, name=f"{node.name}{number}"))
+    return apart

@@ -1,0 +1,129 @@
+"""Runs on a Swarm of two engines of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from agents import events
+from testbed import images
+from testbed.runtimes.containers import RUN_LABEL
+from tests.conftest import unavailable
+from tests.running import Finished, cli, started, until_printed, write_topology
+from tests.two_engines import Engine, carry, lacking, swarm
+
+LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
+DEVICES: list[dict[str, Any]] = [
+    {"name": "first", "cpu": 0.2, "link": LINK, "hosts": ["ENGINE-1"]},
+    {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
+]
+"""With the names of the nodes, which have the same host name, to be filled in."""
+
+
+@pytest.fixture(scope="module")
+def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
+    """The manager, with all images, and a worker, with the one that doors are made of."""
+    if (why := lacking()) is not None:
+        unavailable("swarm", why)
+    images.ensure(engine, print)
+    tags = images.current_tags(images.FOLDER, images.AGENTS)
+    with swarm(Path(tempfile.mkdtemp(prefix="testbed-")) / "engines") as found:
+        carry(list(tags.values()), found[0])
+        carry([tags["base"]], found[1])
+        yield found
+
+
+@pytest.fixture
+def on_swarm(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Engine]:
+    monkeypatch.setenv("DOCKER_HOST", engines[0].url)
+    return engines
+
+
+def topology(path: Path, **changes: Any) -> Path:
+    host = os.uname().nodename
+    devices = [
+        {**group, "hosts": [name.replace("ENGINE", host) for name in group["hosts"]]}
+        for group in DEVICES
+    ]
+    return write_topology(path, devices=devices, rule={"name": "fedasync"}, **changes)
+
+
+def left(engines: tuple[Engine, Engine]) -> list[str]:
+    """All that any engine has of any run."""
+    found = []
+    filters = {"label": RUN_LABEL}
+    for one in engines:
+        api = one.client.api
+        found += [c["Names"][0] for c in api.containers(all=True, filters=filters)]
+        found += [n["Name"] for n in api.networks(filters=filters)]
+        found += [v["Name"] for v in api.volumes(filters=filters)["Volumes"] or ()]
+    api = engines[0].client.api
+    for kind in (api.services, api.secrets, api.configs):
+        found += [each["Spec"]["Name"] for each in kind(filters=filters)]
+    return found
+
+
+def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+    file = topology(
+        tmp_path,
+        scenario=[
+            {"at": "3s", "set": "second-1", "cpu": 0.1, "link": {"up": "1mbit", "rtt": "60ms"}},
+            {"at": "4s", "crash": "second-2", "restart_after": "2s"},
+            {"at": "5s", "pause": "first", "for": "1s"},
+        ],
+        stop={"after": "14s"},
+    )
+    done = cli("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left(on_swarm) == []
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "after")
+    assert len(set(run.manifest["placement"].values())) == 2
+    assert {u.client for u in run.updates} == {"first", "second-1", "second-2"}
+    acted = [(r.device, r.details["action"]) for r in run.records if isinstance(r, events.Acted)]
+    assert acted == [
+        ("second-1", "set"),
+        ("second-1", "set"),
+        ("second-2", "crash"),
+        ("first", "pause"),
+        ("second-2", "restart"),
+        ("first", "resume"),
+    ]
+    again = [u for u in run.updates if u.client == "second-2" and u.dispatched > 6]
+    assert again
+    assert not [r for r in run.records if isinstance(r, events.UpdateRejected)]
+    for u in run.updates:
+        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
+        assert times == sorted(times)
+    assert {s["device"] for s in run.telemetry} == {"first", "second-1", "second-2"}
+    fidelity = (run.path / "fidelity.json").read_text()
+    assert '"clocks"' in fidelity
+    assert {path.stem for path in (run.path / "logs").iterdir()} >= {
+        "first",
+        "second-1",
+        "broker",
+        "gate",
+    }
+
+
+def test_down_after_the_controller_was_killed(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+    file = topology(tmp_path, stop={"after": "5min"})
+    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs") as up:
+        until_printed(up, "the run clock starts")
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    run = next((tmp_path / "runs").iterdir()).name
+    assert f"{run}" in cli("ps", cwd=tmp_path).stdout
+    assert "Denied" not in cli("logs", run, cwd=tmp_path).stdout
+    shutil.rmtree(tmp_path / "runs")  # what it is found by is on the Swarm
+    done = cli("down", "--all", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left(on_swarm) == []

@@ -1,0 +1,164 @@
+"""Which device goes to which of several nodes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from testbed import topology
+from testbed.errors import BadInputError
+from testbed.host.nodes import Node
+from testbed.host.swarm import described
+from testbed.plan import Host, Plan, describe, plan
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.launch import planned_limits
+from testbed.topology import machines
+
+GIB = 2**30
+
+
+def nodes(*cores: int, memory: int = 64 * GIB) -> tuple[Node, ...]:
+    return tuple(
+        Node(
+            id=f"id-{number}",
+            name=f"node-{number}",
+            cores=count,
+            memory=memory,
+            labels={"rack": "ab"[number % 2]},
+            here=number == 0,
+        )
+        for number, count in enumerate(cores)
+    )
+
+
+def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: bool) -> Plan:
+    parsed = topology.parse(
+        "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
+        f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"
+    )
+    host = Host((0, 1), 16 * GIB, "no netem", machines)
+    return plan(parsed, "swarm", host, **options)
+
+
+def test_all_nodes_are_equally_busy() -> None:
+    found = planned("{name: big, count: 2, cpu: 2}, {name: small, count: 8, cpu: 0.5}", nodes(5, 5))
+    assert Counter(found.placement.values()) == {"id-0": 5, "id-1": 5}
+    assert {found.placement["big-1"], found.placement["big-2"]} == {"id-0", "id-1"}
+    assert (found.infrastructure_cpus, found.device_capacity) == ("0", 8)
+    assert [row["node"] for row in describe(found)][:2] == ["node-0", "node-1"]
+
+
+def test_each_device_has_the_cpus_of_its_node() -> None:
+    found = planned(
+        "{name: a, cpu: 0.5, hosts: [node-0]}, {name: b, cpu: 2, hosts: [id-1]}", nodes(2, 8)
+    )
+    assert (found.cpus_of("a"), found.cpus_of("b")) == ("1", "1-7")
+    spec = RunSpec(RunDirectory(Path("/runs/r")), topology.parse(TOPOLOGY), found, {})
+    assert planned_limits(spec, found.devices[1]).cpus == "1-7"
+
+
+TOPOLOGY = (
+    "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
+    "devices: [{name: a, cpu: 0.5}]\nstop: {after: 10s}\n"
+)
+
+
+def test_who_has_least_to_choose_from_is_placed_first() -> None:
+    found = planned(
+        "{name: any, count: 14, cpu: 1}, {name: racked, count: 7, cpu: 1, placement: {rack: b}}",
+        nodes(8, 8, 8),
+    )
+    assert {found.placement[f"racked-{n}"] for n in range(1, 8)} == {"id-1"}
+
+
+def test_time_is_stretched_until_whole_devices_fit() -> None:
+    """Three devices of 0.6 are 1.8 cores, but not on two nodes with one each."""
+    found = planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2), "dilation: auto")
+    assert 1.2 <= found.dilation < 1.25
+    with pytest.raises(BadInputError, match=r"a-3 needs 0\.6 cores"):
+        planned("{name: a, count: 3, cpu: 0.6}", nodes(2, 2))
+
+
+def test_what_fits_nowhere_is_refused_with_the_numbers_of_each_node() -> None:
+    with pytest.raises(BadInputError) as refused:
+        planned("{name: a, count: 9, cpu: 0.9, memory: 1GiB}", nodes(4, 5, memory=8 * GIB))
+    told = str(refused.value)
+    assert "4:11: devices[0]: a-8 needs 0.9 cores and 1.0 GiB" in told
+    assert "node-0 0.3 of 3 cores and 4.5 of 7.5 GiB; node-1 0.4 of 4 cores and 3.5 of 7.5 GiB" in told
+    with pytest.raises(
+        BadInputError, match="no node is as its hosts or placement ask; the Swarm has node-0"
+    ):
+        planned("{name: a, cpu: 0.1, placement: {rack: c}}", nodes(2, 2))
+    over = planned("{name: a, count: 9, cpu: 0.9, memory: 1GiB}", nodes(4, 5), oversubscribe=True)
+    assert len(over.placement) == 9
+
+
+def test_memory_is_no_reason_to_stretch_time() -> None:
+    with pytest.raises(BadInputError, match=r"0\.5 of 7\.5 GiB"):
+        planned(
+            "{name: a, count: 3, cpu: 0.1, memory: 7GiB}", nodes(2, 2, memory=8 * GIB), "dilation: auto"
+        )
+
+
+def test_a_thousand_devices_on_twenty_nodes_take_no_time() -> None:
+    begin = time.process_time()
+    found = planned(
+        "{name: a, count: 700, cpu: 0.3},{name: b, count: 300, cpu: 0.25, placement: {rack: a}}",
+        nodes(*[16] * 20),
+    )
+    assert time.process_time() - begin < 2
+    assert sorted(Counter(found.placement.values()).values())[0] >= 45
+
+
+def test_nodes_as_the_engine_describes_them() -> None:
+    def told(
+        number: int, name: str, state: str = "ready", availability: str = "active"
+    ) -> dict[str, object]:
+        return {
+            "ID": f"id-{number}",
+            "Description": {
+                "Hostname": name,
+                "Resources": {"NanoCPUs": 4_000_000_000, "MemoryBytes": 8 * GIB},
+                "Engine": {"EngineVersion": "20.10.24"},
+            },
+            "Spec": {"Labels": {"rack": "a"}, "Availability": availability},
+            "Status": {"State": state},
+        }
+
+    found = described(
+        [told(1, "vm"), told(2, "vm"), told(3, "down", "down"), told(4, "idle", "ready", "drain")],
+        "id-2",
+    )
+    first = Node(
+        id="id-2",
+        name="vm-1",
+        cores=4,
+        memory=8 * GIB,
+        labels={"rack": "a"},
+        engine="20.10.24",
+        here=True,
+    )
+    assert found == [first, replace(first, id="id-1", name="vm-2", here=False)]
+
+
+def test_what_devices_share_is_on_one_node() -> None:
+    shared = "cpu: 0.2, access: {name: wifi, up: 20mbit}"
+    with pytest.raises(BadInputError, match="wifi is shared by devices on several nodes"):
+        planned(f"{{name: a, count: 2, {shared}}}", nodes(2, 2))
+    assert (
+        planned(f"{{name: a, count: 2, {shared}, hosts: [node-1]}}", nodes(2, 2)).placement["a-2"]
+        == "id-1"
+    )
+
+
+def test_machines_that_are_described() -> None:
+    found = machines.parse("nodes: [{name: a, count: 2, cores: 4, memory: 8GiB, labels: {rack: x}}]")
+    assert [(one.id, one.here) for one in found] == [("a-1", True), ("a-2", False)]
+    assert found[1].memory == 8 * GIB
+    with pytest.raises(BadInputError, match=r"<text>:1:9: nodes\[0\]: .*cores"):
+        machines.parse("nodes: [{name: a, memory: 8GiB}]")

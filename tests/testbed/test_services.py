@@ -1,0 +1,85 @@
+"""Services of a Swarm, as the engine's API has them."""
+
+from __future__ import annotations
+
+from testbed.runtimes.containers import Attachment, Container, Mount, Network
+from testbed.runtimes.services import Handed, Placed, Volume, network, service, short
+
+DEVICE = Container(
+    part="pi",
+    name="testbed-r-1-pi",
+    image="testbed-agent:1",
+    command=("python3", "-m", "agents.device.main", "/testbed/device.json"),
+    user=0,
+    group=0,
+    labels={"testbed.run": "r-1"},
+    environment={"OMP_NUM_THREADS": "1"},
+    networks=(Attachment("testbed-r-1-data", ("pi",)),),
+    mounts=(Mount("/runs/r-1/work/pi.json", "/testbed/client.json"),),
+    cgroup_parent="/r-1",
+    memory=512,
+    cap_add=("NET_ADMIN",),
+    sysctls={"net.ipv4.tcp_congestion_control": "cubic"},
+)
+
+
+def test_a_device() -> None:
+    at = Placed(
+        nodes=("node.id == n1",),
+        secrets=[Handed(id="s1", name="secret", target="/testbed/client.json", user=10001)],
+        volumes=[Volume("control", "/testbed/control", read_only=True)],
+        names={"server": "172.18.0.2"},
+        cores=0.25,
+    )
+    made = service(DEVICE, at)
+    task = made["task_template"]
+    container = task.pop("ContainerSpec")
+    assert (made["name"], made["mode"]) == ("testbed-r-1-pi", {"Replicated": {"Replicas": 1}})
+    assert made["endpoint_spec"] == {"Mode": "dnsrr"}
+    assert task["Resources"] == {
+        "Limits": {"Pids": 128, "MemoryBytes": 512},
+        "Reservations": {"NanoCPUs": 250_000_000, "MemoryBytes": 512},
+    }
+    assert task["RestartPolicy"] == {"Condition": "none"}
+    assert task["Placement"] == {"Constraints": ["node.id == n1"]}
+    assert task["Networks"] == [{"Target": "testbed-r-1-data", "Aliases": ["pi"]}]
+    assert container["User"] == "0:0"
+    assert container["Env"] == ["OMP_NUM_THREADS=1"]
+    assert container["ReadOnly"]
+    assert (container["CapabilityDrop"], container["CapabilityAdd"]) == (["ALL"], ["NET_ADMIN"])
+    assert container["Sysctls"] == {"net.ipv4.tcp_congestion_control": "cubic"}
+    assert container["DNSConfig"] == {"Nameservers": ["127.0.0.1"]}
+    assert container["Hosts"] == ["172.18.0.2 server"]
+    assert [mount["Type"] for mount in container["Mounts"]] == ["volume", "tmpfs"]
+    assert container["Mounts"][0]["VolumeOptions"]["Labels"] == {"testbed.run": "r-1"}
+    assert container["Secrets"] == [
+        {
+            "SecretID": "s1",
+            "SecretName": "secret",
+            "File": {"Name": "/testbed/client.json", "UID": "10001", "GID": "10001", "Mode": 0o400},
+        }
+    ]
+
+
+def test_what_is_on_every_node_with_files_of_its_own() -> None:
+    made = service(DEVICE, Placed(everywhere=True, binds=True))
+    assert made["mode"] == {"Global": {}}
+    (bind, _) = made["task_template"]["ContainerSpec"]["Mounts"]
+    assert bind == {
+        "Type": "bind",
+        "Source": "/runs/r-1/work/pi.json",
+        "Target": "/testbed/client.json",
+        "ReadOnly": True,
+    }
+
+
+def test_networks_and_names() -> None:
+    labels = {"testbed.run": "r-1"}
+    assert network(Network(name="testbed-r-1-server", labels=labels))["driver"] == "overlay"
+    bridge = network(Network(name="testbed-r-1-data", labels=labels, options={"mtu": "1450"}))
+    assert (bridge["driver"], bridge["scope"], bridge["internal"]) == ("bridge", "swarm", True)
+    long = "testbed-" + 60 * "x" + "-pi"
+    assert len(short(long)) <= 63
+    assert short(long) != short(long + "2")
+    assert short(long).endswith("-pi")
+    assert short(short(long)) == short(long)

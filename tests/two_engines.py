@@ -1,0 +1,110 @@
+"""Two Docker engines of this machine, each in a network namespace of its own, made into a Swarm.
+
+Each has a private mount namespace, with /run of its own, and its own data and exec roots, so that the
+machine's engine is not touched, and nothing is left of them: neither process, mount, nor file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+
+from testbed.host import docker_engine
+
+_TIMEOUT_SECONDS = 30.0
+_START = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/lock
+ip link set lo up
+exec dockerd --data-root "$1/data" --exec-root /run/docker --pidfile "$1/pid" --bridge none \
+    -H "unix://$1/docker.sock" -H unix:///run/docker.sock > "$1/log" 2>&1
+"""
+
+
+def lacking() -> str | None:
+    """What this machine lacks for it; None: nothing."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    missing = [name for name in ("dockerd", "unshare", "nsenter", "ip") if shutil.which(name) is None]
+    return f"there is no {missing[0]}" if missing else None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    folder: Path
+    client: docker.DockerClient
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.folder}/docker.sock"
+
+
+@contextmanager
+def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
+    """The manager and a worker; their files are in `folder`, a short path, while they live."""
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        processes = [stack.enter_context(_engine(folder / name)) for name in ("1", "2")]
+        pids = [process.pid for process in processes]
+        _run("ip", "link", "add", "swarm0", "netns", str(pids[0]), "type", "veth", "peer", "name",
+             "swarm0", "netns", str(pids[1]))  # fmt: skip
+        engines = []
+        for number, pid in enumerate(pids, start=1):
+            address = f"10.77.0.{number}"
+            inside = ("nsenter", "-t", str(pid), "-n", "ip")
+            _run(*inside, "addr", "add", f"{address}/24", "dev", "swarm0")
+            _run(*inside, "link", "set", "swarm0", "up")
+            client = docker_engine.at(f"unix://{folder}/{number}/docker.sock", _TIMEOUT_SECONDS)
+            stack.callback(client.close)
+            engines.append(Engine(folder / f"{number}", client, address))
+        first, second = engines
+        first.client.swarm.init(advertise_addr=first.address, listen_addr=f"{first.address}:2377")
+        token = first.client.swarm.attrs["JoinTokens"]["Worker"]
+        second.client.swarm.join(
+            [f"{first.address}:2377"],
+            token,
+            advertise_addr=second.address,
+            listen_addr=f"{second.address}:2377",
+        )
+        yield first, second
+
+
+def carry(images: Sequence[str], *engines: Engine) -> None:
+    """Give `images` of this machine's engine to `engines`, as `docker save` and `docker load` do."""
+    for engine in engines:
+        loading = ["docker", "-H", engine.url, "load", "--quiet"]
+        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
+            subprocess.run(loading, stdin=saving.stdout, check=True, stdout=subprocess.DEVNULL)
+        assert saving.returncode == 0
+
+
+@contextmanager
+def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A `dockerd` in namespaces of its own; `unshare` becomes it, so that it has its process id."""
+    folder.mkdir(parents=True)
+    process = subprocess.Popen(
+        ["unshare", "--net", "--mount", "sh", "-c", _START, "sh", str(folder)],
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name != "DOCKER_HOST"},
+    )
+    try:
+        yield process
+    finally:
+        # With its containerd; what it has mounted and the interfaces it has made go with the namespaces.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
