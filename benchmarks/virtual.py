@@ -35,11 +35,12 @@ from agents.client import randomness
 from agents.config import Local
 from agents.flat import initial
 from agents.shards import Shard
-from agents.tasks import TASKS
 from agents.tasks.cnn import Cifar10Cnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import MnistLogreg
 from agents.vectors import Vector
+from benchmarks import perceptron
+from benchmarks.perceptron import Perceptron
 from testbed.plan import datasets
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.datasets import Prepared
@@ -53,6 +54,11 @@ from testbed.virtual.training import BatchTrainer, Job
 _TURNS = 7
 _TURN = 0.25
 """Seconds at least of each, in every turn."""
+_NAMES: dict[type[Task], str] = {
+    MnistLogreg: "mnist-logreg",
+    Cifar10Cnn: "cifar10-cnn",
+    Perceptron: "perceptron:Perceptron",
+}
 _CLASSES = 10
 _STEPS = 1024
 """Client-steps of a loop in one turn, about."""
@@ -86,10 +92,12 @@ class Setting:
 def settings() -> list[Setting]:
     mnist = _images("ylecun/mnist", (60_000, 28, 28))
     cifar = _images("uoft-cs/cifar10", (50_000, 3, 32, 32))
-    logreg, cnn = MnistLogreg(), Cifar10Cnn()
+    logreg, cnn, mlp = MnistLogreg(), Cifar10Cnn(), Perceptron()
     return [
         Setting("mnist-logreg, M = 1", logreg, mnist, 128, batch_size=32, steps=1, updates=4000),
         Setting("mnist-logreg, M = 50", logreg, mnist, 128, batch_size=32, steps=50, updates=1000),
+        Setting("perceptron, M = 10", mlp, mnist, 10, batch_size=16, steps=10, updates=1000),
+        Setting("perceptron, M = 10", mlp, mnist, 100, batch_size=16, steps=10, updates=1000),
         Setting("cifar10-cnn, M = 5", cnn, cifar, 100, batch_size=10, steps=5, updates=200),
     ]
 
@@ -260,8 +268,9 @@ class WholeRun:
     def __init__(self, setting: Setting) -> None:
         topology = {
             "name": "benchmark",
+            **({"code": perceptron.__file__} if type(setting.task) is Perceptron else {}),
             "task": {
-                "name": next(name for name, task in TASKS.items() if isinstance(setting.task, task)),
+                "name": _NAMES[type(setting.task)],
                 "local": {"steps": setting.steps, "batch_size": setting.batch_size, "lr": setting.lr},
             },
             "rule": {"name": "area", "criterion": "every", "every": 4},
@@ -290,6 +299,7 @@ class WholeRun:
             path.write_text(self._topology, encoding="utf-8")
             topology, plan = up.planned(path, up.Options())
             directory = RunDirectory.create(Path(folder), "run")
+            topology = up.with_kept_code(topology, directory, resume=False)
             samples = {client: len(part) for client, part in self._prepared.indices.items()}
             run(RunSpec(directory, topology, plan, samples), self._prepared, View())
         return self._steps
@@ -340,7 +350,9 @@ def compare(setting: Setting) -> None:
     trainer, whole, *times = seconds_per_step(*contenders, *itertools.chain(*slow.values()))
     left = iter(times)
     best = {name: min(next(left) for _ in each) for name, each in slow.items()}
-    print(f"\n{setting.label}{'per second':>28}{'trainer ÷':>12}{'whole run ÷':>12}")
+    print(
+        f"\n{setting.label}, {setting.clients} clients{'per second':>16}{'trainer ÷':>12}{'whole run ÷':>12}"
+    )
     print(f"{'trainer':>20}{1 / trainer:>20.0f}")
     print(f"{'whole run':>20}{1 / whole:>20.0f}")
     for name, seconds in best.items():

@@ -70,7 +70,7 @@ class Trainer:
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
-        self._load(start, buffers)
+        self._load(start, buffers, rng)
         loss, steps = 0.0, 0
         order = batches(len(self._y), self._local.batch_size, rng)
         for _ in range(self._local.count(len(self._y))):
@@ -87,11 +87,13 @@ class Trainer:
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         """The gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
-        self._load(start, buffers)
+        self._load(start, buffers, rng)
         loss = self._gradient(next(batches(len(self._y), self._local.batch_size, rng)))
         return Result(self.flat.gradient.numpy().copy(), 1, loss, buffers_of(self.flat.module))
 
-    def _load(self, start: Vector, buffers: Buffers) -> None:
+    def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
+        # What the model draws, as dropout does, follows from `rng`, too; that itself is left as it is.
+        torch.default_generator.manual_seed(int(rng.spawn(1)[0].integers(2**63)))
         if self._start is not None:
             np.copyto(self._start.numpy(), start)
         self.flat.load(start, buffers)

@@ -11,6 +11,7 @@ from agents.checks import at_least, positive
 from agents.rules.interface import (
     Action,
     Actions,
+    Aggregated,
     Broadcast,
     ClientSide,
     Ignored,
@@ -34,8 +35,8 @@ class DeFedAvgNiid(Rule):
     for a client that was drawn m_i times. Then w is broadcast to all, and the next round draws. Clients
     train on the newest model that they got, never twice on one, and leave the result in a send buffer.
     So a fast client counts no more often than a slow one. A drawn client that leaves is dropped: the
-    round is then as if it had drawn fewer. A client that joins, for the first time or again, gets w at
-    once, and may be drawn from the next round on.
+    round is then as if it had drawn fewer, and one that loses all is one in which w stays. A client that
+    joins, for the first time or again, gets w at once, and may be drawn from the next round on.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"
@@ -95,8 +96,8 @@ class DeFedAvgNiidState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._sum:
-            return self._draw()
+        if not self._sum:  # all left: a round without contributions, in which w stays
+            return [Aggregated(self.server.version, ()), *self._draw()]
         aggregated = self._sum.apply(self.params.server_lr / self._sum.weight)
         return [aggregated, Broadcast(), *self._draw()]
 

@@ -10,6 +10,7 @@ from agents.nanoseconds import from_seconds
 from agents.rules.interface import (
     Action,
     Actions,
+    Aggregated,
     ClientSide,
     Ignored,
     Request,
@@ -35,8 +36,8 @@ class Favano(Rule):
     get the new w, the others train on, up to their number of local steps K, then wait to be drawn.
 
     A round that takes longer than a period is followed by the next at once; rounds do not overlap. A
-    drawn client that leaves is dropped: s is then one less. A client that joins, for the first time or
-    again, gets w at once, and may be drawn in the next round.
+    drawn client that leaves is dropped: s is then one less, and where it is 0 w stays. A client that
+    joins, for the first time or again, gets w at once, and may be drawn in the next round.
     """
 
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
@@ -106,7 +107,8 @@ class FavanoState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        actions = self._aggregate() if self._sum else []
+        # Without any that is left it is a round without contributions, in which w stays.
+        actions = self._aggregate() if self._sum else [Aggregated(self.server.version, ())]
         if self._overdue:
             self._overdue = False
             actions += self._draw()
@@ -119,6 +121,8 @@ class FavanoState(State):
 
     def _draw(self) -> list[Action]:
         clients = list(self.server.clients)
+        if not clients:
+            return [Aggregated(self.server.version, ())]
         drawn = sorted(self.server.rng.permutation(len(clients))[: self.params.sample])
         self._waiting = {clients[i] for i in drawn}
         return [Request(clients[i], "interrupt") for i in drawn]

@@ -8,7 +8,18 @@ from typing import Annotated, ClassVar, Literal
 
 from agents.checks import at_least, duration, positive
 from agents.nanoseconds import from_seconds
-from agents.rules.interface import Action, Actions, Ignored, Rule, Send, Server, SetTimer, State, Update
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Aggregated,
+    Ignored,
+    Rule,
+    Send,
+    Server,
+    SetTimer,
+    State,
+    Update,
+)
 from agents.rules.parts import Trim, check_trim, gathered
 
 
@@ -22,8 +33,8 @@ class FedAvg(Rule):
     (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)).
     With non-uniform p and sampling that is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni
     et al. 2023, Appendix C). A selected client that goes offline, or is not back within
-    `round_timeout` seconds, is dropped from the round. A client that joins, for the first time or again,
-    takes part from the next round on.
+    `round_timeout` seconds, is dropped from the round; a round that loses all is one in which w stays.
+    A client that joins, for the first time or again, takes part from the next round on.
 
     τ_eff is 1 or, with `local.fednova`, where the Δ_i are normalised, the mean effective number of local
     steps, weighted as the updates are (Wang et al. 2020, arXiv 2007.07481). It is part of the weight
@@ -112,8 +123,8 @@ class FedAvgState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._sum:
-            return self._new_round()
+        if not self._sum:  # all left: a round without contributions, in which w stays
+            return [Aggregated(self.server.version, ()), *self._new_round()]
         aggregated = self._sum.apply(self._scale())
         self._effective_steps = []
         return [aggregated, *self._new_round()]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from agents.shards import Shard
+
+Splits = Mapping[str, Mapping[str, Any]]
+"""A dataset: arrays `x`, `y` and `client` of its splits `train`, `test` and `validation`, with a row for
+each sample. All but x of train may be missing (docs/data.md)."""
 
 
 class Task(Protocol):
@@ -18,8 +22,9 @@ class Task(Protocol):
     Defaults for all that a task does not override: cross-entropy and accuracy of a classifier.
     """
 
-    dataset: ClassVar[str | None]
-    """Name in `testbed.plan.datasets.DATASETS`; None where `shards` brings the data."""
+    dataset: ClassVar[str | Callable[[Any], Splits] | None]
+    """Name in `testbed.plan.datasets.DATASETS`, or a method that returns the data, the same each time;
+    None where `shards` brings them, device by device."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""
     has_perplexity: ClassVar[bool] = False

@@ -56,7 +56,10 @@ def rules() -> list[Entry]:
 
 
 def tasks() -> list[Entry]:
-    return [_entry(name, cls, {"dataset": cls.dataset}) for name, cls in sorted(TASKS.items())]
+    return [
+        _entry(name, cls, {"dataset": None if cls.dataset is None else str(cls.dataset)})
+        for name, cls in sorted(TASKS.items())
+    ]
 
 
 def find(name: str, entries: Iterable[Entry], what: str) -> Entry:

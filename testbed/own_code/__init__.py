@@ -13,15 +13,19 @@ import hashlib
 import importlib.machinery
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, ClassVar, Literal, Union
 
+import numpy as np
+
 from agents import own_code, shards
 from agents.rules.interface import ClientSide
 from agents.shards import Shard
+from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
 from testbed.own_code.inspector import Inspector, RaisedError
 
@@ -108,13 +112,23 @@ class StandIn:
 class TaskStandIn(StandIn):
     """Of an `agents.tasks.interface.Task`; without model, loss and metric."""
 
-    dataset: ClassVar[str | None]
+    dataset: ClassVar[str | Callable[[Any], Splits] | None]
     has_accuracy: ClassVar[bool]
     has_perplexity: ClassVar[bool]
 
     def shards(self) -> list[Shard]:
         """As the task's."""
         return [shards.load(Path(path)) for path in ask(self, "shards")]
+
+
+def _dataset(task: TaskStandIn) -> Splits:
+    """What the task's own method `dataset` returns. Raises ValueError where it is no dataset."""
+    with tempfile.TemporaryDirectory(prefix="testbed-dataset-") as folder:
+        found: dict[str, dict[str, Any]] = {}
+        for split in ask(task, "dataset", to=folder):
+            with np.load(Path(folder, f"{split}.npz"), allow_pickle=False) as file:
+                found[split] = {name: file[name] for name in file.files}
+        return found
 
 
 class RuleStandIn(StandIn):
@@ -186,6 +200,7 @@ def _stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
     base = TaskStandIn if kind == "task" else RuleStandIn
     attributes = {
         **found["attributes"],
+        **({"dataset": _dataset} if found["brings_dataset"] else {}),
         "stands_for": (code, kind, name),
         "__doc__": found["about"],
         "__module__": name.partition(":")[0],

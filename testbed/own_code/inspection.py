@@ -19,7 +19,7 @@ import select
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -42,6 +42,14 @@ _MAX_TRACEBACK = 20_000
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
 _OF_CLASS = ("dataset", "has_accuracy", "has_perplexity")
 """Attributes of a task that are the same whatever its parameters."""
+_SPLITS = "train", "test", "validation"
+_ARRAYS = {
+    "x": ("biuf", "numbers"),
+    "y": ("biufU", "numbers or names"),
+    "client": ("iuU", "whole numbers or names"),
+}
+"""Of a split: the kinds of numpy's types that each may have, and these in words."""
+_EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
 
 
@@ -82,11 +90,13 @@ def _found(kind: str, name: str) -> Any:
         raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
     if is_task and not hasattr(cls, "dataset"):
         raise _RefusedError(
-            f'{name} does not say its dataset, as in dataset: ClassVar[str] = "digits"; or None where '
-            "its method shards brings the data"
+            f'{name} does not say its dataset, as in dataset: ClassVar[str] = "digits"; nor has it a '
+            "method dataset that returns it"
         )
-    if is_task and not isinstance(cls.dataset, str | None):
-        raise _RefusedError(f"its dataset is {cls.dataset!r:.80}, expected the name of one, or None")
+    if is_task and not (isinstance(cls.dataset, str | None) or callable(cls.dataset)):
+        raise _RefusedError(
+            f"its dataset is {cls.dataset!r:.80}, expected the name of one, or a method that returns it"
+        )
     return cls
 
 
@@ -105,7 +115,12 @@ def _class(cls: Any, _: Path) -> dict[str, Any]:
         "parameters": [
             _parameter(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init
         ],
-        "attributes": {key: getattr(cls, key) for key in _OF_CLASS if hasattr(cls, key)},
+        "attributes": {
+            key: value
+            for key in _OF_CLASS
+            if hasattr(cls, key) and not callable(value := getattr(cls, key))
+        },
+        "brings_dataset": callable(getattr(cls, "dataset", None)),
     }
 
 
@@ -231,6 +246,39 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any]) -> list[str]:
     return [*map(str, paths)]
 
 
+def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
+    """The splits of the dataset that the task brings, each in a file SPLIT.npz of the folder `to`."""
+    splits = _keyed("its dataset()", _made(cls, params).dataset(), _SPLITS)
+    for split, value in splits.items():
+        arrays = _keyed(split, value, _ARRAYS)
+        whole = {name: _array(f"{name} of {split}", array, name) for name, array in arrays.items()}
+        np.savez(Path(to, f"{split}.npz"), **whole)
+    return [*splits]
+
+
+def _keyed(what: str, value: Any, keys: Iterable[str]) -> Mapping[str, Any]:
+    first, *_ = keys
+    if not isinstance(value, Mapping) or first not in value:
+        found = (
+            f"has {', '.join(map(str, value))}" if isinstance(value, Mapping) else f"is {type(value)}"
+        )
+        raise _RefusedError(f"{what} {found}, expected {_EXAMPLE}")
+    if unknown := [key for key in value if key not in keys]:
+        raise _RefusedError(f"{what} has {unknown[0]!r}, expected only {', '.join(keys)}")
+    return value
+
+
+def _array(what: str, value: Any, key: str) -> Any:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # of lists of different lengths
+        raise _RefusedError(f"{what} is no array: {error}") from error
+    kinds, names = _ARRAYS[key]
+    if array.dtype.kind not in kinds:
+        raise _RefusedError(f"{what} holds {array.dtype}, expected {names}")
+    return array
+
+
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) -> None:
     """One step of training on the shard in the file `samples`, and its evaluation."""
     import torch
@@ -264,6 +312,7 @@ _QUESTIONS: Mapping[str, Callable[..., Any]] = {
     "extent": _extent,
     "start": _start,
     "shards": _shards,
+    "dataset": _dataset,
     "step": _step,
 }
 

@@ -27,6 +27,8 @@ from testbed.host import die_with_parent, subprocesses
 
 _PATIENCE_S = 120.0
 """For one answer: importing PyTorch alone takes seconds, on a busy host many."""
+_DATASET_PATIENCE_S = 3600.0
+"""For a dataset, which may have to be fetched and decoded."""
 _MAX_ANSWER = 4 * 2**20
 _KEPT = 4000
 """Bytes of what is printed."""
@@ -53,7 +55,8 @@ class Inspector:
         where it does not answer."""
         line = json.dumps(request)
         if line not in self._known:
-            self._known[line] = self._answer(line, request["name"])
+            patience = _DATASET_PATIENCE_S if request["question"] == "dataset" else _PATIENCE_S
+            self._known[line] = self._answer(line, request["name"], patience)
         match self._known[line]:
             case {"answer": answer}:
                 return answer
@@ -63,12 +66,12 @@ class Inspector:
                 raise RaisedError(text.replace(str(self._folder / "code"), str(self._origin)))
         raise AssertionError(self._known[line])
 
-    def _answer(self, line: str, name: str) -> dict[str, Any]:
+    def _answer(self, line: str, name: str, patience: float) -> dict[str, Any]:
         printed = ""
         for _ in range(2):  # it may just have ended for want of questions
             if self._process is None or not self._process.lives:
                 self._process = _Process(self._folder)
-            if (answer := self._process.answer(line)) is not None:
+            if (answer := self._process.answer(line, patience)) is not None:
                 found: dict[str, Any] = json.loads(answer)
                 return found
             self._process.end()
@@ -96,27 +99,28 @@ class _Process:
     def lives(self) -> bool:
         return self._popen.poll() is None
 
-    def answer(self, line: str) -> bytes | None:
-        """The answer to the question `line`; None where the process has ended. Raises BadInputError."""
+    def answer(self, line: str, patience: float) -> bytes | None:
+        """The answer to the question `line`; None where the process has ended. Raises BadInputError
+        where there is none within `patience` seconds."""
         assert self._popen.stdin is not None  # noqa: S101  (pipes, see above)
         assert self._popen.stdout is not None  # noqa: S101
         try:
             self._popen.stdin.write(line.encode() + b"\n")
             self._popen.stdin.flush()
-            return self._read(self._popen.stdout.fileno())
+            return self._read(self._popen.stdout.fileno(), patience)
         except BrokenPipeError:
             return None
         except BaseException:  # what it still says answers no later question
             self.end()
             raise
 
-    def _read(self, descriptor: int) -> bytes | None:
-        deadline, data = time.monotonic() + _PATIENCE_S, bytearray()
+    def _read(self, descriptor: int, patience: float) -> bytes | None:
+        deadline, data = time.monotonic() + patience, bytearray()
         while not data.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or len(data) > _MAX_ANSWER:
                 raise BadInputError(
-                    f"own code has not answered within {_PATIENCE_S:g} s: does a module work when it is "
+                    f"own code has not answered within {patience:g} s: does a module work when it is "
                     f"imported, or a model take that long to make?\n{self.printed()}"
                 )
             if select.select([descriptor], [], [], left)[0]:

@@ -91,6 +91,8 @@ def read(part: Part, data: Data, train: Samples | None = None) -> Samples:
                 raise DataError(
                     key, f"found {missing[0]!r}, expected a column of {file}, which has {has}"
                 )
+    if not part.rows:
+        raise DataError(None, f"{part.name} has no samples")
     x: Array | None = None
     labels: list[Array] = []
     owners: list[Array] = []
@@ -119,8 +121,7 @@ def read(part: Part, data: Data, train: Samples | None = None) -> Samples:
             column = _array(batch[data.client], data, f"{part.name}, column {data.client}", done)
             owners.append(clients.add(_as_names(column)))
         done += len(some)
-    if x is None:
-        raise DataError(None, f"{part.name} has no samples")
+    assert x is not None  # noqa: S101  (there are rows)
     shard = Shard(x, np.empty(0), _scale(x))
     if labels:
         y = np.concatenate(labels)

@@ -129,11 +129,7 @@ def _npz(paths: Sequence[Path]) -> Part:
     rows, columns = 0, {}
     for path in paths:
         arrays = _arrays(path)
-        lengths = {name: array.shape[:1] for name, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or () in lengths.values():
-            told = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise DataError(None, f"{path}: expected arrays with a row for each sample, found {told}")
-        rows += next(iter(lengths.values()))[0]
+        rows += _rows(str(path), arrays)
         columns[str(path)] = tuple(arrays)
 
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
@@ -142,6 +138,20 @@ def _npz(paths: Sequence[Path]) -> Part:
             yield {name: arrays[name] for name in wanted}
 
     return Part(_named(paths), rows, columns, batches)
+
+
+def of_arrays(name: str, arrays: Mapping[str, Any]) -> Part:
+    """The samples in numpy's `arrays`; `name` is for errors. Raises DataError."""
+    return Part(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
+
+
+def _rows(name: str, arrays: Mapping[str, Any]) -> int:
+    lengths = {key: array.shape[:1] for key, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or () in lengths.values():
+        told = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
+        raise DataError(None, f"{name}: expected arrays with a row for each sample, found {told}")
+    rows: int = next(iter(lengths.values()))[0]
+    return rows
 
 
 def _arrays(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from agents.aggregator.parts import Parts
 from agents.shards import Shard
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
+from testbed.own_code import TaskStandIn
 from testbed.plan import columns, datafiles, transforms
 from testbed.plan.columns import DataError, Part, Samples
 from testbed.rundir.directory import RunDirectory
@@ -107,7 +108,7 @@ class Columns:
         test, validation = (
             datafiles.part(paths) if paths else None for paths in (splits.test, splits.validation)
         )
-        return self._read(datafiles.part(splits.train), test, validation)
+        return self.read(datafiles.part(splits.train), test, validation)
 
     def _fetch(self) -> Dataset:
         data = self.data
@@ -115,9 +116,10 @@ class Columns:
             if data.train not in splits:
                 raise DataError("train", f"found {data.train!r}, expected one of {', '.join(splits)}")
             validation = splits.get(data.validation) if data.validation else None
-            return self._read(splits[data.train], splits.get(data.test), validation)
+            return self.read(splits[data.train], splits.get(data.test), validation)
 
-    def _read(self, train: Part, test: Part | None, validation: Part | None) -> Dataset:
+    def read(self, train: Part, test: Part | None, validation: Part | None) -> Dataset:
+        """The dataset that has these splits. Raises DataError."""
         data = self.data
         for key, given, part in (("test", data.test, test), ("validation", data.validation, validation)):
             if key in data.model_fields_set and given is not None and part is None:
@@ -127,7 +129,7 @@ class Columns:
         def other(part: Part | None) -> Shard | None:
             if part is None:
                 return None
-            shard = columns.read(part, data, samples).shard
+            shard = columns.read(part, data.model_copy(update={"client": None}), samples).shard
             _check_alike(samples.shard, shard, part.name)
             return shard
 
@@ -250,7 +252,38 @@ class SyntheticSentences:
         return Dataset(train, test, remarks=(remark,))
 
 
-Source = Columns | Digits | SyntheticSentences
+@dataclass(frozen=True, slots=True)
+class OfTask:
+    """What the method `dataset` of a user's own task returns."""
+
+    shape: ClassVar[tuple[int, ...] | None] = None
+    tokens: ClassVar[bool] = False
+    name: str
+    """Of the task."""
+    task: TaskStandIn
+
+    def find(self, root: Path | None) -> Found:
+        code, _, name = self.task.stands_for
+        sources = Path(columns.__file__).read_bytes(), _SPLIT_VERSION
+        return Found(_digest((code.digest, name, self.task, *sources)), self._read)
+
+    def _read(self) -> Dataset:
+        assert callable(self.task.dataset)  # noqa: S101  (else there is nothing of this class)
+        try:
+            splits = self.task.dataset()
+        except ValueError as error:
+            raise DataError(None, str(error)) from error
+        train, test, validation = (
+            datafiles.of_arrays(f"{split} of its dataset()", splits[split]) if split in splits else None
+            for split in ("train", "test", "validation")
+        )
+        assert train is not None  # noqa: S101  (it is checked where own code runs)
+        label, client = (name if name in splits["train"] else None for name in ("y", "client"))
+        data = Data(path=self.name, input=("x",), label=label, client=client)
+        return Columns(data).read(train, test, validation)
+
+
+Source = Columns | Digits | SyntheticSentences | OfTask
 
 _CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 of LEAF (Caldas et al. 2018, arXiv 1812.01097)."""
@@ -288,7 +321,10 @@ def source(topology: Topology) -> Source | None:
     """
     data, task = topology.task.data, topology.task
     if data is None:
-        return None if task.dataset is None else DATASETS[task.dataset]
+        own = task.build()
+        if isinstance(own, TaskStandIn) and callable(own.dataset):
+            return OfTask(task.name, own)
+        return DATASETS[own.dataset] if isinstance(own.dataset, str) else None
     if data.input is not None:
         return Columns(data)
     known = DATASETS.get(str(data.hub))
@@ -313,7 +349,9 @@ def _placed(topology: Topology) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        where = ("task", "data") if error.key is None else ("task", "data", error.key)
+        where: tuple[str, ...] = ("task", "data") if error.key is None else ("task", "data", error.key)
+        if topology.task.data is None:  # it is of the task
+            where = ("task", "name")
         raise _error(topology, where, str(error)) from error
 
 
@@ -442,9 +480,9 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
 
 
 def _loaded(topology: Topology, chosen: Source, root: Path | None) -> Dataset:
-    task = topology.task
-    if task.data is None and task.dataset is not None:
-        return load(task.dataset, root)
+    name = topology.task.build().dataset
+    if topology.task.data is None and isinstance(name, str):
+        return load(name, root)
     with _placed(topology):
         return load_from(chosen, root)
 
@@ -458,7 +496,8 @@ def _with_evaluation_set(prepared: Prepared, dataset: Dataset, topology: Topolog
                 topology,
                 ("evaluate", "on"),
                 "the data has no validation set: name one with task.data.validation, set some samples "
-                "aside with task.data.split: {validation: 10%}, or take on: test",
+                "aside with task.data.split: {validation: 10%}, have the task's dataset() return one, "
+                "or take on: test",
             )
         prepared = replace(prepared, test=dataset.validation)
     if samples is None:
@@ -557,7 +596,8 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
                 topology,
                 where,
                 "nothing says whose a sample is: add client to task.data, the column that does, such as "
-                "client: character_id; or take another scheme such as iid",
+                "client: character_id, or to what the task's own dataset() returns; or take another "
+                "scheme such as iid",
             )
         return clients
     if labels.ndim == 1 and labels.dtype.kind == "i":

@@ -47,10 +47,11 @@ def freezes(topology: Topology) -> bool:
 def _counts(topology: Topology) -> tuple[int, int]:
     """Parameters that are trained and sent, and others."""
     task: Task = topology.task.build()
-    if topology.task.data is None and task.dataset not in (None, *DATASETS):
+    dataset = task.dataset
+    if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
         message = (
-            f"{topology.task.name} learns from {task.dataset!r}, expected {', '.join(DATASETS)}, or "
-            "data in the topology"
+            f"{topology.task.name} learns from {dataset!r}, expected {', '.join(DATASETS)}, a method "
+            "dataset, or data in the topology"
         )
         raise topology.source.error([topology.source.problem(("task", "name"), message)])
     frozen = topology.task.frozen

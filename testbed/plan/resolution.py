@@ -71,7 +71,9 @@ def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str,
     for index, group in enumerate(topology.devices):
         if group.profile is not None and group.cpu is None:
             profile = known.device(group.profile)
-            work = None if profile.training is None else of_step(task, group.local.build().batch_size)
+            work = None
+            if profile.training is not None:
+                work = of_step(task, group.local.build().batch_size, topology.task.frozen)
             try:
                 cpu = round(share(group.profile, profile, host, work), 4)
             except BadInputError as error:

@@ -6,10 +6,11 @@ parameters, batch size and version of PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agents.config import Start
 from agents.shards import inputs
 from agents.tasks.interface import Task
 from testbed.host import cache
@@ -38,18 +39,18 @@ class Work(Model):
     """GB that all other operations read and write."""
 
 
-def of_step(task: Task, batch_size: int) -> Work | None:
-    """One mini-batch step of `task`; None where its inputs are not known here or it cannot be run, as a
-    user's own."""
+def of_step(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
+    """One mini-batch step of `task`, whose parameters of these names are frozen; None where its inputs
+    are not known here or it cannot be run, as a user's own."""
     if isinstance(task, StandIn):
         return None
-    mark = fingerprint(task)
+    mark = fingerprint(task, frozen)
     path = None if mark is None else cache.folder() / "work" / f"{mark}-{batch_size}.json"
     if path is not None:
         with suppress(OSError, ValueError):
             return Work.model_validate_json(path.read_bytes())
     try:
-        found = _count_step(task, batch_size)
+        found = _count_step(task, batch_size, frozen)
     except Exception:  # noqa: BLE001  # a user's code: what is wrong, the run itself will say
         return None
     if path is not None and found is not None:
@@ -57,17 +58,19 @@ def of_step(task: Task, batch_size: int) -> Work | None:
     return found
 
 
-def _count_step(task: Task, batch_size: int) -> Work | None:
+def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | None:
     import torch
 
+    from agents.flat import build
+
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
-        module = task.model()
+        module = build(task, Start(frozen=tuple(frozen)))
     if task.dataset is None:
         shard = task.shards()[0]
         x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:
-        known = DATASETS[task.dataset]
+        known = DATASETS[str(task.dataset)]  # a method of own code is not called here, see `of_step`
         if known.shape is None:
             return None
         x = torch.zeros(batch_size, *known.shape, dtype=torch.int64 if known.tokens else torch.float32)

@@ -94,10 +94,9 @@ class Task(Variant):
     )
 
     @property
-    def dataset(self) -> str | None:
-        """Name in `testbed.plan.datasets.DATASETS`; None where the task brings its data."""
-        found: str | None = self.build().dataset
-        return found
+    def brings_shards(self) -> bool:
+        """Whether the task brings each device its own data."""
+        return self.build().dataset is None
 
 
 class Rule(Variant):
@@ -458,12 +457,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "how long a step takes is not known: add task.flops_per_step, such as "
                 "flops_per_step: 1e6",
             )
-    if task.dataset is None and task.partition.scheme != "iid":
+    if task.brings_shards and task.partition.scheme != "iid":
         yield (
             ("task", "partition"),
             f"the task {task.name} brings each device its own data: remove this",
         )
-    if task.dataset is None:
+    if task.brings_shards:
         places = [("task", "data")] if task.data is not None else []
         places += [("devices", index, "data") for index, group in enumerate(groups) if group.data]
         for where in places:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, Start
-from agents.flat import FlatModule, build
+from agents.flat import FlatModule, build, learned
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
@@ -23,6 +29,12 @@ _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
 """Bytes of models and gradients, and of samples, that are worked on together: both fit into a core's
 cache, and there are enough of them for numpy's overhead to count for little."""
+_STACK = 8 << 20
+_STACKED, _FEW = 64, 12
+"""Bytes of models, and how many of them, that vmap is given together at most, and from how many on it is
+faster than one after the other on two cores. No number of cores decides: results do not depend on it."""
+_TRIED = 2
+"""Samples."""
 
 
 class Scratch:
@@ -176,28 +188,75 @@ class Squares:
 
 
 class AnyModule:
-    """Any torch module, one model after the other: convolutions are work enough for each call, and
-    stacked (grouped, or as matrix products) they are slower."""
+    """Any torch module: one model after the other, or many as one stack, by torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
         self._loss = task.loss
         self._flat = FlatModule(module)
         self._x, self._y = torch.from_numpy(train.x), torch.from_numpy(train.y)
         self._scale = train.scale
+        ends = list(itertools.accumulate(p.numel() for _, p in learned(module)))
+        self._parts = [
+            (name, slice(end - p.numel(), end), p.shape)
+            for end, (name, p) in zip(ends, learned(module), strict=True)
+        ]
+        self._each = vmap(grad_and_value(self._mean_loss))
+        self.draws = False
+        """Whether a step draws random numbers, as dropout does."""
+        self.refusal: str | None = None
+        """Why vmap does not take the module, where it would be stacked."""
+        self._stacked = 1
+        """Models in a stack at most."""
+        with torch.random.fork_rng(devices=[]), suppress(Exception):  # which the first training tells
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Find out how the module behaves, on two models."""
+        rows = np.stack([np.arange(min(_TRIED, len(self._y)))] * 2)
+        w = np.stack([self._flat.w.numpy(), 0.9 * self._flat.w.numpy()])
+        expected, found = np.empty_like(w), np.empty_like(w)
+        before = torch.get_rng_state()
+        for k in range(2):
+            self._one(w[k], rows[k], expected[k])
+        self.draws = not torch.equal(before, torch.get_rng_state())
+        if _FEW > (most := min(_STACKED, _STACK // w[0].nbytes)) or not _pays(self._flat.module):
+            return
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of operations that vmap does one by one, and slowly
+                self._many(w, rows, found)
+        except Exception as error:  # noqa: BLE001  # whatever vmap makes of the user's code
+            self.refusal = str(error).partition("\n")[0]
+        else:
+            if np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
+                self._stacked = most
+            else:
+                self.refusal = "the gradients differ"
 
     def at_once(self, batch_size: int) -> int:
-        return 1
+        return self._stacked
 
     def on(self, rows: Indices, sizes: Indices) -> Gradient:
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
-            losses = [
-                self._gradient(w[k], rows[step, k, : sizes[step, k]], out[k]) for k in range(len(w))
-            ]
-            return np.array(losses, np.float32)
+            losses = np.empty(len(w), np.float32)
+            own = sizes[step, : len(w)]
+            for size in np.unique(own):  # a mean is over the samples that there are
+                (alike,) = np.nonzero(own == size)
+                if self._stacked == 1 or len(alike) < _FEW:
+                    for k in alike:
+                        losses[k] = self._one(w[k], rows[step, k, :size], out[k])
+                elif len(alike) == len(w):
+                    losses[:] = self._many(w, rows[step, alike, :size], out)
+                else:
+                    part = np.empty((len(alike), w.shape[1]), np.float32)
+                    losses[alike] = self._many(w[alike], rows[step, alike, :size], part)
+                    out[alike] = part
+            return losses
 
         return gradient
 
-    def _gradient(self, w: Floats, rows: Indices, out: Floats) -> float:
+    def _one(self, w: Floats, rows: Indices, out: Floats) -> float:
+        """Loss, and gradient into `out`, of the model `w`, shape (d,), on the samples `rows`."""
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
@@ -206,6 +265,33 @@ class AnyModule:
         loss.backward()  # type: ignore[no-untyped-call]
         np.copyto(out, self._flat.gradient.numpy())
         return loss.item()
+
+    def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
+        """Likewise of models of shape (jobs, d), each on its own samples, shape (jobs, b)."""
+        batch = torch.from_numpy(rows)
+        x = inputs(self._x[batch], self._scale)
+        stack, into = torch.from_numpy(w), torch.from_numpy(out)
+        models = {name: stack[:, part].unflatten(1, shape) for name, part, shape in self._parts}
+        gradients, losses = self._each(models, x, self._y[batch])
+        for name, part, _ in self._parts:
+            into[:, part] = gradients[name].flatten(1)
+        found: Floats = losses.numpy()
+        return found
+
+    def _mean_loss(
+        self, parameters: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        outputs = functional_call(self._flat.module, dict(parameters), (x,))
+        return self._loss(outputs, y).mean()
+
+
+def _pays(module: nn.Module) -> bool:
+    """Whether stacked models train faster than one after the other, on a CPU.
+
+    Most of the time of small operations goes into calling them. Convolutions and recurrent layers are
+    work enough for each call, and their stacked forms are slower (docs/virtual-time.md).
+    """
+    return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 
 def _weights(sizes: Indices, width: int) -> Floats:

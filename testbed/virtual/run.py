@@ -162,7 +162,8 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder.keep_inputs(setup)
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view)
-    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, (run_id, schema, w, buffers))
+    model = run_id, schema, w, buffers
+    fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, model, view)
     return Simulation(
         queue,
         core,
@@ -193,6 +194,7 @@ class _Fleet:
         cost: StepCost,
         queue: EventQueue,
         model: tuple[str, str, Vector, Buffers],
+        view: View,
     ) -> None:
         """`model`: run, schema and vector, of which messages are made."""
         self._model, self._sizes = model, dict[str, int]()
@@ -205,6 +207,8 @@ class _Fleet:
         link = None if server.link is None else server.link.plain()
         self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
         trainer = BatchTrainer(task, prepared.train, spec.start)
+        if trainer.remark is not None:
+            view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
 
     def device(self, name: str, last: Device | None = None) -> Device:

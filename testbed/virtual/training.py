@@ -11,6 +11,7 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,12 +56,6 @@ class Job:
     gradient: bool = False
     """Take the gradient of one mini-batch at `start`, ℓ2 term included, and no step."""
 
-    @property
-    def kind(self) -> _Kind:
-        if self.buffers or not self.local.is_plain:
-            return _Kind.SINGLE
-        return _Kind.GRADIENT if self.gradient else _Kind.STACKED
-
 
 class _Kind(enum.Enum):
     """How a job is done."""
@@ -79,6 +74,10 @@ class BatchTrainer:
     def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK) -> None:
         first = objective(task, train, start)
         self._at_once = first.at_once
+        self._draws = False
+        """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
+        self.remark: str | None = None
+        """A sentence on how clients are trained, where there is one to be told."""
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
@@ -87,7 +86,14 @@ class BatchTrainer:
 
         self._workers.put(_Worker(first, task.l2, single))
         if isinstance(first, AnyModule):
-            # One client per thread: shared out within each operation, the work scales worse.
+            self._draws = first.draws
+            if first.refusal is not None:
+                self.remark = (
+                    "Clients are trained one after the other, as torch.func.vmap does not take the "
+                    f"model: {first.refusal}"
+                )
+        if isinstance(first, AnyModule) and not self._draws:
+            # A client is one thread's: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
                 self._workers.put(_Worker(objective(task, train, start), task.l2, single))
@@ -100,12 +106,18 @@ class BatchTrainer:
         each = map if self._threads is None else self._threads.map
         results: dict[int, Outcome] = {}
         for kind in _Kind:
-            places = [place for place in order if jobs[place].kind is kind]
+            places = [place for place in order if self._kind(jobs[place]) is kind]
             chosen = [jobs[place] for place in places]
             chunks = [[job] for job in chosen] if kind is _Kind.SINGLE else self._chunks(chosen)
-            done = itertools.chain.from_iterable(each(self._chunk, chunks))
+            with torch.random.fork_rng(devices=[], enabled=kind is _Kind.SINGLE):  # which seeds it
+                done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
+
+    def _kind(self, job: Job) -> _Kind:
+        if self._draws or job.buffers or not job.local.is_plain:
+            return _Kind.SINGLE
+        return _Kind.GRADIENT if job.gradient else _Kind.STACKED
 
     def _chunks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
         """Parts of `jobs` that are trained together: few enough for their memory, about equally many."""
@@ -116,11 +128,11 @@ class BatchTrainer:
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
 
-    def _chunk(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def _chunk(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
         worker = self._workers.get()
         try:
             with np.errstate(all="ignore"):  # a client that diverges is the aggregator's to judge
-                return worker.run(jobs)
+                return worker.run(kind, jobs)
         except Exception as error:
             error.add_note(f"in the training of {', '.join(job.client for job in jobs[:_NAMED])}")
             raise
@@ -137,9 +149,8 @@ class _Worker:
         self._l2 = np.float32(l2)
         self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
 
-    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Of jobs of one kind."""
-        match jobs[0].kind:
+    def run(self, kind: _Kind, jobs: Sequence[Job]) -> list[Outcome]:
+        match kind:
             case _Kind.GRADIENT:
                 return self.gradients(jobs)
             case _Kind.STACKED:

@@ -26,7 +26,7 @@ from testbed import images, simulate, sweep, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import wheels
 from testbed.own_code import Code
-from testbed.plan import model_check
+from testbed.plan import datasets, model_check
 from testbed.run import up
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -117,6 +117,20 @@ class Unknown(Mine):
 class Taken(Mine):
     local: int = 1
 
+@dataclass(frozen=True)
+class Bringing(Mine):
+    seed: int = 0
+    wrong: str = ""
+    notes: str = "/dev/null"
+    def dataset(self):
+        with open(self.notes, "a") as file:
+            file.write(f"{self.seed} ")
+        rng = np.random.default_rng(self.seed)
+        train = {"x": rng.normal(size=(100, 64)), "y": np.arange(100) % 10, "client": ["b", "a"] * 50}
+        found = {"train": train, "validation": {"x": train["x"][:20], "y": train["y"][:20]}}
+        exec(self.wrong)
+        return found
+
 class Bare(Task):
     pass
 
@@ -199,8 +213,8 @@ def write(folder: Path, module: str = MODULE, **changes: Any) -> Path:
     return file
 
 
-def read(folder: Path, **changes: Any) -> Topology:
-    return topology.load(write(folder, **changes))
+def read(folder: Path, module: str = MODULE, **changes: Any) -> Topology:
+    return topology.load(write(folder, module, **changes))
 
 
 def task(name: str = "Mine", **params: Any) -> dict[str, Any]:
@@ -316,7 +330,7 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
     code = Code.read(package)
     assert sorted(code.files) == ["pack/__init__.py", "pack/own.py"]
     found = read(tmp_path, code="pack", task=task() | {"name": "pack.own:Mine"}, rule={"name": "fedavg"})
-    assert found.task.dataset == "digits"
+    assert found.task.build().dataset == "digits"
 
 
 @pytest.mark.parametrize(
@@ -457,6 +471,66 @@ def test_an_own_task_learns_from_the_topologys_own_data(testbed: Testbed, tmp_pa
     assert done.evaluations["accuracy"].iloc[-1] > 0.3  # of ten classes
     told = testbed("evaluate", done.path, "--json")
     assert [row["part"] for row in json.loads(told.out)][-3:] == ["test set", "device", "device"]
+
+
+def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    more = {"partition": {"scheme": "natural"}, "notes": str(made)}
+    bringing = learning("Bringing", **more)
+    evaluate = {"on": "validation", "devices": 10}
+    done = run(tmp_path, task=bringing, evaluate=evaluate)
+    assert sum(done.manifest["devices"]["a-1"]["labels"][::2]) == 0  # a has the odd ones
+    assert [device["samples"] for device in done.manifest["devices"].values()] == [37, 43]
+    assert "20 to test were set aside" in done.manifest["data"][0]
+    told = testbed("evaluate", done.path, "--json")  # by the run's copy of the code
+    assert json.loads(told.out)[0]["samples"] == 20
+    assert datasets.known_samples(read(tmp_path, task=bringing), None) == {"a-1": 37, "a-2": 43}
+    assert made.read_text() == "0 "
+    datasets.prepare(read(tmp_path, task=learning("Bringing", seed=1, **more)), None)
+    datasets.prepare(read(tmp_path, MODULE + "#", task=bringing), None)
+    assert made.read_text() == "0 1 0 "
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("found.clear()", 'its dataset() has , expected {"train": {"x": x, "y": y}}'),
+        ("found['training'] = 1", "its dataset() has 'training', expected only train, test, validation"),
+        ("found['train'] = 1", "train is <class 'int'>, expected"),
+        ("train['z'] = 1", "train has 'z', expected only x, y, client"),
+        ("train['x'] = ['a'] * 100", "x of train holds <U1, expected numbers"),
+        ("train['x'] = [[1], [1, 2]]", "x of train is no array"),
+        (
+            "train['y'] = [1]",
+            "train of its dataset(): expected arrays with a row for each sample, found x",
+        ),
+        ("train['x'][3, 1] = np.nan", "train of its dataset(), input, row 3: found no number"),
+        ("train['y'] = np.arange(100) - 1", "train of its dataset(), column y"),
+        ("del found['validation']['y']", "found 'y', expected a column of validation of its dataset()"),
+        ("found['test'] = {'x': np.ones((5, 63)), 'y': [1] * 5}", "has float32, shape 63, the training"),
+        (
+            "found['test'] = {'x': np.ones((0, 64)), 'y': np.ones(0, int)}",
+            "test of its dataset() has no ",
+        ),
+        ("train['y'] = np.arange(100)", " is out of bounds."),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> None:
+    parsed = read(tmp_path, task=learning("Bringing", wrong=wrong))
+    with pytest.raises(BadInputError) as refused:
+        model_check.try_step(parsed, datasets.prepare(parsed, None).train)
+    told = str(refused.value)
+    assert said in told
+    assert "inspection.py" not in told
+    assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
+
+
+def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> None:
+    task = learning("Bringing", wrong="del train['client']", partition={"scheme": "natural"})
+    told = testbed("data", write(tmp_path, task=task))
+    assert told.code == 2
+    assert "or to what the task's own dataset() returns" in " ".join(told.err.split())
 
 
 def test_what_a_rule_raises_in_a_run_ends_it(tmp_path: Path) -> None:

@@ -157,14 +157,14 @@ def test_a_step_of_some_size_is_not_called_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = Work(convolution=1, depthwise=0, matrix=0, memory=0.1)
-    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size: large)
+    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size, frozen: large)
     topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     _, (sentence,) = on_host(topology, HOST)
     assert sentence.endswith("A step's time on this host: memory traffic 71%, convolutions 29%.")
 
 
 def test_a_step_that_is_not_known_leaves_hpl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size: None)
+    monkeypatch.setattr(resolution, "of_step", lambda task, batch_size, frozen: None)
     topology = resolved(_topology(tmp_path, "{name: a, profile: raspberry-pi-4}"))
     found, (sentence,) = on_host(topology, HOST)
     assert found.devices[0].cpu == 0.2

@@ -218,7 +218,7 @@ QUADRATIC = VIRTUAL.replace("digits-logreg,", "quadratic, centers: [[0, 1], [2, 
 def test_a_task_may_bring_data_for_each_device() -> None:
     parsed = topology.parse(QUADRATIC)
     assert parsed.task.named.params == {"centers": ((0.0, 1.0), (2.0, 3.5), (4.0, 5.0))}
-    assert parsed.task.dataset is None
+    assert parsed.task.brings_shards
     assert topology.parse(parsed.to_yaml()) == parsed
 
 

@@ -96,7 +96,6 @@ def test_points_that_are_worked_on_together() -> None:
     assert squares.at_once(5120) == 1
     one = Squares(Shard(np.zeros((3, 1), np.float32), np.zeros(3, np.int64)))
     assert one.at_once(1) == 163_840  # 655,360 // 4
-    assert AnyModule(Custom(), POINTS, nn.Linear(4, 2)).at_once(1) == 1
 
 
 def test_scratch_memory_stays_until_more_is_needed() -> None:

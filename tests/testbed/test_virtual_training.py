@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from agents.tasks.cnn import Cifar10Cnn, MnistCnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import DigitsLogreg, MnistLogreg
 from agents.tasks.quadratic import Quadratic
+from testbed.virtual.objectives import AnyModule
 from testbed.virtual.training import BatchTrainer, Job
 
 
@@ -315,6 +316,86 @@ def test_many_jobs_at_once_are_each_as_alone() -> None:
         (alone,) = trainer.run([job(k)])
         np.testing.assert_allclose(result.end, alone.end, rtol=1e-4, atol=1e-6)
         assert result.loss == pytest.approx(alone.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("task", ["module", "own loss"])
+def test_models_in_a_stack_are_each_as_by_the_client(
+    task: str, gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 30 clients, of which 12 have mini-batches of one size, and the others too few alike."""
+    stacked: list[int] = []
+    many = AnyModule._many
+
+    def counted(self: AnyModule, w: Any, rows: Any, out: Any) -> Any:
+        stacked.append(len(w))
+        return many(self, w, rows, out)
+
+    jobs = [job for _ in range(6) for job in _jobs(*TASKS[task], OPTIONS["all"], gradient=gradient)]
+    trainer = BatchTrainer(*TASKS[task])
+    monkeypatch.setattr(AnyModule, "_many", counted)
+    results, again = trainer.run(jobs), trainer.run(jobs)
+    assert max(stacked) == 12
+    own = _trainers(*TASKS[task], jobs)
+    for k, (client, job, result) in enumerate(zip(own, jobs, results, strict=True)):
+        rng = np.random.default_rng(k % 5)
+        expected = client.gradient(job.start, rng) if gradient else client.train(job.start, rng, job.lr)
+        np.testing.assert_allclose(result.end, expected.end, rtol=0, atol=1e-5)
+        assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+        np.testing.assert_array_equal(again[k].end, result.end)
+
+
+class Peculiar(nn.Linear):
+    """Looks at values, which vmap refuses."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+@dataclass(frozen=True)
+class Own(Tiny):
+    layer: Callable[[], nn.Module] = nn.Identity
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), self.layer(), nn.Linear(3, 2))
+
+
+def test_what_cannot_be_stacked_is_trained_one_after_the_other() -> None:
+    task, train = Own(layer=functools.partial(Peculiar, 3, 3)), _points(4)
+    trainer = BatchTrainer(task, train)
+    assert trainer.remark is not None
+    assert "torch.func.vmap does not take the model: vmap: It looks like you" in trainer.remark
+    jobs = _jobs(task, train, {}) * 3
+    for k, (own, job, result) in enumerate(
+        zip(_trainers(task, train, jobs), jobs, trainer.run(jobs), strict=True)
+    ):
+        expected = own.train(job.start, np.random.default_rng(k % 5), job.lr)
+        np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
+    for quiet in (TASKS["module"], LARGE["mnist-cnn"]):
+        assert BatchTrainer(*quiet).remark is None
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_dropout_draws_by_training_and_as_the_client_does(gradient: bool) -> None:
+    """The same in every process and whatever was trained before; PyTorch's generator is left alone."""
+    task, train = Own(layer=nn.Dropout), _points(4)
+    jobs = _jobs(task, train, {}, gradient=gradient)
+    trainer = BatchTrainer(task, train)
+    before = torch.get_rng_state()
+    results, reverse = trainer.run(jobs), trainer.run(jobs[::-1])[::-1]
+    assert torch.equal(torch.get_rng_state(), before)
+    for seed, (own, job, result) in enumerate(
+        zip(_trainers(task, train, jobs), jobs, results, strict=True)
+    ):
+        own.warm_up()
+        rng, other = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+        expected = own.gradient(job.start, rng) if gradient else own.train(job.start, rng, job.lr)
+        np.testing.assert_array_equal(result.end, expected.end)
+        np.testing.assert_array_equal(reverse[seed].end, expected.end)
+        if len(job.indices) > 1:
+            continue
+        differs = own.gradient(job.start, other) if gradient else own.train(job.start, other, job.lr)
+        assert not np.array_equal(differs.end, expected.end)  # one sample: it is dropout's
 
 
 def test_no_steps_leave_the_start_and_have_no_loss() -> None:

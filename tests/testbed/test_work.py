@@ -69,6 +69,17 @@ def test_a_step_is_forward_and_backward() -> None:
     assert found.memory > 0
 
 
+def test_frozen_layers_need_no_gradient() -> None:
+    """Nothing goes back through the first convolution, so nor does it to the input of the second."""
+    found = work.of_step(MnistCnn(), 32, ["1.*"])
+    assert found is not None
+    first, second = 28 * 28 * 16 * 25, 14 * 14 * 32 * 16 * 25
+    assert found.convolution == pytest.approx(2 * 32 * (first + 2 * second) / 1e9)
+    whole = work.of_step(MnistCnn(), 32)
+    assert whole is not None
+    assert whole.memory > found.memory
+
+
 def test_a_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = work.of_step(DigitsLogreg(), 8)
     assert first is not None
@@ -76,7 +87,7 @@ def test_a_step_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert larger is not None
     assert larger.matrix == pytest.approx(2 * first.matrix)
     other = Work(convolution=1, depthwise=1, matrix=1, memory=1)
-    monkeypatch.setattr(work, "_count_step", lambda task, batch_size: other)
+    monkeypatch.setattr(work, "_count_step", lambda task, batch_size, frozen: other)
     assert work.of_step(DigitsLogreg(), 8) == first
     assert work.of_step(DigitsLogreg(bias=False), 8) == other  # other parameters, another step
     for kept in cache.iterdir():

@@ -17,6 +17,9 @@ class MyTask(Task):
     """What this learns. The fields are the parameters that a topology may give."""
 
     dataset: ClassVar[str] = "digits"  # `testbed tasks` shows those that there are
+    # Or your own: a method that returns it, as in
+    #   def dataset(self) -> Splits:  # of agents.tasks.interface
+    #       return {"train": {"x": x, "y": y}, "test": {"x": ..., "y": ...}}  # NumPy arrays
 
     hidden: Count = 32  # a whole number from 1 on; agents/config.py has more such types
     l2: NotNegative = 0.0  # weight of the ℓ2 term, which is added to the loss

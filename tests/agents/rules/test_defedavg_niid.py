@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.rules.defedavg_niid import DeFedAvgNiid
-from agents.rules.interface import Actions, Broadcast, ClientSide, Ignored, Request, Send
+from agents.rules.interface import Actions, Aggregated, Broadcast, ClientSide, Ignored, Request, Send
 from tests.agents.helpers import make_server, update, weights
 
 
@@ -81,9 +81,9 @@ def test_a_round_without_anybody_left_draws_anew() -> None:
     state = DeFedAvgNiid(sample=1).begin(server)
     assert pulled(state.start()) == ["b"]
     del server.clients["b"]
-    assert state.leave("b") == [Request("a", "pull")]
+    assert state.leave("b") == [Aggregated(0, ()), Request("a", "pull")]  # counts as a round
     del server.clients["a"]
-    assert state.leave("a") == []
+    assert state.leave("a") == [Aggregated(0, ())]
     server.clients["b"] = 0.5
     assert state.join("b") == [Send("b"), Request("b", "pull")]
     server.clients["a"] = 0.5

@@ -9,7 +9,15 @@ import pytest
 
 from agents.nanoseconds import SECOND
 from agents.rules.favano import Favano
-from agents.rules.interface import Actions, ClientSide, Ignored, Request, Send, SetPeriodicTimer
+from agents.rules.interface import (
+    Actions,
+    Aggregated,
+    ClientSide,
+    Ignored,
+    Request,
+    Send,
+    SetPeriodicTimer,
+)
 from tests.agents.helpers import make_server, sent, update, weights
 
 ROUNDS = SetPeriodicTimer("round", 2 * SECOND)
@@ -93,8 +101,8 @@ def test_with_nobody_left_it_waits_for_the_next_period() -> None:
     state = Favano(period=2.0, sample=1).begin(server)
     state.timer("round")
     del server.clients["a"]
-    assert state.leave("a") == []
-    assert state.timer("round") == []
+    assert state.leave("a") == [Aggregated(0, ())]  # counts as a round, as those to come do
+    assert state.timer("round") == [Aggregated(0, ())]
     server.clients["a"] = 1.0
     state.join("a")
     assert asked(state.timer("round")) == ["a"]
