@@ -306,6 +306,8 @@ def _client(
         keepalive=keepalive(transfer),
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
+        device=spec.topology.runtime.device if device.gpu is None else "cuda",
+        gpu_memory=None if device.gpu is None else device.gpu.memory,
     )
 
 

@@ -76,7 +76,11 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
-    host = this_host(netem=traits(runtime).shaper is None)
+    host = this_host(
+        netem=traits(runtime).shaper is None,
+        gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
+        cuda=topology.runtime.device == "cuda" and not traits(runtime).gpus,
+    )
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory

@@ -196,6 +196,12 @@ class Runtime(Model):
         description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "
         "takes netem where the kernel has it. For docker",
     )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        exclude_if=lambda device: device == "cpu",
+        description="cuda: all trainings are computed on this host's GPU. For process and virtual; in "
+        "docker a device has its gpu",
+    )
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
