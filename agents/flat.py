@@ -141,7 +141,9 @@ def buffers_of(module: torch.nn.Module) -> Buffers:
     if not (found := [b for _, b in stored_buffers(module)]):
         return NONE
     floats, integers = (
-        torch.cat([torch.empty(0, dtype=kind), *(b.detach().reshape(-1).to("cpu", kind) for b in chosen)])
+        torch.cat(
+            [torch.empty(0, dtype=kind), *(b.detach().reshape(-1).to("cpu", kind) for b in chosen)]
+        )
         for kind, chosen in (
             (torch.float32, [b for b in found if b.is_floating_point()]),
             (torch.int64, [b for b in found if not b.is_floating_point()]),

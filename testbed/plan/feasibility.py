@@ -38,8 +38,8 @@ def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
         if group.gpu is not None and not traits(runtime).gpus:
             yield topology.source.problem(
                 (*where, "gpu"),
-                f"the {runtime} runtime gives devices no GPU of their own: remove it, and write runtime: "
-                "{device: cuda} to train all of them on this host's; or use the "
+                f"the {runtime} runtime gives devices no GPU of their own: remove it, and write "
+                "runtime: {device: cuda} to train all of them on this host's; or use the "
                 f"{those(lambda t: t.gpus)} runtime",
                 at_key=True,
             )

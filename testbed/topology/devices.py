@@ -209,9 +209,9 @@ class Gpu(Model):
     share: PositiveShare = Field(
         default=1.0, description="Of its multiprocessors, at most: MPS's active thread percentage"
     )
-    memory: Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None = (
-        Field(default=None, description="Of its memory, at most; not limited, where not given")
-    )
+    memory: (
+        Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None
+    ) = Field(default=None, description="Of its memory, at most; not limited, where not given")
 
     @property
     def limited(self) -> bool:
