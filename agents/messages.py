@@ -276,8 +276,8 @@ class GpuFigures:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """What the controller has read of a device's GPU until `at`, on the host's monotonic clock: no
-    device sends one."""
+    """What the controller has read of a device's GPU until `at`, on the host's monotonic clock. A line
+    of the run's telemetry, and no message: no device sends one."""
 
     device: Name
     at: Seconds
@@ -343,8 +343,7 @@ AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
 """What devices send."""
-_Word = Status | Request | ReportRequest | Acknowledgement | Report
-Message = Order | Telemetry | GpuSample | Failure | _Word
+Message = Order | Telemetry | Failure | Status | Request | ReportRequest | Acknowledgement | Report
 D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
@@ -357,7 +356,7 @@ def clipped(text: str) -> str:
     return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | GpuSample) -> bytes:
     """The payload of `message`. Raises MessageError for one that no peer would take."""
     fields = _plain(message)
     _build(type(message), fields)
@@ -501,7 +500,9 @@ def _reader(hint: Any) -> _Reader:
     raise TypeError(f"{hint} has no reader")
 
 
-_FIELDS = {cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures, GpuFigures)}
+_FIELDS = {
+    cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures, GpuSample, GpuFigures)
+}
 
 
 @dataclass(slots=True)

@@ -68,8 +68,7 @@ NOT_LOOKED_FOR = Gpus(lack=Lack("GPUs were not looked for", "look for them"))
 def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
     """This host's GPUs, as far as containers of the engine that says `engine` (`docker info`) of itself
     can have them. `nvml` is the module pynvml, or what stands for it."""
-    if nvml is None:
-        import pynvml as nvml
+    nvml = nvml or _nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -97,6 +96,12 @@ def survey(engine: Mapping[str, Any], nvml: Any = None) -> Gpus:
         what = "the Docker engine cannot give containers a GPU: it has no NVIDIA Container Toolkit"
         return replace(gpus, lack=Lack(what, _TOOLKIT_FIX))
     return gpus
+
+
+def _nvml() -> Any:
+    import pynvml  # where somebody asks for a GPU
+
+    return pynvml
 
 
 def _no_driver(nvml: Any, error: Exception) -> Lack:
@@ -168,9 +173,7 @@ class Meter:
     does not answer."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
-        if nvml is None:
-            import pynvml as nvml
-        self._nvml = nvml
+        self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
         """NVML's time of the newest sample of each GPU, µs."""
         try:

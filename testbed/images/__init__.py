@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -266,7 +266,9 @@ class _Builder:
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
                 machine = _MACHINES[architecture]
-                libraries = {  # while the base image is built: each takes half a minute or more
+                libraries: dict[
+                    str, Future[Path]
+                ] = {  # while the base image is built: each takes half a minute or more
                     kind: pool.submit(self._libraries_context, kind, machine, stop)
                     for kind in ("libraries", "libraries-cuda")
                     if kind in kinds

@@ -60,15 +60,16 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
         yield topology.source.problem(
             ("runtime", "device"), f"{lack_of_cuda}. Or write device: cpu", at_key=True
         )
-    general = topology.task.local.precision == "float16"
+    general = topology.task.local.build().precision == "float16"
     for index, group in enumerate(topology.devices):
-        if group.local.precision == "float16" and not (group.gpu is not None if own else here):
+        with_gpu = group.gpu is not None if own else here
+        if group.local.build().precision == "float16" and not with_gpu:
             where: Where = ("task",) if general else ("devices", index)
             fix = "give it gpu" if own else "write runtime: {device: cuda}"
             yield topology.source.problem(
                 (*where, "local", "precision"),
-                f"{group.name} trains on the CPU, where float16 is slower than float32, and as inexact "
-                f"as on a GPU: write bfloat16 or float32, or {fix}",
+                f"{group.name} trains on the CPU, and float16 is for GPUs: write bfloat16 or float32, or "
+                f"{fix}",
             )
 
 
