@@ -68,8 +68,8 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
             fix = "give it gpu" if own else "write runtime: {device: cuda}"
             yield topology.source.problem(
                 (*where, "local", "precision"),
-                f"{group.name} trains on the CPU, and float16 is for GPUs: write bfloat16 or float32, or "
-                f"{fix}",
+                f"{group.name} trains on the CPU, and float16 is for GPUs: write bfloat16 or float32, "
+                f"or {fix}",
             )
 
 
