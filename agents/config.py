@@ -110,8 +110,9 @@ class Local:
     the loss, which the task's `l2` is."""
     clip_gradient: Positive | None = None
     """Upper bound of the ℓ2 norm of each step's gradient, before weight decay."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: torch's autocast in the forward pass; parameters and optimizer stay float32."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """bfloat16, and on a GPU float16, with the loss scaled: torch's autocast in the forward pass;
+    parameters and optimizer stay float32."""
     proximal: NotNegative = 0.0
     """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
     clip: Positive | None = None
@@ -212,6 +213,10 @@ class ClientConfig:
     """Path of the folder of own code (`agents.own_code`)."""
     clock: str | None = None
     """Path of the estimate of the aggregator's clock (`agents.clock`), where that is another host's."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What it trains on."""
+    gpu_memory: int | None = None
+    """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
     keepalive: float = KEEPALIVE
     """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
 

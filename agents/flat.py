@@ -106,9 +106,23 @@ class FlatModule:
 
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
         """Copy `vector`, shape (d,), into the parameters, and `buffers` where they are any."""
-        np.copyto(self.w.numpy(), vector)
+        fill(self.w, vector)
         if buffers:
             load_buffers(self.module, buffers)
+
+
+def fill(tensor: torch.Tensor, vector: Vector) -> None:
+    """Copy `vector`, which may be read-only, into `tensor` of the same shape, wherever that is."""
+    if tensor.is_cpu:
+        np.copyto(tensor.numpy(), vector)
+    else:  # by a copy, as torch takes no array that is read-only without a warning
+        tensor.copy_(torch.from_numpy(np.array(vector)))
+
+
+def vector_of(tensor: torch.Tensor) -> Vector:
+    """A copy of `tensor`, wherever that is."""
+    vector: Vector = tensor.detach().cpu().numpy().copy()
+    return vector
 
 
 def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
@@ -129,7 +143,9 @@ def buffers_of(module: torch.nn.Module) -> Buffers:
     if not (found := [b for _, b in stored_buffers(module)]):
         return NONE
     floats, integers = (
-        torch.cat([torch.empty(0, dtype=kind), *(b.detach().reshape(-1).to(kind) for b in chosen)])
+        torch.cat(
+            [torch.empty(0, dtype=kind), *(b.detach().reshape(-1).to("cpu", kind) for b in chosen)]
+        )
         for kind, chosen in (
             (torch.float32, [b for b in found if b.is_floating_point()]),
             (torch.int64, [b for b in found if not b.is_floating_point()]),

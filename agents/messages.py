@@ -98,6 +98,12 @@ def _one_of(literal: Any) -> Callable[[Any], str]:
     return read
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MessageError(f"expected true or false, found {shown(value)}")
+    return value
+
+
 _at_least_0 = _number(0.0, _MAX_SECONDS)
 _rate = _integer(1, _MAX_BITS_PER_SECOND)
 _CHANGES: dict[str, _Reader] = {
@@ -163,6 +169,7 @@ DeviceTime = Annotated[float, _number(-_MAX_SECONDS, _MAX_SECONDS)]
 Share = Annotated[float, _number(0.0, 1.0)]
 Rate = Annotated[float, _number(0.0, _MAX_BITS_PER_SECOND)]
 Count = Annotated[int, _integer(0, _MAX_COUNT)]
+Flag = Annotated[bool, _flag]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +263,28 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """What a device's client uses of its GPU; what NVML does not tell is None."""
+
+    memory: Count | None = None
+    """Bytes."""
+    sm: Share | None = None
+    """Share of the time, since the sample before, in which a kernel of it ran."""
+    mps: Flag = False
+    """Whether MPS holds it within its limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """What the controller has read of a device's GPU until `at`, on the host's monotonic clock. A line
+    of the run's telemetry, and no message: no device sends one."""
+
+    device: Name
+    at: Seconds
+    gpu: GpuFigures
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """`part`, a device or the router, could not do an order."""
 
@@ -313,6 +342,7 @@ Order = AggregatorOrder | DeviceOrder
 AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
+"""What devices send."""
 Message = Order | Telemetry | Failure | Status | Request | ReportRequest | Acknowledgement | Report
 D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
@@ -326,7 +356,7 @@ def clipped(text: str) -> str:
     return text[:MAX_TEXT_CHARACTERS].encode(errors="replace").decode()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message | GpuSample) -> bytes:
     """The payload of `message`. Raises MessageError for one that no peer would take."""
     fields = _plain(message)
     _build(type(message), fields)
@@ -340,7 +370,7 @@ def encode(message: Message) -> bytes:
         case Report():
             del fields["client"]  # the topic says it
             payload = json.dumps(fields).encode()
-        case Sample() | Probe() | DeviceOrder():
+        case Sample() | Probe() | GpuSample() | DeviceOrder():
             payload = json.dumps(fields).encode()
         case _:
             payload = json.dumps({"do": message.do, **fields}).encode()
@@ -470,7 +500,9 @@ def _reader(hint: Any) -> _Reader:
     raise TypeError(f"{hint} has no reader")
 
 
-_FIELDS = {cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures)}
+_FIELDS = {
+    cls: _fields_of(cls) for cls in (*typing.get_args(Message), LinkFigures, GpuSample, GpuFigures)
+}
 
 
 @dataclass(slots=True)

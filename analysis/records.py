@@ -149,7 +149,8 @@ def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
         table = pa.Table.from_pylist(list(filter(None, map(_sample, block.splitlines()))), _SAMPLE)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
     probed = table["probe"].is_valid()
-    samples, probes = table.filter(pc.invert(probed)), table.filter(probed)
+    of_cpu = pc.and_(pc.invert(probed), table["cpu"].is_valid())  # others are of GPUs
+    samples, probes = table.filter(of_cpu), table.filter(probed)
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
     probe_table = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
     return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table)

@@ -23,6 +23,8 @@ class Traits:
     """Whether the kernel's control groups limit the CPU: by a quota per period, which has a least."""
     images: bool = False
     """Whether the agents run in images of ours, and not with the packages of this host."""
+    gpus: bool = False
+    """Whether a device can have a GPU of the host, or a part of one."""
     lossless: str = ""
     """Why no link can lose packets, as in `whose links are TCP relays`; empty: links can."""
     shaper: str | None = None
@@ -48,6 +50,7 @@ RUNTIMES: dict[str, Traits] = {
         module="testbed.runtimes.docker",
         cgroups=True,
         images=True,
+        gpus=True,
         devices_probe=True,
         counts_bytes="always",
         lack="no Docker engine answers",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agents import allocator, config, durations, messages, own_code, parts, shards, topics, wire
-from agents.client import core, memory, randomness
+from agents.client import accelerator, core, memory, randomness
 from agents.client.byzantine import Attacker
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
@@ -75,7 +75,7 @@ class Client:
         self._resend()  # an update of a former process comes before it is known that that has ended
         self._publish_state("joining")
         shard = shards.load(Path(cfg.shard))
-        with own_code.running(cfg.task.name):
+        with own_code.running(cfg.task.name), accelerator.memory_named(cfg):
             self._trainer = _trainer(cfg, shard)
         self._cut = False
         identity = core.Identity(cfg.run, cfg.client, len(shard), cfg.side, cfg.local, cfg.compression)
@@ -182,7 +182,8 @@ class Client:
         self._cut = False
         self._pace.begin()
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
-        with own_code.running(self._config.task.name):
+        name = self._config.task.name
+        with own_code.running(name), accelerator.memory_named(self._config):
             if self._config.side.kind == "gradient":
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
@@ -245,7 +246,9 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     from agents.client.training import Trainer
 
     torch.set_num_threads(cfg.threads)
-    trainer = Trainer(own_code.build(cfg.task, TASKS, Task), shard, cfg.local, cfg.start)
+    accelerator.prepare(cfg)
+    task = own_code.build(cfg.task, TASKS, Task)
+    trainer = Trainer(task, shard, cfg.local, cfg.start, cfg.device)
     trainer.warm_up()
     gc.collect()
     gc.freeze()

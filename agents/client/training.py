@@ -12,7 +12,7 @@ import torch
 
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Local, Start
-from agents.flat import FlatModule, buffers_of, build
+from agents.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -30,11 +30,28 @@ class Result:
     """As the training left them."""
 
 
-class Trainer:
-    """Trainer of `task`'s model, which begins as `start` says, on `shard`, with the settings `local`."""
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Types of torch's autocast, by the setting's name."""
+_FIRST_SCALE = 2.0**16
+"""Of the loss in float16, whose least number is 6e-8: without it small gradients would be 0."""
 
-    def __init__(self, task: Task, shard: Shard, local: Local, start: Start = FROM_TASK) -> None:
-        self.flat = FlatModule(build(task, start))
+
+class Trainer:
+    """Trainer of `task`'s model, which begins as `start` says, on `shard`, with the settings `local`.
+
+    Model and shard are on `device`, and stay there; what comes in and goes out is on the CPU.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        shard: Shard,
+        local: Local,
+        start: Start = FROM_TASK,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self._device = torch.device(device)
+        self.flat = FlatModule(build(task, start).to(self._device))
         self._task = task
         self.assign(shard, local)
 
@@ -44,8 +61,10 @@ class Trainer:
         bound = local.proximal or local.clip is not None
         self._start = self.flat.w.clone() if bound else None
         """What training starts from, where it has to stay near."""
-        self._x = inputs(torch.from_numpy(shard.x), shard.scale)
-        self._y = torch.from_numpy(shard.y)
+        self._scale = 1.0
+        """Of the loss."""
+        self._x = inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
+        self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
 
     def warm_up(self) -> None:
@@ -72,7 +91,7 @@ class Trainer:
         schedule = self._local.lr_by_step
         self._load(start, buffers, rng)
         loss, steps = 0.0, 0
-        order = batches(len(self._y), self._local.batch_size, rng)
+        order = batches(len(self._y), self._local.batch_size, rng, self._device)
         for _ in range(self._local.count(len(self._y))):
             if stopped():
                 break
@@ -83,31 +102,29 @@ class Trainer:
         if self._local.clip is not None and self._start is not None:
             _clip(end, self._start, self._local.clip)
         mean = loss / steps if steps else math.nan
-        return Result(end.numpy().copy(), steps, mean, buffers_of(self.flat.module))
+        return Result(vector_of(end), steps, mean, buffers_of(self.flat.module))
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         """The gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
         self._load(start, buffers, rng)
-        loss = self._gradient(next(batches(len(self._y), self._local.batch_size, rng)))
-        return Result(self.flat.gradient.numpy().copy(), 1, loss, buffers_of(self.flat.module))
+        order = batches(len(self._y), self._local.batch_size, rng, self._device)
+        loss = self._gradient(next(order))
+        return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # What the model draws, as dropout does, follows from `rng`, too; that itself is left as it is.
         torch.default_generator.manual_seed(int(rng.spawn(1)[0].integers(2**63)))
         if self._start is not None:
-            np.copyto(self._start.numpy(), start)
+            fill(self._start, start)
         self.flat.load(start, buffers)
         self._optimizer.reset()
+        self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
         """The local objective on `batch`, its gradient in `flat`: FedProx's and the ℓ2 term included,
         clipped."""
         flat, local, l2 = self.flat, self._local, self._task.l2
-        flat.gradient.zero_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=local.precision == "bfloat16"):
-            loss = self._task.loss(flat.module(self._x[batch]), self._y[batch]).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        value = loss.item()
+        value = self._differentiate(batch)
         with torch.no_grad():
             if l2:
                 value += 0.5 * l2 * float(flat.w @ flat.w)
@@ -120,6 +137,28 @@ class Trainer:
                 if norm > local.clip_gradient:
                     flat.gradient.mul_(local.clip_gradient / norm)
         return value
+
+    def _differentiate(self, batch: torch.Tensor) -> float:
+        """The task's loss on `batch`, its gradient in `flat`.
+
+        In float16 the loss is scaled, so that small gradients are not lost. Where large ones overflow,
+        the batch is done again with half the scale, which stays (BatchNorm then counts it twice).
+        """
+        flat, half = self.flat, _HALF.get(self._local.precision)
+        x, y = self._x[batch], self._y[batch]
+        while True:
+            flat.gradient.zero_()
+            with torch.autocast(self._device.type, half, enabled=half is not None):
+                loss = self._task.loss(flat.module(x), y).mean()
+            scaled = loss if self._scale == 1.0 else loss * self._scale
+            scaled.backward()  # type: ignore[no-untyped-call]
+            value = loss.item()
+            if self._scale == 1.0:
+                return value
+            flat.gradient.div_(self._scale)
+            if not math.isfinite(value) or bool(flat.gradient.isfinite().all()):
+                return value
+            self._scale /= 2
 
     def _descend(self, lr: float) -> None:
         with torch.no_grad():
@@ -186,9 +225,12 @@ class _Adam:
         self._optimizer.step()
 
 
-def batches(samples: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+def batches(
+    samples: int, size: int, rng: np.random.Generator, device: str | torch.device = "cpu"
+) -> Iterator[torch.Tensor]:
     """Endless mini-batches of indices, shape (≤ size,); an epoch's last batch may be smaller."""
     while True:
         # A full batch is taken as it is: plain gradient descent, to the bit.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
+        order = order.to(device)
         yield from (order[start : start + size] for start in range(0, samples, size))

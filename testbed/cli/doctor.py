@@ -21,6 +21,7 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
+from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
 from testbed.images import debian
 
@@ -59,8 +60,8 @@ def examine() -> list[Finding]:
         fix = docker_engine.fix(error.__cause__ or error)
         found = [Finding("Docker engine", "missing", detail, fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
-    found += [tcp(kernel.congestion_control()), gpu(info), processors(), sleep(), memory(), disk(info)]
-    return [*found, broker(), python(), torch()]
+    found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
+    return [*found, disk(info), broker(), python(), torch()]
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:
@@ -171,17 +172,19 @@ def tcp(found: str | None) -> Finding:
     return Finding(name, "warn", detail, fix)
 
 
-def gpu(info: Mapping[str, Any]) -> Finding:
-    if "nvidia" in info.get("Runtimes", {}):
-        return Finding("GPU runtime", "ok", "the engine has the nvidia runtime")
-    if shutil.which("nvidia-smi"):
-        detail = "there is an NVIDIA driver, but the engine has no nvidia runtime"
-        fix = (
-            "sudo apt-get install nvidia-container-toolkit && "
-            "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
-        )
-        return Finding("GPU runtime", "warn", detail, fix)
-    return Finding("GPU runtime", "warn", "no NVIDIA GPU; devices without a GPU need none")
+def gpu(found: Gpus) -> Finding:
+    """Whether containers can have this host's GPUs, and parts of them."""
+    name = "GPU"
+    if found.lack is not None:
+        detail = f"{found.lack.what}; devices without gpu need none"
+        return Finding(name, "warn", detail, found.lack.fix)
+    names = ", ".join(one.name for one in found.found)
+    if found.lack_of_mps is not None:
+        detail = f"{names}: whole ones alone. {found.lack_of_mps.what}"
+        return Finding(name, "warn", detail, found.lack_of_mps.fix)
+    if whole := ", ".join(one.name for one in found.found if not one.shares):
+        return Finding(name, "ok", f"{names}; MPS cannot limit what a device has of {whole}")
+    return Finding(name, "ok", f"{names}: whole ones, and parts by MPS")
 
 
 def processors() -> Finding:

@@ -98,14 +98,17 @@ def doctor(as_json: AsJson = False) -> None:
 
 def build(
     force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Also those for devices with a GPU: gigabytes of CUDA.")
+    ] = False,
 ) -> None:
     """Build missing images."""
     from testbed import images
     from testbed.host import docker_engine
 
     with closing(docker_engine.connect()) as client:
-        built = images.ensure(client, print_text, force=force)
-    print_text(f"{built.agent}\n{built.broker}")
+        built = images.ensure(client, print_text, force=force, cuda=gpu)
+    print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
 
 
 def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:

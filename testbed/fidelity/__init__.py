@@ -19,6 +19,10 @@ the queue of a core). CPU seconds ÷ both is the share that it got while it want
 that is the share requested, or more where short bursts fit into the quota; it is less only where others
 took the CPU.
 
+GPU. The most memory that NVML saw a client take must be within the limit, and all of its samples must
+show a client under MPS where that is to limit it: one that did not find MPS has the whole GPU. On how
+many multiprocessors it ran, NVML does not tell.
+
 Links are measured by probes alone: a transfer of the run also waits for the client and the aggregator.
 
 Where the request changed during the run, each phase is measured by itself, and the worst one is the
@@ -31,7 +35,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -45,9 +49,11 @@ from testbed.fidelity.figures import (
     DeviceFidelity,
     Fidelity,
     Figure,
+    GpuFidelity,
     Interval,
     Requested,
     RequestedCpu,
+    RequestedGpu,
     RequestedLink,
 )
 from testbed.fidelity.validity import Training
@@ -89,6 +95,7 @@ def measure(
     `clock.begin` is of the link as first requested. What is no number is ignored.
     """
     usage: dict[str, list[_Usage]] = {}
+    on_gpu: dict[str, list[Mapping[str, Any]]] = {}
     probes: dict[str, list[_Probe]] = {}
     for sample in samples:
         at, name = _number(sample, "at"), sample.get("device")
@@ -97,6 +104,8 @@ def measure(
         if isinstance(probe := sample.get("probe"), Mapping):
             before = when < clock.begin  # of the link as first requested, also where a run is resumed
             probes.setdefault(name, []).append(_Probe(-math.inf if before else when, probe))
+        elif when >= clock.begin and isinstance(gpu := sample.get("gpu"), Mapping):
+            on_gpu.setdefault(name, []).append(gpu)
         elif when >= clock.begin and (cpu := _number(sample, "cpu")) is not None:
             counters = (_number(sample, key) or 0.0 for key in ("periods", "throttled_periods"))
             demand = (_number(sample, key) for key in ("ran", "waited"))
@@ -105,7 +114,10 @@ def measure(
     for one in requested:
         used = sorted(usage.get(one.device, ()))
         trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
-        devices.append(_device(one, used, probes.get(one.device, ()), trained, clock))
+        found = _device(one, used, probes.get(one.device, ()), trained, clock)
+        if one.gpu is not None:
+            found = replace(found, gpu=_gpu(one.gpu, on_gpu.get(one.device, ())))
+        devices.append(found)
     return Fidelity(tuple(devices))
 
 
@@ -155,6 +167,20 @@ def _device(
         used=_used(usage),
         probes=len(probes),
         round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
+    )
+
+
+def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
+    """Of the samples in which a process of the device was on the GPU."""
+    seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
+    memory = [value for one in seen if (value := _number(one, "memory")) is not None]
+    busy = [value for one in seen if (value := _number(one, "sm")) is not None]
+    return GpuFidelity(
+        requested,
+        samples=len(seen),
+        memory=int(max(memory)) if memory else None,
+        sm=sum(busy) / len(busy) if busy else None,
+        outside=sum(one.get("mps") is not True for one in seen) if requested.limited else 0,
     )
 
 

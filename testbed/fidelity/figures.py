@@ -34,6 +34,9 @@ _ECHO_BITS = 1000
 _LOSS_SLACK = 0.02
 """How far a share of lost packets may be off, besides what is chance."""
 _CHANCE_SIGMAS = 4.0
+_CONTEXT_BYTES = 512 * 2**20
+"""What CUDA's context of a process takes of a GPU beside what the process asks for, at most; NVML counts
+it. Some hundred MB are usual; not measured here."""
 
 Interval = tuple[float, float]
 """Begin and end."""
@@ -77,6 +80,63 @@ class RequestedLink:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestedGpu:
+    """What was requested of a GPU for a device."""
+
+    share: float
+    """Of its multiprocessors, at most."""
+    memory: int | None = None
+    """Bytes, at most; None: not limited."""
+    limited: bool = False
+    """Whether MPS is to hold the device within that."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFidelity:
+    """What a device had of its GPU, by NVML's samples."""
+
+    requested: RequestedGpu
+    samples: int
+    """In which its client used the GPU."""
+    memory: int | None
+    """Bytes, the most that a sample showed; None: NVML does not tell."""
+    sm: float | None
+    """Mean share of the time in which a kernel of its client ran; None: NVML does not tell, as of MPS's
+    clients."""
+    outside: int
+    """Samples in which MPS did not hold it, of a device that it was to hold."""
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether it had more than it may have, CUDA's own context aside."""
+        limit = self.requested.memory
+        return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
+
+    def unjudged(self) -> Iterator[str]:
+        """What could not be checked, and why."""
+        if not self.samples:
+            yield "its GPU: NVML saw no process of it there"
+            return
+        if self.requested.limited:
+            yield (
+                "its share of the GPU: MPS held it, and NVML does not tell on how many multiprocessors "
+                "a client of MPS runs"
+            )
+        if self.requested.memory is not None and self.memory is None:
+            yield "its GPU memory: NVML does not tell what the process took"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "share": {"asked": self.requested.share, "got": None},
+            "memory": {"asked": self.requested.memory, "got": self.memory},
+            "sm": _rounded(self.sm),
+            "samples": self.samples,
+            "outside": self.outside,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Requested:
     """What was requested of one device; `cpu` (one or more) and `link` in the order of time."""
 
@@ -86,6 +146,7 @@ class Requested:
     link: tuple[RequestedLink, ...] = ()
     away: tuple[Interval, ...] = ()
     """When it was frozen, down or starting up: from the order until its limit held again."""
+    gpu: RequestedGpu | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +194,8 @@ class DeviceFidelity:
     """Number of probes that the link's figures are based on."""
     round_trips: int = 0
     """Number of round trips of all probes."""
+    gpu: GpuFidelity | None = None
+    """None: it was to have none."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take
@@ -185,6 +248,8 @@ class DeviceFidelity:
             figure.requested is not None for name, figure in self.figures.items() if name != CPU
         ) and (not self.probes):
             yield "its link: never measured"
+        if self.gpu is not None:
+            yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values; None where nothing was requested, or the value is not known."""
@@ -199,6 +264,8 @@ class DeviceFidelity:
                     "wanted": self.wanted,
                 }
             entries[name] = {key: _rounded(value) for key, value in values.items()}
+        if self.gpu is not None:
+            entries["gpu"] = self.gpu.as_dict()
         return {**entries, "probes": self.probes}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from agents import events
 from agents.config import Link
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
-from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedLink
+from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.validity import StepDone, Training
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
@@ -123,9 +123,14 @@ class _Device:
     def result(self) -> Requested:
         for what in list(self._absent_since):
             self._end_absence(what, math.inf)
-        device = self.planned
+        device, gpu = self.planned, self.planned.gpu
         return Requested(
-            device.name, device.group, tuple(self._cpu), tuple(self._link), tuple(sorted(self._away))
+            device.name,
+            device.group,
+            tuple(self._cpu),
+            tuple(self._link),
+            tuple(sorted(self._away)),
+            None if gpu is None else RequestedGpu(gpu.share, gpu.memory, gpu.limited),
         )
 
     def _request_cpu(self, at: float) -> None:

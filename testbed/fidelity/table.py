@@ -74,6 +74,8 @@ def render(fidelity: Fidelity) -> RenderableType:
         columns = [n for n in names if any(one.figures[n] != Figure() for one in fidelity.devices)]
         if columns:
             parts += [Text(), _link_table(shown, columns)]
+    if on_gpu := [one for one in fidelity.devices if one.gpu is not None]:
+        parts += [Text(), _gpu_table(on_gpu[:_MAX_ROWS])]
     return Group(*parts, Text(), Text(summary(fidelity)))
 
 
@@ -112,6 +114,23 @@ def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
             f"{one.measured or one.wanted or 0:.0f} s",
             _number(one.used),
         )
+    return table
+
+
+def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
+    """Of devices; what of many is beyond the first is in `fidelity.json`."""
+    table = console.plain("device", "gpu", "got", "memory MiB", "at most", "SM use")
+    for one in shown:
+        if (gpu := one.gpu) is not None:
+            held = "under MPS" if gpu.samples and not gpu.outside else _NONE
+            table.add_row(
+                console.short(one.device),
+                _number(gpu.requested.share),
+                held if gpu.requested.limited else _NONE,
+                _number(gpu.requested.memory, 2**-20),
+                _number(gpu.memory, 2**-20),
+                _number(gpu.sm),
+            )
     return table
 
 

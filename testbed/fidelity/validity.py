@@ -153,7 +153,8 @@ def verdict(
         reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
         reasons.append(doubt)
-    reasons += [*_unrequested(fidelity), *_drift(trainings), *_late_steps(steps), *_clocks(fidelity)]
+    reasons += [*_unrequested(fidelity), *_gpus(fidelity), *_drift(trainings), *_late_steps(steps)]
+    reasons += _clocks(fidelity)
     reasons += _disrupted(disruptions)
     if failures:
         reasons.append(f"{failures[0]}{_others(len(failures))}")
@@ -213,6 +214,19 @@ def _unrequested(fidelity: Fidelity) -> Iterator[str]:
         yield (
             f"round trips of {device.device} took {1e3 * delay:.0f} ms where no delay was "
             f"asked{_others(len(slow))}"
+        )
+
+
+def _gpus(fidelity: Fidelity) -> Iterator[str]:
+    """GPUs of which a device had more than it was to have."""
+    having = [(one.device, one.gpu) for one in fidelity.devices if one.gpu is not None]
+    if free := [device for device, gpu in having if gpu.outside]:
+        yield f"{free[0]} had its whole GPU: its client ran without MPS's limits{_others(len(free))}"
+    if over := [(device, gpu) for device, gpu in having if gpu.over_memory]:
+        device, gpu = max(over, key=lambda each: each[1].memory or 0)
+        yield (
+            f"{device} took {(gpu.memory or 0) / 2**20:.0f} MiB of its GPU where "
+            f"{(gpu.requested.memory or 0) / 2**20:.0f} were the limit{_others(len(over))}"
         )
 
 

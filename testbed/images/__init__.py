@@ -1,6 +1,7 @@
 """The container images, built where they are missing: base -> libraries -> agent, and base -> broker.
 For a user's own code there are more on top: agent -> requirements -> code (`testbed.own_code`), as far
-as a run has these.
+as a run has these. For devices with a GPU there is a second chain beside that, libraries-cuda ->
+agent-cuda -> ..., which is built for a run that has such devices.
 
 A tag is a hash of all that goes into the image, its parent's tag included: an image that exists is up to
 date, and a change rebuilds only the images that depend on it. Everything goes through the Docker SDK and
@@ -21,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -54,12 +55,19 @@ _OWN = ("requirements", "code")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architectures that torch has wheels for: Docker's (and Debian's) name, and pip's."""
 
+_CUDA = "-cuda"
+"""What the kinds of image for devices with a GPU end with."""
+
 _PARENTS = {
     "libraries": "base",
     "agent": "libraries",
     "broker": "base",
     "requirements": "agent",
     "code": "requirements",
+    "libraries-cuda": "base",
+    "agent-cuda": "libraries-cuda",
+    "requirements-cuda": "agent-cuda",
+    "code-cuda": "requirements-cuda",
 }
 """Kind of image -> the one that it is built on; without requirements, code is built on agent."""
 
@@ -77,6 +85,8 @@ class Images:
     broker: str
     base: str
     """What both are built on."""
+    gpu: str = ""
+    """As `agent`, with CUDA; empty where no device of the run has a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +104,32 @@ class Own:
 
 
 def ensure(
-    client: docker.DockerClient, progress: Progress, own: Own | None = None, *, force: bool = False
+    client: docker.DockerClient,
+    progress: Progress,
+    own: Own | None = None,
+    *,
+    force: bool = False,
+    cuda: bool = False,
 ) -> Images:
-    """The images for this version of the code, and for what a run adds to it; builds what is missing, or
-    with `force` all of them with the newest packages, and reports each to `progress`.
+    """The images for this version of the code, with `cuda` also those for devices with a GPU, and for
+    what a run adds to it; builds what is missing, or with `force` all of them with the newest packages,
+    and reports each to `progress`.
 
     Raises HostError with the last lines of pip, mmdebstrap or the engine where one fails; BadInputError
     with those of pip where own requirements cannot be installed.
     """
-    tags = current_tags(FOLDER, AGENTS)
-    register(tags)
+    every = current_tags(FOLDER, AGENTS)
+    register(every)  # those with CUDA too: another run's
+    variants = ("", _CUDA) if cuda else ("",)
+    tags = {kind: tag for kind, tag in every.items() if cuda or not kind.endswith(_CUDA)}
     if own is not None:
-        tags |= _own_tags(own, tags["agent"])
-        register({kind: tags[kind] for kind in _OWN if kind in tags}, own.name)
+        added = {
+            f"{kind}{variant}": tag
+            for variant in variants
+            for kind, tag in _own_tags(own, tags[f"agent{variant}"]).items()
+        }
+        tags |= added
+        register(added, own.name)
     if force or _missing(client, tags):
         try:
             with _one_at_a_time(), _scratch() as scratch:
@@ -115,12 +138,14 @@ def ensure(
                 remove_superseded(client, registered())
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
-    return Images(tags[_of_agents(tags)], tags["broker"], tags["base"])
+    gpu = tags[_of_agents(tags, _CUDA)] if cuda else ""
+    return Images(tags[_of_agents(tags)], tags["broker"], tags["base"], gpu)
 
 
 def are_built(client: docker.DockerClient) -> bool:
-    """Whether the images for this version of the code are there."""
-    return not _missing(client, current_tags(FOLDER, AGENTS))
+    """Whether the images for this version of the code are there, for devices without a GPU."""
+    tags = current_tags(FOLDER, AGENTS)
+    return not _missing(client, {kind: tag for kind, tag in tags.items() if not kind.endswith(_CUDA)})
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:
@@ -129,7 +154,23 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
     libraries = _tag("libraries", _inputs(folder / "libraries"), base)
     agent = _tag("agent", _inputs(folder / "agent") | _sources(sources), libraries)
     broker = _tag("broker", _inputs(folder / "broker"), base)
-    return {"base": base, "libraries": libraries, "agent": agent, "broker": broker}
+    of_cuda = _tag("libraries-cuda", _recipe(folder, "libraries-cuda"), base)
+    agent_of_cuda = _tag("agent-cuda", _recipe(folder, "agent-cuda") | _sources(sources), of_cuda)
+    return {
+        "base": base,
+        "libraries": libraries,
+        "agent": agent,
+        "broker": broker,
+        "libraries-cuda": of_cuda,
+        "agent-cuda": agent_of_cuda,
+    }
+
+
+def _recipe(folder: Path, kind: str) -> dict[str, Path]:
+    """The files that an image of that kind is built by. One with CUDA has those of the kind without,
+    except where it has its own."""
+    own = folder / kind
+    return _inputs(folder / kind.removesuffix(_CUDA)) | (_inputs(own) if own.is_dir() else {})
 
 
 def _own_tags(own: Own, agent: str) -> dict[str, str]:
@@ -143,9 +184,9 @@ def _own_tags(own: Own, agent: str) -> dict[str, str]:
     return tags
 
 
-def _of_agents(tags: Tags) -> str:
+def _of_agents(tags: Tags, variant: str = "") -> str:
     """The kind that clients and aggregator are started from."""
-    return "code" if "code" in tags else "agent"
+    return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
 
 
 def _parent(kind: str, tags: Tags) -> str | None:
@@ -173,7 +214,8 @@ def _sources(package: Path) -> dict[str, Path]:
 def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
     """The kinds that have to be built; one that no missing image is built on is not needed."""
     missing: set[str] = set()
-    for used in (_of_agents(tags), "broker"):
+    with_cuda = (_of_agents(tags, _CUDA),) if f"agent{_CUDA}" in tags else ()
+    for used in (_of_agents(tags), *with_cuda, "broker"):
         kind: str | None = used
         while kind is not None and kind not in missing and not _exists(client, tags[kind]):
             missing.add(kind)
@@ -225,41 +267,55 @@ class _Builder:
         stop = threading.Event()
         with ThreadPoolExecutor(max_workers=1) as pool:
             try:
-                if "libraries" in kinds:  # while the base image is built: each takes half a minute
-                    machine = _MACHINES[architecture]
-                    libraries = pool.submit(self._libraries_context, machine, stop)
+                machine = _MACHINES[architecture]
+                libraries: dict[
+                    str, Future[Path]
+                ] = {  # while the base image is built: each takes half a minute or more
+                    kind: pool.submit(self._libraries_context, kind, machine, stop)
+                    for kind in ("libraries", "libraries-cuda")
+                    if kind in kinds
+                }
                 if "base" in kinds:
                     self._base(architecture, stop)
                 if "broker" in kinds:
                     self._image("broker", self._context("broker", {}), "base")
-                if "libraries" in kinds:
-                    self._image("libraries", libraries.result(), "base")
-                if "agent" in kinds:
-                    self._image("agent", self._context("agent", _sources(AGENTS)), "libraries")
-                for kind in _OWN:
-                    if kind in kinds and self.own is not None:
-                        machine = _MACHINES[architecture]
-                        context = pool.submit(self._own_context, kind, self.own, machine, stop)
-                        self._image(kind, context.result(), _parent(kind, self.tags))
+                for variant in ("", _CUDA):
+                    if (kind := f"libraries{variant}") in kinds:
+                        self._image(kind, libraries[kind].result(), "base")
+                    if (kind := f"agent{variant}") in kinds:
+                        context = self._context(kind, _sources(AGENTS))
+                        self._image(kind, context, f"libraries{variant}")
+                    for kind in (f"{own}{variant}" for own in _OWN):
+                        if kind in kinds and self.own is not None:
+                            made = pool.submit(self._own_context, kind, self.own, machine, stop)
+                            self._image(kind, made.result(), _parent(kind, self.tags))
             except BaseException:
                 stop.set()  # at which the pool's thread, which the pool waits for, ends pip
                 raise
 
-    def _libraries_context(self, machine: str, stop: threading.Event) -> Path:
-        inputs = FOLDER / "libraries"
-        fetched = wheels.fetch(inputs / "requirements.txt", machine, self.scratch, stop)
-        context = self._context("libraries", {})
+    def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
+        inputs = FOLDER / kind
+        fetched = self._fetched(kind, machine, stop)
+        context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
 
+    def _fetched(self, kind: str, machine: str, stop: threading.Event) -> Path:
+        """The folder with the wheels of `libraries`, or of that with CUDA."""
+        requirements = FOLDER / kind / "requirements.txt"
+        cuda = kind.endswith(_CUDA)
+        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda)
+
     def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
-        if kind == "code":
-            folder = self.scratch / "code"
+        plain = kind.removesuffix(_CUDA)
+        libraries = kind.replace(plain, "libraries")
+        if plain == "code":
+            folder = self.scratch / kind
             own.copy(folder)
             return self._context(kind, {"code": folder})
-        inputs = FOLDER / "libraries"
-        ours = wheels.fetch(inputs / "requirements.txt", machine, self.scratch, stop)
+        inputs = FOLDER / libraries
+        ours = self._fetched(libraries, machine, stop)
         fetched = wheels.fetch_more(own.requirements, ours, machine, self.scratch, stop)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
@@ -270,7 +326,8 @@ class _Builder:
         """The tar archive that the engine builds from: Dockerfile and `files` (path in it -> here)."""
         context = self.scratch / f"{kind}.tar"
         with tarfile.open(context, "w") as archive:
-            for name, path in {"Dockerfile": FOLDER / kind / "Dockerfile", **files}.items():
+            dockerfile = _recipe(FOLDER, kind)["Dockerfile"]
+            for name, path in {"Dockerfile": dockerfile, **files}.items():
                 archive.add(path, name, filter=_readable_by_all)
         return context
 
@@ -293,7 +350,8 @@ class _Builder:
         """Build one image; its Dockerfile knows the parent's tag under the parent's name."""
         arguments = {}
         if parent is not None:
-            arguments["PARENT" if kind in _OWN else parent.upper()] = self.tags[parent]
+            name = "parent" if kind.removesuffix(_CUDA) in _OWN else parent.removesuffix(_CUDA)
+            arguments[name.upper()] = self.tags[parent]
         with self._step(kind, "built"), context.open("rb") as file:
             network = "none" if parent else None  # only the base image fetches something
             engine_build(self.client, self.tags[kind], file, arguments, network)

@@ -28,22 +28,28 @@ _GLIBC = 36
 """Minor version of bookworm's glibc 2.x."""
 
 
-def fetch(requirements: Path, machine: str, scratch: Path, stop: threading.Event) -> Path:
+def fetch(
+    requirements: Path, machine: str, scratch: Path, stop: threading.Event, *, cuda: bool = False
+) -> Path:
     """The folder with the wheels for `requirements` on `machine` (as in `x86_64`), downloaded once.
 
-    Raises HostError where pip fails, or where torch would bring CUDA libraries.
+    Raises HostError where pip fails, or where torch would bring CUDA libraries; with `cuda`, where it
+    brings none.
     """
     torch = _installed_torch()
-    wanted = prefer_cpu(significant_lines(requirements.read_text(encoding="utf-8")), torch)
+    wanted = significant_lines(requirements.read_text(encoding="utf-8"))
+    wanted = wanted if cuda else prefer_cpu(wanted, torch)
     options = platform_options(machine)
     digest = hashlib.sha256("\n".join([*options, *wanted]).encode()).hexdigest()[:12]
     folder = cache.folder() / f"wheels-{digest}"
     if folder.is_dir():
         return folder
-    if f"torch=={torch}" not in wanted:
+    if not cuda and f"torch=={torch}" not in wanted:
         refuse_cuda(_resolve([*options, *wanted], scratch, stop))
     partial = Path(tempfile.mkdtemp(dir=scratch))
     run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)
+    if cuda:
+        require_cuda([wheel.name for wheel in partial.glob("*.whl")])
     partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
     return folder
 
@@ -146,10 +152,24 @@ def platform_options(machine: str) -> list[str]:
     return [*options, *(f"--platform={tag}" for tag in tags)]
 
 
+def _of_cuda(packages: Sequence[str]) -> list[str]:
+    """Those of the packages, or of their wheels, that are CUDA libraries."""
+    return sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
+
+
+def require_cuda(wheels: Sequence[str]) -> None:
+    """Raise HostError where none of the wheels is a CUDA library."""
+    if not _of_cuda(wheels):
+        raise HostError(
+            "The torch that pip finds brings no CUDA libraries, and devices with a GPU need them: let "
+            "pip find PyTorch's wheels with CUDA, as the Python Package Index has them for x86_64 (pip "
+            "config list shows where it looks), then run 'testbed images build --gpu' again."
+        )
+
+
 def refuse_cuda(packages: Sequence[str]) -> None:
     """Raise HostError where one of the package names is a CUDA library."""
-    cuda = sorted(name for name in packages if name.startswith(("nvidia", "cuda")))
-    if cuda:
+    if cuda := _of_cuda(packages):
         raise HostError(
             f"The torch that pip finds brings {len(cuda)} CUDA libraries ({cuda[0]}, ...): gigabytes "
             "that devices without a GPU cannot use. Point pip at PyTorch's CPU wheels: set "

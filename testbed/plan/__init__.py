@@ -14,8 +14,10 @@ import psutil
 from agents.clock import in_host_time
 from agents.config import Access, Duration, Link, Local, Named
 from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.gpus import NOT_LOOKED_FOR, Gpus
 from testbed.host.nodes import Node
-from testbed.plan import feasibility, memory
+from testbed.plan import feasibility, gpus, memory
+from testbed.plan.gpus import PlannedGpu
 from testbed.plan.placement import PlannedNode, Unplaced, Wish, place
 from testbed.plan.placement import planned as planned_node
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
@@ -62,6 +64,8 @@ class PlannedDevice:
     """The attack that its client makes (`agents.client.byzantine`)."""
     power: Mapping[str, float] | None = None
     """Watts, by state."""
+    gpu: PlannedGpu | None = None
+    """What it trains on in place of the CPU."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
 
@@ -209,15 +213,45 @@ class Host:
     """Why the kernel's netem cannot be used; None where it can."""
     nodes: tuple[Node, ...] = ()
     """The machines that devices are placed on, where there are several: this one first."""
+    gpus: Gpus = NOT_LOOKED_FOR
+    """For containers."""
+    lack_of_cuda: str | None = "CUDA was not tried"
+    """Why the PyTorch of this host has no GPU; None where it has one."""
 
 
-def this_host(*, netem: bool = False) -> Host:
+def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> Host:
     """This host, measured now: the CPUs that this process may use, the free memory and, with `netem`,
-    whether the kernel has it."""
+    whether the kernel has it; with `gpus` those that containers can have; with `cuda` whether its
+    PyTorch has one."""
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)
     host = Host(tuple(cores), psutil.virtual_memory().available)
-    return replace(host, lack_of_netem=lack_of_netem()) if netem else host
+    if netem:
+        host = replace(host, lack_of_netem=lack_of_netem())
+    if gpus:
+        host = replace(host, gpus=_gpus_for_containers())
+    return replace(host, lack_of_cuda=_lack_of_cuda()) if cuda else host
+
+
+def _gpus_for_containers() -> Gpus:
+    from testbed.host import docker_engine  # with the Docker SDK, which takes half a second
+    from testbed.host.gpus import survey
+
+    with docker_engine.if_present() as client:
+        return survey({} if client is None else client.info())
+
+
+def _lack_of_cuda() -> str | None:
+    import torch  # which takes a second
+
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return (
+            f"the PyTorch of this host, {torch.__version__}, is built without CUDA: install one with it "
+            "(PyTorch's install page names the index), on a host with a GPU"
+        )
+    return f"the PyTorch of this host, {torch.__version__}, finds no GPU: nvidia-smi may say why"
 
 
 def plan(
@@ -231,10 +265,13 @@ def plan(
     topology asks, or there is none of that name.
     """
     found = traits(runtime)
+    problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     if found.simulated:
+        if problems:
+            raise topology.source.error(problems)
         return Plan(runtime=runtime, devices=tuple(_devices(topology)))
     if found.many_hosts:
-        return _on_nodes(topology, runtime, host, oversubscribe=oversubscribe)
+        return _on_nodes(topology, runtime, host, oversubscribe=oversubscribe, model=model)
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -243,12 +280,14 @@ def plan(
     device_cores = host.cores[1:split] if alone else host.cores
     capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
-    problems = list(feasibility.unsupported(topology, runtime))
+    problems += feasibility.unsupported(topology, runtime)
     if found.cgroups:
         problems += feasibility.too_little_cpu(topology, dilation)
         problems += feasibility.too_little_memory(topology)
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
+    if found.gpus:
+        problems += gpus.problems(topology, host.gpus)
     if not oversubscribe:
         reserved = memory.reserved(model, len(topology.device_names))
         problems += [
@@ -256,11 +295,16 @@ def plan(
             *feasibility.too_much_later(topology, capacity * dilation),
             *feasibility.too_much_memory(topology, host.memory, reserved),
         ]
+    on_gpus: Mapping[str, PlannedGpu] = {}
+    if found.gpus and not problems:
+        on_gpus, no_room = gpus.placed(topology, host.gpus, oversubscribe=oversubscribe)
+        problems += [] if no_room is None else [no_room]
     if problems:
         raise topology.source.error(problems)
+    devices = [replace(one, gpu=on_gpus.get(one.name)) for one in _devices(topology, dilation)]
     return Plan(
         runtime=runtime,
-        devices=tuple(_devices(topology, dilation)),
+        devices=tuple(devices),
         dilation=dilation,
         infrastructure_cpus=cpuset(host.cores[:1]),
         device_cpus=cpuset(device_cores),
@@ -271,13 +315,13 @@ def plan(
     )
 
 
-def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool) -> Plan:
+def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool, model: int) -> Plan:
     """What is launched on the nodes of `host`. Raises BadInputError."""
     found, source = traits(runtime), topology.source
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
         raise source.error([problem])
-    reserved = feasibility.RESERVED_MEMORY
+    reserved = memory.reserved(model, len(topology.device_names))
     nodes = tuple(planned_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
     dilation = _dilation(topology, capacity)
@@ -362,7 +406,7 @@ def by_node(plan: Plan) -> list[dict[str, Any]]:
 
 
 _OPTIONAL = (
-    *("cpu", "quota", "memory", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
+    *("cpu", "quota", "memory", "gpu", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
     *("compression", "byzantine", "node"),
 )
 
@@ -375,6 +419,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "cpu": device.cpu,
         "quota": quota,
         "memory": format_size(device.memory) if traits.cgroups else None,
+        "gpu": None if device.gpu is None else device.gpu.told,
         "gflops": device.gflops,
         "timing": _duration(device.timing),
         "speed": None if device.speed == 1 else round(device.speed, 3),

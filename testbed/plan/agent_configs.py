@@ -50,6 +50,8 @@ CODE = "/opt/code"
 """Own code, in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
+MPS_FOLDER = "/testbed/mps"
+"""Of MPS's pipes, where devices share a GPU."""
 DISK = "/testbed/disk"
 """A client's own folder."""
 ROUTED_BROKER = "mqtt"
@@ -91,6 +93,12 @@ class RunSpec:
         if not self.plan.traits.devices_probe:
             return frozenset()
         return frozenset(device.name for device in self.plan.devices if not device.direct)
+
+    @property
+    def shared_gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that devices share by MPS's limits."""
+        gpus = [device.gpu for device in self.plan.devices if device.gpu is not None]
+        return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
 
     @property
     def absent(self) -> frozenset[str]:
@@ -358,6 +366,8 @@ def _client(
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,
+        device=spec.topology.runtime.device if device.gpu is None else "cuda",
+        gpu_memory=None if device.gpu is None else device.gpu.memory,
     )
 
 

@@ -163,6 +163,11 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
                 f"{group.name}: {format_duration(thermal.after)} after the start of the run "
                 f"{thermal.to:g} of its cpu remains (thermal), whether it has trained until then or not."
             )
+    if plan.traits.simulated and any(group.gpu is not None for group in topology.devices):
+        yield (
+            "In virtual time gpu changes nothing: how long a device takes is said by timing, gflops or "
+            "cpu; and runtime: {device: cuda} computes the trainings on this host's GPU."
+        )
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."

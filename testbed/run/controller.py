@@ -28,6 +28,7 @@ from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
 from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec
 from testbed.run.returning import Returning
@@ -370,7 +371,7 @@ class Controller:
             if code == own_code.FAILED:
                 what, told = self._own_code_on(name), self._last_words(name, _OF_A_TRACEBACK)
                 raise RunFailedError(f"{what} failed on {name}, and so the run ends.{told}")
-            if name in (BROKER, ROUTER) or (name == AGGREGATOR and code != 0):
+            if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
                 often = f", after {self._restarts} restarts" if self._restarts else ""
@@ -394,7 +395,9 @@ class Controller:
         keeps_all = self._spec.topology.durability == "update"
         if self._connection is None or self.epoch is None or self._over:
             return False
-        if name == ROUTER or (name == AGGREGATOR and not keeps_all) or self._restarts == _MAX_RESTARTS:
+        if name in (ROUTER, MPS) or (name == AGGREGATOR and not keeps_all):
+            return False
+        if self._restarts == _MAX_RESTARTS:
             return False
         self._restarts += 1
         self._held = self._held or []
@@ -465,7 +468,7 @@ class Controller:
         return self._spec.directory.last_words(name, lines)
 
 
-def _line(sample: messages.Telemetry) -> str:
+def _line(sample: messages.Telemetry | messages.GpuSample) -> str:
     """A line of `telemetry.jsonl`."""
     return messages.encode(sample).decode() + "\n"
 

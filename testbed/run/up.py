@@ -86,6 +86,11 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if traits(runtime).many_hosts:
         nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
         host = replace(host, nodes=tuple(nodes))
+    host = this_host(
+        netem=traits(runtime).shaper is None,
+        gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
+        cuda=topology.runtime.device == "cuda" and not traits(runtime).gpus,
+    )
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory

@@ -63,6 +63,8 @@ class RunDirectory:
         """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
         self.control = self.work / "control"
         """The folder of the broker's Unix socket, where devices are containers."""
+        self.mps = self.work / "mps"
+        """The folder of MPS's pipes, where containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
         """Samples of each device that the global model is evaluated on, where that is asked for."""

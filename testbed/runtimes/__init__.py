@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from agents import events
 from agents.config import Broker
 from agents.device_actions import Action
-from agents.messages import AddressedOrder, Telemetry
+from agents.messages import AddressedOrder, GpuSample, Telemetry
 from testbed.fidelity.host_load import HostSample
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.datasets import Prepared
@@ -51,7 +51,7 @@ class Runtime(Protocol):
         """Start the broker or the aggregator again, which has ended; return the port of 127.0.0.1 where
         the controller finds the broker now, if that is another. Raises HostError."""
 
-    def telemetry(self) -> list[Telemetry]:
+    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
         """One sample per device where the runtime itself takes them; called about once a second."""
 
     def server_pids(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def prepare(
     owner: tuple[int, int],
     accounts: Mapping[str, brokers.Account],
     identity: brokers.Identity | None,
+    *,
+    mps: bool = False,
 ) -> None:
     """Make the mounted files, with the permissions that the containers need: clients are others, and
     may read their own configurations and shards alone. On the host `work/` is closed to others."""
@@ -52,6 +55,10 @@ def prepare(
     for device in devices:
         for path in (directory.config(device), directory.shard(device)):
             path.chmod(0o644)
+    if mps:
+        shutil.rmtree(directory.mps, ignore_errors=True)  # of an earlier part
+        directory.mps.mkdir()
+        directory.mps.chmod(0o777)  # for the clients' user; `work/`, around it, is closed to others
     folder = directory.work / BROKER
     at = Listeners(
         "0.0.0.0",  # noqa: S104  # in its container

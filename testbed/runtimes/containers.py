@@ -53,7 +53,7 @@ class Container:
     """A container with least privilege: whatever it may do beyond that has a field."""
 
     part: str
-    """Of the run: `broker`, `aggregator`, `router` or a device. Its host name."""
+    """Of the run: `broker`, `aggregator`, `router`, `mps` or a device. Its host name."""
     name: str
     image: str
     command: tuple[str, ...] = ()
@@ -72,6 +72,11 @@ class Container:
     """Control group that it shares with other containers of the run."""
     memory: int | None = None
     """Bytes, swap included; None: without limit."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the host's GPUs that it may use."""
+    ipc: str | None = None
+    """Inter-process communication: `shareable`, or `container:` and the name of one that is; None: its
+    own."""
     pids: int = 128
     cap_drop: tuple[str, ...] = ("ALL",)
     cap_add: tuple[str, ...] = ()
@@ -95,3 +100,5 @@ class Launch:
     aggregator: Container
     devices: tuple[Container, ...]
     router: Container | None
+    mps: Container | None = None
+    """NVIDIA's MPS, started before the devices, where any of them shares a GPU."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 
 import docker
+import psutil
 
+from agents import mps
 from agents.config import Broker
 from agents.device_actions import Action, Join, Restart
-from agents.messages import AddressedOrder, Telemetry
+from agents.messages import AddressedOrder, GpuFigures, GpuSample, Telemetry
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import images
@@ -23,6 +26,7 @@ from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
+from testbed.host.gpus import MPS, Meter, Use
 from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
@@ -39,6 +43,9 @@ from testbed.runtimes.launch import (
 )
 from testbed.view import View
 
+_MPS_TIMEOUT_SECONDS = 30.0
+"""Within which MPS's daemon must answer."""
+
 __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_down"]
 
 
@@ -46,10 +53,13 @@ __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
-        built = images.ensure(client, view.progress, _own(spec))
+        with_gpus = any(device.gpu is not None for device in spec.plan.devices)
+        built = images.ensure(client, view.progress, _own(spec), cuda=with_gpus)
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
+        if (why := runtime.lack_of_meter) is not None:
+            view.progress(f"What devices use of their GPUs will not be known: {why}")
         yield runtime
 
 
@@ -117,6 +127,16 @@ class DockerRuntime:
         """Id, by part."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
+        self._inits: dict[str, int] = {}
+        """Process id of each device with a GPU, as this host sees it."""
+        self._meter: Meter | None = None
+        self.lack_of_meter: str | None = None
+        """Why the use of GPUs cannot be read, where there are any."""
+        if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
+            try:
+                self._meter = Meter(sorted(uuids))
+            except OSError as error:
+                self.lack_of_meter = str(error)
         self._pool = ThreadPoolExecutor(executor.PARALLEL)
 
     def start(self) -> Broker:
@@ -126,9 +146,12 @@ class DockerRuntime:
         identity = new_identity(agent_configs.SERVER) if tls else None
         self._places = agent_configs.in_containers(identity.certificate if identity else None)
         agent_configs.write(self._spec, accounts, self._places)
-        container_files.prepare(self._spec, self._owner, accounts, identity)
+        with_mps = self._launch.mps is not None
+        container_files.prepare(self._spec, self._owner, accounts, identity, mps=with_mps)
         with as_host_error("start the containers"):
             port = self._pool.submit(self._start_broker).result()
+            if what.mps is not None:
+                self._start_mps(what.mps)
             parts = [self._pool.submit(self._start, part) for part in (what.aggregator, *what.devices)]
             for number, part in enumerate(parts):
                 part.result()
@@ -192,9 +215,30 @@ class DockerRuntime:
                 return None
             return executor.published_port(self._engine, self._containers[part], MQTT_PORT)
 
-    def telemetry(self) -> list[Telemetry]:
-        """Nothing: the devices send their own, over the broker's socket."""
-        return []
+    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
+        """Of GPUs alone: all else the devices send themselves, over the broker's socket. The driver
+        knows the processes of containers by this host's ids, which they do not know themselves."""
+        if self._meter is None:
+            return []
+        used, at = self._meter.read(), time.monotonic()
+        names = [name for name, device in self._devices.items() if device.planned.gpu is not None]
+        return [
+            GpuSample(name, at, together([used[pid] for pid in pids if pid in used]))
+            for name, pids in zip(names, map(self._pids, names), strict=True)
+            if pids
+        ]
+
+    def _pids(self, device: str) -> list[int]:
+        """Of the device's processes, as this host counts them; none where they have ended, or run
+        elsewhere."""
+        if device not in self._inits and device in self._containers:
+            with as_host_error(f"look at {device}"):
+                self._inits[device] = executor.pid(self._engine, self._containers[device])
+        try:
+            init = psutil.Process(self._inits.get(device) or -1)
+            return [init.pid, *(child.pid for child in init.children(recursive=True))]
+        except (psutil.NoSuchProcess, ValueError):
+            return []
 
     def server_pids(self) -> list[int]:
         if not self._server_pids:
@@ -218,6 +262,9 @@ class DockerRuntime:
         return {}
 
     def stop(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
         self._pool.shutdown(cancel_futures=True)
         executor.remove(self._engine, self._directory.run, self._directory)
 
@@ -238,6 +285,19 @@ class DockerRuntime:
             log = executor.logs(self._engine, self._directory.run, tail=10).get(BROKER, [])
             raise HostError("\n".join(["the broker ended as soon as it was started:", *log]))
         return port
+
+    def _start_mps(self, container: Container) -> None:
+        """Start MPS and wait until its daemon answers: a client that does not find it would have the
+        whole GPU. Raises HostError."""
+        identity = self._pool.submit(self._start, container).result()
+        deadline = time.monotonic() + _MPS_TIMEOUT_SECONDS
+        while not (self._directory.mps / mps.READY).exists():
+            code = executor.exit_code(self._engine, identity)
+            if code is not None or time.monotonic() > deadline:
+                what = "does not answer" if code is None else f"ended with exit code {code}"
+                log = executor.logs(self._engine, self._directory.run, tail=10).get(MPS, [])
+                raise HostError("\n".join([f"NVIDIA's MPS {what}:", *log]))
+            time.sleep(0.1)
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
         """Isolate the devices of the data network, whose MACs and addresses are `found`."""
@@ -260,3 +320,14 @@ class DockerRuntime:
         agent_configs.write_router(self._spec, account, self._places, addresses)
         container_files.give(self._owner, self._directory.config(ROUTER))
         self._start(router)
+
+
+def together(used: Sequence[Use]) -> GpuFigures:
+    """What the processes of one device use."""
+    memory = [one.memory for one in used if one.memory is not None]
+    busy = [one.sm for one in used if one.sm is not None]
+    return GpuFigures(
+        memory=sum(memory) if memory or not used else None,
+        sm=min(1.0, sum(busy)) if busy or not used else None,
+        mps=bool(used) and all(one.mps for one in used),
+    )

@@ -82,11 +82,17 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
+        device_requests=_gpus(container.gpus),
+        ipc_mode=container.ipc,
+        network_mode=None if container.networks else "none",
         cgroup_parent=container.cgroup_parent,
         **_limits(container.cpu),
     )
-    first, *others = container.networks
-    endpoint = api.create_endpoint_config(aliases=list(first.aliases))
+    first, *others = container.networks or (None,)
+    networking = None
+    if first is not None:
+        endpoint = api.create_endpoint_config(aliases=list(first.aliases))
+        networking = {"EndpointsConfig": {first.network: endpoint}}
     created: str = api.create_container(
         container.image,
         list(container.command) or None,
@@ -97,12 +103,21 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         environment=dict(container.environment) or None,
         ports=list(container.published) or None,
         host_config=host_config,
-        networking_config={"EndpointsConfig": {first.network: endpoint}},
+        networking_config=networking,
     )["Id"]
     for other in others:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
     api.start(created)
     return created
+
+
+def _gpus(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
+    """The request for GPUs, as `docker run --gpus` makes it, with the parts of NVIDIA's driver that CUDA
+    and MPS (compute) and NVML (utility) need."""
+    if not uuids:
+        return None
+    wanted = [["gpu", "compute", "utility"]]
+    return [types.DeviceRequest(device_ids=list(uuids), capabilities=wanted)]
 
 
 def cgroup_driver(engine: docker.DockerClient) -> str:

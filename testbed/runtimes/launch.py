@@ -9,6 +9,9 @@ data network; broker and aggregator are on a third, behind it:
 
     server network   (internal)  broker, aggregator, router
 
+Where devices share a GPU by limits, NVIDIA's MPS is a container too, on no network: these devices, and
+they alone, have the folder of its pipes and its inter-process communication.
+
 The router is on the control network too. A device's container has its link and nothing else: its init
 reaches the broker through a Unix socket, which the client may not use. Init runs as root with the few
 capabilities that shaping and dropping privileges need, in its own namespaces, and in the group of the
@@ -22,13 +25,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents import mps
 from agents.topics import AGGREGATOR, ROUTER
 from testbed.broker import BROKER, MOSQUITTO_CONF, mosquitto_command
 from testbed.host import cgroups, kernel
 from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.host.die_with_parent import cpu_numbers
+from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
+from testbed.plan.gpus import PlannedGpu
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
     PART_LABEL,
@@ -91,6 +97,7 @@ def launch(
         aggregator=builder.aggregator(),
         devices=tuple(map(builder.device, spec.plan.devices)),
         router=builder.router() if spec.routed else None,
+        mps=builder.mps() if spec.shared_gpus else None,
     )
 
 
@@ -180,13 +187,17 @@ class _SpecificationBuilder:
         )
 
     def device(self, device: PlannedDevice) -> Container:
-        run, name = self.spec.directory, device.name
+        run, name, gpu = self.spec.directory, device.name, device.gpu
         disk = Mount(str(run.disk(name)), agent_configs.DISK, read_only=False)
+        limits = self._mps_variables(gpu) if gpu is not None and gpu.limited else {}
         return replace(
-            self._container(name, self.images.agent),
+            self._container(name, self.images.agent if gpu is None else self.images.gpu),
             user=0,  # and in the group of the run's files
             command=("python3", "-m", "agents.device.main", agent_configs.DEVICE_CONFIG),
-            environment=dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
+            environment={
+                **dict.fromkeys(agent_configs.THREAD_VARIABLES, str(device.threads)),
+                **limits,
+            },
             networks=(self._on("data", name),),
             mounts=(
                 Mount(str(run.control), agent_configs.CONTROL_FOLDER),
@@ -195,12 +206,29 @@ class _SpecificationBuilder:
                 Mount(str(run.shard(name)), agent_configs.SHARD),
                 *self._start,
                 disk,
+                *((self._mps_folder,) if limits else ()),
             ),
             memory=device.memory,
+            gpus=() if gpu is None else (gpu.uuid,),
+            ipc=f"container:{self._named(MPS)}" if limits else None,
             cgroup_parent=self._cgroup(DEVICES),
             cap_add=("SETUID", "SETGID", "KILL", "NET_ADMIN"),
             # It measures its link by echoes.
             sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
+        )
+
+    def mps(self) -> Container:
+        """As the user of the devices' clients, whom alone it serves; without any network."""
+        spec = self.spec
+        return replace(
+            self._container(MPS, self.images.gpu),
+            user=agent_configs.CLIENT_USER,
+            group=agent_configs.CLIENT_USER,
+            command=("python3", "-m", "agents.mps", agent_configs.MPS_FOLDER),
+            mounts=(self._mps_folder,),
+            cpu=self._infrastructure,
+            gpus=spec.shared_gpus,
+            ipc="shareable",
         )
 
     def router(self) -> Container:
@@ -218,6 +246,15 @@ class _SpecificationBuilder:
             cap_add=("NET_ADMIN", "NET_RAW", "SYS_NICE"),
             sysctls={**self.sysctls, "net.ipv4.ip_forward": "1"},
         )
+
+    @property
+    def _mps_folder(self) -> Mount:
+        return Mount(str(self.spec.directory.mps), agent_configs.MPS_FOLDER, read_only=False)
+
+    def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
+        """What makes a client's CUDA one of MPS's, within its limits."""
+        limits = mps.limits(gpu.share, gpu.memory, len(self.spec.shared_gpus))
+        return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
     @property
     def _device_set(self) -> tuple[Mount, ...]:

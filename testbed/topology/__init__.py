@@ -16,6 +16,7 @@ from agents.rules import RULES
 from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
+from testbed.host.gpus import MPS
 from testbed.own_code import Code, Kind, StandIn
 from testbed.own_code.inspector import RaisedError
 from testbed.topology import scenario, validation_errors, yamlfile
@@ -42,7 +43,7 @@ from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 from testbed.traits import RUNTIMES
 
-RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker")
+RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS)
 """Names of the run's other processes."""
 
 
@@ -194,6 +195,12 @@ class Runtime(Model):
         default="auto",
         description="What makes delay, jitter and loss of links: the kernel's netem, or a router; auto "
         "takes netem where the kernel has it. For docker",
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        exclude_if=lambda device: device == "cpu",
+        description="cuda: all trainings are computed on this host's GPU. For process and virtual; in "
+        "docker a device has its gpu",
     )
     step_time: PositiveSeconds | None = Field(
         default=None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agents import config, durations
 from agents.client.byzantine import ATTACKS
@@ -24,19 +24,25 @@ from testbed.topology.fields import (
     OrConstant,
     Parameters,
     Positive,
+    PositiveShare,
     Power,
     Rate,
     Seconds,
     Share,
+    Size,
     Thermal,
     Variant,
     expecting,
     with_fields_of,
 )
 
+LEAST_GPU_MEMORY = 512 * 2**20
+"""Bytes: CUDA's context alone takes some hundred MB."""
 MAX_DEVICES = 100_000  # of one group, and of all of a topology
 DEFAULT_MEMORY = 512 * 2**20
 """Bytes; for devices whose memory neither the topology nor a profile gives."""
+DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
+"""The same with a GPU: CUDA's own libraries take more than PyTorch does."""
 
 
 @with_fields_of(config.Local)
@@ -197,6 +203,31 @@ class Byzantine(Variant):
     kind: str
 
 
+class Gpu(Model):
+    """What each device of the group has of one of the host's GPUs."""
+
+    share: PositiveShare = Field(
+        default=1.0, description="Of its multiprocessors, at most: MPS's active thread percentage"
+    )
+    memory: (
+        Annotated[Size, Field(ge=LEAST_GPU_MEMORY), expecting("a size of at least 512MiB")] | None
+    ) = Field(default=None, description="Of its memory, at most; not limited, where not given")
+
+    @property
+    def limited(self) -> bool:
+        """Whether it shares a GPU with others, by limits."""
+        return self.share < 1 or self.memory is not None
+
+
+def _gpu(value: Any) -> Any:
+    """`true` is a whole GPU, `false` none."""
+    if isinstance(value, bool):
+        return Gpu() if value else None
+    if value is not None and not isinstance(value, dict | Gpu):
+        raise ValueError("expected true, or what it has of a GPU such as {share: 25%, memory: 2GiB}")
+    return value
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -228,7 +259,12 @@ class DeviceGroup(Model):
     memory: Memory | None = Field(
         default=None,
         description="Limit of its memory; the profile's as far as the host has it, where not given, and "
-        "512MiB where no profile says it",
+        "512MiB (with gpu 2GiB) where no profile says it",
+    )
+    gpu: Annotated[Gpu | None, BeforeValidator(_gpu, json_schema_input_type=bool | Gpu | None)] = Field(
+        default=None,
+        exclude_if=lambda gpu: gpu is None,
+        description="true: a whole GPU of the host to train on; or a part of one. For docker",
     )
     link: Link | None = None
     access: Access | None = Field(
@@ -281,7 +317,9 @@ class DeviceGroup(Model):
     @property
     def memory_limit(self) -> int:
         """Bytes."""
-        return DEFAULT_MEMORY if self.memory is None else self.memory
+        if self.memory is not None:
+            return self.memory
+        return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
 
     @property
     def has_plain_speed(self) -> bool:

@@ -76,8 +76,9 @@ class Objective(Protocol):
         ...
 
 
-def objective(task: Task, train: Shard, start: Start = FROM_TASK) -> Objective:
-    """The fastest there is for `task` on samples of `train`."""
+def objective(task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> Objective:
+    """The fastest there is for `task` on samples of `train`; what PyTorch computes, it does on
+    `device`."""
     if isinstance(task, Quadratic):
         return Squares(train)
     with torch.random.fork_rng(devices=[]):
@@ -87,7 +88,7 @@ def objective(task: Task, train: Shard, start: Start = FROM_TASK) -> Objective:
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
                 return Softmax(train, layer)
-    return AnyModule(task, train, module)
+    return AnyModule(task, train, module, device)
 
 
 class Softmax:
@@ -190,10 +191,10 @@ class Squares:
 class AnyModule:
     """Any torch module: one model after the other, or many as one stack, by torch.func.vmap."""
 
-    def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
+    def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
         self._loss = task.loss
-        self._flat = FlatModule(module)
-        self._x, self._y = torch.from_numpy(train.x), torch.from_numpy(train.y)
+        self._flat = FlatModule(module.to(device))
+        self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
         self._scale = train.scale
         ends = list(itertools.accumulate(p.numel() for _, p in learned(module)))
         self._parts = [
@@ -263,7 +264,7 @@ class AnyModule:
         x = inputs(self._x[batch], self._scale)
         loss = self._loss(self._flat.module(x), self._y[batch]).mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        np.copyto(out, self._flat.gradient.numpy())
+        np.copyto(out, self._flat.gradient.cpu().numpy())
         return loss.item()
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:

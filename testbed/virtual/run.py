@@ -206,7 +206,8 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
-        trainer = BatchTrainer(task, prepared.train, spec.start)
+        device = spec.topology.runtime.device
+        trainer = BatchTrainer(task, prepared.train, spec.start, device)
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)

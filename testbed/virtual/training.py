@@ -69,10 +69,10 @@ class _Kind(enum.Enum):
 
 
 class BatchTrainer:
-    """Trains `task`'s model on clients' parts of `train`."""
+    """Trains `task`'s model on clients' parts of `train`, on `device`."""
 
-    def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK) -> None:
-        first = objective(task, train, start)
+    def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> None:
+        first = objective(task, train, start, device)
         self._at_once = first.at_once
         self._draws = False
         """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
@@ -82,7 +82,7 @@ class BatchTrainer:
         self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
         def single() -> _Single:
-            return _Single(task, train, start)
+            return _Single(task, train, start, device)
 
         self._workers.put(_Worker(first, task.l2, single))
         if isinstance(first, AnyModule):
@@ -92,7 +92,7 @@ class BatchTrainer:
                     "Clients are trained one after the other, as torch.func.vmap does not take the "
                     f"model: {first.refusal}"
                 )
-        if isinstance(first, AnyModule) and not self._draws:
+        if isinstance(first, AnyModule) and not self._draws and device == "cpu":
             # A client is one thread's: shared out within each operation, the work scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
@@ -205,11 +205,11 @@ class _Worker:
 class _Single:
     """The client's own trainer, which goes from job to job."""
 
-    def __init__(self, task: Task, train: Shard, start: Start) -> None:
+    def __init__(self, task: Task, train: Shard, start: Start, device: str) -> None:
         self._train = train
         with torch.random.fork_rng(devices=[]):
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
-            self._trainer = Trainer(task, nothing, Local(steps=1), start)
+            self._trainer = Trainer(task, nothing, Local(steps=1), start, device)
 
     def train(self, job: Job) -> Outcome:
         self._trainer.assign(

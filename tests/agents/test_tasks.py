@@ -133,3 +133,27 @@ def test_centers_are_of_one_dimension_and_one_per_client() -> None:
 def test_a_task_with_a_dataset_brings_no_shards() -> None:
     with pytest.raises(LookupError, match="learns from the dataset digits"):
         TASKS["digits-logreg"]().shards()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("cifar10-cnn", (3, 32, 32)),
+        ("cifar10-cnn-defedavg", (3, 32, 32)),
+        ("cifar10-cnn-mcmahan", (3, 32, 32)),
+        ("cifar10-resnet18", (3, 32, 32)),
+        ("digits-logreg", (8, 8)),
+        ("mnist-cnn", (28, 28)),
+    ],
+)
+def test_a_task_computes_wherever_its_model_and_data_are(name: str, shape: tuple[int, ...]) -> None:
+    """On torch's device without data, which takes no tensor of the CPU beside its own, as a GPU does."""
+    task = TASKS[name]()
+    model = task.model().to("meta")
+    y = torch.zeros(2, dtype=torch.int64, device="meta")
+    outputs = model(torch.zeros(2, *shape, device="meta"))
+    task.loss(outputs, y).mean().backward()  # type: ignore[no-untyped-call]
+    correct = task.correct(outputs, y)
+    assert correct is not None
+    assert correct.is_meta
+    assert all(p.grad is not None and p.grad.is_meta for _, p in learned(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -164,6 +165,32 @@ def test_bfloat16_is_near_float32_and_the_vector_stays_float32() -> None:
     assert mixed.dtype == np.float32
     np.testing.assert_allclose(mixed, full, atol=0.02)
     assert not np.array_equal(mixed, full)
+
+
+@dataclass(frozen=True)
+class Scaled(Tiny):
+    """Its loss is `factor` times as large."""
+
+    factor: float = 1.0
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.factor * super().loss(outputs, y)
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1.0, 1e4])
+def test_float16_loses_no_gradient_that_is_small_or_large_for_it(factor: float) -> None:
+    """It has numbers from 6e-8 to 65504. On the CPU, which a topology does not allow, it is the same."""
+    half, full = (
+        _train(Local(steps=20, batch_size=4, lr=0.5 / factor, precision=kind), Scaled(factor=factor))
+        for kind in ("float16", "float32")
+    )
+    assert np.linalg.norm(half - full) < 0.02 * np.linalg.norm(full)
+    assert half.any()
+
+
+def test_a_loss_that_is_no_number_ends_the_search_for_a_scale() -> None:
+    trainer = Trainer(Scaled(factor=math.inf), SHARD, Local(steps=2, precision="float16"))
+    assert not math.isfinite(trainer.train(START, np.random.default_rng(1)).loss)
 
 
 def test_frozen_parameters_neither_train_nor_travel() -> None:

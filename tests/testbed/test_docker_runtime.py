@@ -7,21 +7,24 @@ from pathlib import Path
 
 import docker
 import pytest
+from docker.errors import APIError
 
 from agents import messages
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
 from testbed import images
 from testbed.errors import BadInputError, HostError
+from testbed.host.gpus import MPS, Gpu, Gpus
 from testbed.plan import Host, datasets, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
 from testbed.runtimes.container_actions import Device, respond
-from testbed.runtimes.containers import PART_LABEL, CpuLimits
+from testbed.runtimes.containers import PART_LABEL, CpuLimits, Mount
 from testbed.runtimes.docker import DockerRuntime
 from testbed.runtimes.launch import UNLIMITED
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
 from testbed.topology import parse
+from tests.agents import test_mps
 from tests.running import left_in_docker
 
 PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
@@ -31,12 +34,18 @@ PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
 @pytest.fixture
 def spec(tmp_path: Path) -> RunSpec:
     """Of one device."""
+    return spec_of(tmp_path, "name: d, cpu: 0.1")
+
+
+def spec_of(tmp_path: Path, device: str) -> RunSpec:
+    """Of the device d on a host with two cores and a GPU."""
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
-        "devices: [{name: d, cpu: 0.1}]\nstop: {after: 10s}\n"
+        f"devices: [{{{device}}}]\nstop: {{after: 10s}}\n"
     )
     directory = RunDirectory.create(tmp_path, f"t-{tmp_path.name}")
-    return RunSpec(directory, topology, plan(topology, "docker", Host((0, 1), 2**34)), {"d": 1})
+    host = Host((0, 1), 2**34, gpus=Gpus((Gpu("GPU-1", "A40", 2**35, (8, 6)),)))
+    return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 
 def limits(spec: RunSpec, device: Device, *actions: Action) -> list[CpuLimits | None]:
@@ -139,3 +148,51 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     assert kept.endswith(b"x\nend\n")
     assert 2 * 2**20 < len(kept) <= 2 * LOG_BYTES
     assert not spec.directory.log("aggregator").read_bytes().startswith(CUT)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_mps_answers_before_a_device_starts_and_only_those_that_share_reach_it(
+    engine: docker.DockerClient, tmp_path: Path
+) -> None:
+    """Around a stand-in for NVIDIA's daemon, as this host may have no GPU."""
+    spec = spec_of(tmp_path, "name: d, cpu: 0.1, gpu: {share: 25%, memory: 2GiB}")
+    agent = images.ensure(engine, lambda _: None).agent
+    runtime = DockerRuntime(engine, images.Images(agent, agent, agent), spec)
+    control = "/usr/local/bin/nvidia-cuda-mps-control"
+    daemon, faulty = tmp_path / "daemon", tmp_path / "faulty"
+    daemon.write_text(test_mps.DAEMON)
+    faulty.write_text("#!/bin/sh\necho no GPU >> $CUDA_MPS_LOG_DIRECTORY/server.log; exit 3\n")
+    for program in (daemon, faulty):
+        program.chmod(0o755)
+    assert runtime._launch.mps is not None
+    mps = replace(runtime._launch.mps, gpus=())
+    folder = spec.directory.mps
+    folder.mkdir()
+    folder.chmod(0o777)
+    device = runtime._launch.devices[0]
+    look = ("sh", "-c", "ls /testbed/mps; readlink /proc/self/ns/ipc")
+    try:
+        with pytest.raises(HostError, match=r"NVIDIA's MPS ended with exit code 3:\nno GPU"):
+            runtime._start_mps(replace(mps, mounts=(*mps.mounts, Mount(str(faulty), control))))
+        engine.api.remove_container(mps.name, force=True)
+        runtime._start_mps(replace(mps, mounts=(*mps.mounts, Mount(str(daemon), control))))
+        running = engine.containers.get(mps.name)
+        assert running.attrs["Config"]["User"] == "10001:10001"
+        assert running.attrs["HostConfig"]["NetworkMode"] == "none"
+        assert running.attrs["HostConfig"]["CapDrop"] == ["ALL"]
+        mounted = [mount for mount in device.mounts if mount.source == str(folder)]
+        beside = replace(device, gpus=(), mounts=tuple(mounted), networks=(), command=look, sysctls={})
+        engine.containers.get(executor.start(engine, beside)).wait()
+        seen = executor.logs(engine, spec.directory.run, tail=9)["d"]
+        assert {"control", "ready"} <= set(seen)
+        assert running.exec_run(["readlink", "/proc/self/ns/ipc"]).output.decode().strip() == seen[-1]
+        with pytest.raises(APIError, match=r"(?i)device"):  # the engine has no such GPU
+            executor.start(engine, replace(beside, name=f"{beside.name}-2", gpus=("GPU-1",)))
+        asked = engine.api.inspect_container(f"{beside.name}-2")["HostConfig"]["DeviceRequests"]
+        assert asked[0]["DeviceIDs"] == ["GPU-1"]
+        assert asked[0]["Capabilities"] == [["gpu", "compute", "utility"]]
+    finally:
+        runtime.stop()
+    assert spec.directory.run not in " ".join(left_in_docker(engine))
+    assert f"user {10001}" in spec.directory.log(MPS).read_text()

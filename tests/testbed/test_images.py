@@ -36,12 +36,18 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("agents/topics.py", {"agent"}),
-        ("images/agent/Dockerfile", {"agent"}),
+        ("agents/topics.py", {"agent", "agent-cuda"}),
+        ("images/agent/Dockerfile", {"agent", "agent-cuda"}),
         ("images/broker/Dockerfile", {"broker"}),
         ("images/libraries/requirements.txt", {"libraries", "agent"}),
         ("images/libraries/trim.txt", {"libraries", "agent"}),
-        ("images/base/packages.txt", {"base", "libraries", "agent", "broker"}),
+        ("images/libraries/Dockerfile", {"libraries", "agent", "libraries-cuda", "agent-cuda"}),
+        ("images/libraries-cuda/requirements.txt", {"libraries-cuda", "agent-cuda"}),
+        ("images/libraries-cuda/trim.txt", {"libraries-cuda", "agent-cuda"}),
+        (
+            "images/base/packages.txt",
+            {"base", "libraries", "agent", "broker", "libraries-cuda", "agent-cuda"},
+        ),
     ],
 )
 def test_a_change_remakes_what_depends_on_it(
@@ -87,6 +93,43 @@ def test_cuda_libraries_are_refused_with_the_way_out() -> None:
     wheels.refuse_cuda(["torch", "numpy"])
     with pytest.raises(HostError, match=r"2 CUDA libraries \(nvidia-cublas, .*PIP_EXTRA_INDEX_URL"):
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"])
+
+
+def test_the_image_for_gpus_has_the_same_but_for_pytorchs_build() -> None:
+    plain, cuda = (
+        wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
+        for name in ("libraries", "libraries-cuda")
+    )
+    assert cuda == [line.replace("torch==", "torch===") for line in plain]
+    assert cuda != plain
+
+
+def test_torch_without_cuda_is_refused_for_gpus_with_the_way_out() -> None:
+    wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
+    with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
+        wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
+
+
+def test_only_what_a_run_needs_is_missing() -> None:
+    class Engine:
+        """Has the images called `has`."""
+
+        def __init__(self, *has: str) -> None:
+            self.has, self.images = has, self
+
+        def list(self, name: str) -> list[str]:
+            return [name] if name in self.has else []
+
+    def missing(tags: dict[str, str], *has: str) -> set[str]:
+        return images._missing(Engine(*has), tags)  # type: ignore[arg-type]
+
+    every = images.current_tags(images.FOLDER, images.AGENTS)
+    plain = {kind: tag for kind, tag in every.items() if not kind.endswith("-cuda")}
+    assert missing(plain, every["agent"], every["broker"]) == set()
+    cpu = every["agent"], every["broker"], every["base"]
+    assert missing(every, *cpu) == {"agent-cuda", "libraries-cuda"}
+    own = every | {"code": "testbed-code:1", "code-cuda": "testbed-code:2"}
+    assert missing(own, *cpu, every["agent-cuda"]) == {"code", "code-cuda"}
 
 
 def test_unpacking_takes_what_python_imports_and_leaves_out_what_is_trimmed(tmp_path: Path) -> None:

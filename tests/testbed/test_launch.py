@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed.host.gpus import Gpu, Gpus
 from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
@@ -42,16 +43,26 @@ devices:
 dilation: 2
 record: updates
 """,
+    "gpus": FLEET
+    + """
+rule: {name: fedbuff, buffer_size: 1}
+devices:
+  - {name: whole, cpu: 0.5, gpu: true}
+  - {name: part, cpu: 0.5, gpu: {share: 25%, memory: 2GiB}}
+  - {name: half, cpu: 0.5, gpu: {share: 50%}}
+  - {name: none, cpu: 0.5}
+""",
 }
+GPUS = Gpus((Gpu("GPU-1", "A40", 48 * 2**30, (8, 6)), Gpu("GPU-2", "A40", 48 * 2**30, (8, 6))))
 
 
 def described(name: str) -> str:
     """The launch of TOPOLOGIES[name] on a host of four cores, as YAML; what is not given is left out."""
     topology = parse(TOPOLOGIES[name])
-    host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem")
+    host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)
     planned = plan(topology, "docker", host)
     spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
-    images = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1")
+    images = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1", "testbed-agent-cuda:1")
     cubic, driver = ("cubic", "systemd") if name == "routed" else (None, "cgroupfs")
     launched = asdict(
         launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver)

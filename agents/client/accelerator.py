@@ -1,0 +1,61 @@
+"""The GPU of a client, where it has one: its memory's limit, and what a client says of it.
+
+torch is imported where it is needed: it takes a second, and a client joins before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agents.config import ClientConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+def prepare(cfg: ClientConfig) -> None:
+    """Limit what PyTorch takes of the GPU's memory, and log which GPU it is: under MPS it has as many
+    multiprocessors as the client may use. Ends the process, with the reason, where there is none."""
+    if cfg.device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit(
+            f"client {cfg.client}: PyTorch {torch.__version__} finds no GPU here (CUDA "
+            f"{torch.version.cuda or 'is not built in'}): see `testbed doctor`"
+        )
+    gpu = torch.cuda.get_device_properties(0)
+    if cfg.gpu_memory is not None:
+        torch.cuda.set_per_process_memory_fraction(fraction(cfg.gpu_memory, gpu.total_memory))
+    sys.stderr.write(f"client {cfg.client}: {told(gpu, cfg.gpu_memory)}\n")
+
+
+def fraction(limit: int, total: int) -> float:
+    """Share of `total` bytes that `limit` bytes are, at most 1."""
+    return min(1.0, limit / total)
+
+
+def told(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
+    """`trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
+    total = gpu.total_memory >> 20
+    memory = f"{total} MiB" if limit is None else f"{limit >> 20} of {total} MiB"
+    return f"trains on {gpu.name}, {gpu.multi_processor_count} multiprocessors, {memory}"
+
+
+@contextmanager
+def memory_named(cfg: ClientConfig) -> Iterator[None]:
+    """Inside, a lack of the GPU's memory ends the process with what to do about it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if cfg.device == "cpu" or type(error).__name__ != "OutOfMemoryError":
+            raise
+        limit = "" if cfg.gpu_memory is None else f" of its {cfg.gpu_memory >> 20} MiB"
+        (reason, *_) = str(error).splitlines() or [""]
+        sys.exit(
+            f"client {cfg.client}: out of GPU memory{limit}: {reason} Raise gpu.memory in the topology, "
+            "or lower batch_size"
+        )

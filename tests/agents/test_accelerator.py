@@ -1,0 +1,74 @@
+"""A client's GPU, as far as that can be tried without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from agents.client import accelerator
+from agents.config import Broker, ClientConfig, Local, Named
+from agents.rules.interface import ClientSide
+
+CPU = ClientConfig(
+    run="r",
+    client="pi",
+    broker=Broker("127.0.0.1", 1, "pi", "secret"),
+    task=Named("digits-logreg", {}),
+    local=Local(steps=1),
+    think=None,
+    seed=0,
+    shard="",
+    threads=1,
+    side=ClientSide(),
+)
+GPU = replace(CPU, device="cuda", gpu_memory=2 * 2**30)
+A2 = SimpleNamespace(name="NVIDIA A2", total_memory=16 * 2**30, multi_processor_count=5)
+
+
+def test_a_client_without_a_gpu_is_left_alone() -> None:
+    accelerator.prepare(CPU)
+    with pytest.raises(torch.OutOfMemoryError), accelerator.memory_named(CPU):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
+
+
+def test_a_client_that_finds_no_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        SystemExit, match=r"client pi: PyTorch 2\S+ finds no GPU here .*`testbed doctor`"
+    ):
+        accelerator.prepare(GPU)
+
+
+def test_pytorch_takes_no_more_of_the_memory_than_the_device_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken: list[float] = []
+    cuda: dict[str, Any] = {
+        "is_available": lambda: True,
+        "get_device_properties": lambda _: A2,
+        "set_per_process_memory_fraction": taken.append,
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    accelerator.prepare(GPU)
+    assert taken == [0.125]
+    told = "client pi: trains on NVIDIA A2, 5 multiprocessors, 2048 of 16384 MiB\n"
+    assert capsys.readouterr().err == told
+    accelerator.prepare(replace(GPU, gpu_memory=None))
+    assert taken == [0.125]
+    assert accelerator.fraction(32 * 2**30, 16 * 2**30) == 1.0
+
+
+def test_a_lack_of_gpu_memory_is_named() -> None:
+    with pytest.raises(SystemExit) as ended, accelerator.memory_named(GPU):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore.")
+    assert str(ended.value) == (
+        "client pi: out of GPU memory of its 2048 MiB: CUDA out of memory. Tried to allocate 2 GiB. "
+        "Raise gpu.memory in the topology, or lower batch_size"
+    )
+    with pytest.raises(RuntimeError, match="another"), accelerator.memory_named(GPU):
+        raise RuntimeError("another")

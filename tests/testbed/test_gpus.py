@@ -1,0 +1,430 @@
+"""Devices with a GPU, or a part of one: what a topology says, what the host has, and what they got.
+
+NVML is the driver's, and most hosts have none: a stand-in has its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agents.messages import GpuFigures, GpuSample, encode
+from testbed import fidelity
+from testbed.cli import doctor
+from testbed.errors import BadInputError
+from testbed.fidelity import Clock, requested, table
+from testbed.fidelity.validity import verdict
+from testbed.host import gpus
+from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
+from testbed.plan import Host, Plan, describe, plan, resolution
+from testbed.plan.agent_configs import RunSpec
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Samples
+from testbed.runtimes.docker import together
+from testbed.topology import Topology, parse
+from testbed.topology.profiles import Profiles
+
+GIB = 2**30
+AMPERE = Gpu("GPU-a", "A40", 48 * GIB, (8, 6))
+SMALL = Gpu("GPU-b", "A2", 16 * GIB, (8, 6))
+PASCAL = Gpu("GPU-p", "P100", 16 * GIB, (6, 0))
+FLEET = """
+name: fleet
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff, buffer_size: 1}
+stop: {after: 60s}
+"""
+
+
+def fleet(*devices: str, more: str = "") -> Topology:
+    lines = "\n".join(f"  - {{cpu: 0.1, {device}}}" for device in devices)
+    return parse(f"{FLEET}devices:\n{lines}\n{more}")
+
+
+def planned(
+    topology: Topology, *found: Gpu, runtime: str = "docker", oversubscribe: bool = False, **lacks: Any
+) -> Plan:
+    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus(found, **lacks), lack_of_cuda=None)
+    return plan(topology, runtime, host, oversubscribe=oversubscribe)
+
+
+def places(made: Plan) -> dict[str, str | None]:
+    return {one.name: None if one.gpu is None else one.gpu.uuid for one in made.devices}
+
+
+def test_a_device_asks_for_a_gpu_or_a_part_of_one() -> None:
+    topology = fleet(
+        "name: whole, gpu: true",
+        "name: part, gpu: {share: 25%, memory: 2GiB}",
+        "name: none, gpu: false",
+    )
+    whole, part, none = (group.gpu for group in topology.devices)
+    assert whole is not None
+    assert part is not None
+    assert none is None
+    assert (whole.share, whole.memory, whole.limited) == (1.0, None, False)
+    assert (part.share, part.memory, part.limited) == (0.25, 2 * GIB, True)
+    assert [group.memory_limit for group in topology.devices] == [2 * GIB, 2 * GIB, GIB // 2]
+    assert parse(topology.to_yaml()) == topology
+    assert "gpu" not in topology.to_yaml().partition("name: none")[2]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "column", "message"),
+    [
+        ("7", 30, "found 7, expected true, or what it has of a GPU such as {share: 25%, memory: 2GiB}"),
+        ("{share: 120%}", 38, "found '120%', expected a share from 0 to 1"),
+        ("{share: 0}", 38, "found 0, expected a share above 0 and at most 1"),
+        ("{memory: 100MiB}", 39, "found '100MiB', expected a size of at least 512MiB"),
+        ("{sahre: 0.5}", 31, "unknown key; did you mean share?"),
+    ],
+)
+def test_what_is_wrong_with_it_is_told_with_its_place(gpu: str, column: int, message: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        fleet(f"name: a, gpu: {gpu}")
+    assert f":7:{column}: devices[0].gpu" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_no_device_has_the_name_of_mps() -> None:
+    with pytest.raises(BadInputError, match="found 'mps', expected another name"):
+        fleet("name: mps")
+
+
+def test_each_device_is_on_the_first_gpu_with_room_the_largest_share_first() -> None:
+    topology = fleet("name: a, count: 3, gpu: {share: 40%}", "name: b, gpu: true", "name: c")
+    made = planned(topology, AMPERE, SMALL, replace(SMALL, uuid="GPU-c"))
+    assert places(made) == {
+        "b": "GPU-a",
+        "a-1": "GPU-b",
+        "a-2": "GPU-b",
+        "a-3": "GPU-c",
+        "c": None,
+    }
+    rows = {row["device"]: row["gpu"] for row in describe(made)}
+    assert (rows["a-1"], rows["b"], rows["c"]) == ("0.4", "1", None)
+    assert "gpu" not in describe(planned(fleet("name: c")))[0]
+
+
+@pytest.mark.parametrize(
+    ("devices", "found", "total"),
+    [
+        (["name: a, count: 3, gpu: {share: 50%}"], [AMPERE], "1.5 GPUs (3 x 0.5 a)"),
+        # 1.8 are less than 2, and do not fit all the same.
+        (["name: a, count: 3, gpu: {share: 60%}"], [AMPERE, SMALL], "1.8 GPUs (3 x 0.6 a)"),
+        (
+            ["name: a, count: 2, gpu: {share: 10%, memory: 10GiB}"],
+            [SMALL],
+            "0.2 GPUs (2 x 0.1 and 10GiB a)",
+        ),
+        (["name: a, count: 49, gpu: {share: 1%}"], [AMPERE], "0.49 GPUs (49 x 0.01 a)"),
+    ],
+)
+def test_more_than_the_gpus_have_is_refused_with_the_sum(
+    devices: list[str], found: list[Gpu], total: str
+) -> None:
+    topology = fleet(*devices)
+    topology = topology.with_devices(
+        tuple(group.model_copy(update={"cpu": 0.01}) for group in topology.devices)
+    )
+    host = Host((0, 1, 2, 3), 200 * GIB, gpus=Gpus(tuple(found)))
+    with pytest.raises(BadInputError) as error:
+        plan(topology, "docker", host)
+    assert f":6:1: devices: ask for {total}" in str(error.value)
+    assert "--oversubscribe" in str(error.value)
+    assert all(one.gpu for one in plan(topology, "docker", host, oversubscribe=True).devices)
+
+
+def test_limits_take_a_gpu_that_mps_limits_clients_on() -> None:
+    topology = fleet("name: a, gpu: {share: 50%}", "name: b, gpu: true")
+    assert places(planned(topology, PASCAL, AMPERE)) == {"a": "GPU-a", "b": "GPU-p"}
+    with pytest.raises(
+        BadInputError, match=r"devices\[0\].gpu: MPS limits clients on GPUs from Volta on"
+    ):
+        planned(topology, PASCAL, PASCAL)
+    with pytest.raises(BadInputError, match=r"found 20GiB, expected at most 16.0 GiB"):
+        planned(fleet("name: a, gpu: {memory: 20GiB}"), SMALL)
+
+
+def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
+    topology = fleet("name: a, gpu: true", "name: b, gpu: {share: 20%}")
+    lack = Lack("this host has no NVIDIA driver", "sudo apt-get install nvidia-driver")
+    with pytest.raises(BadInputError) as error:
+        planned(topology, lack=lack)
+    assert ":7:25: devices[0].gpu: this host has no NVIDIA driver. To mend it: sudo apt" in str(
+        error.value
+    )
+    assert "devices[1].gpu: this host has no" in str(error.value)
+    assert error.value.exit_code == 2
+    with pytest.raises(BadInputError) as error:
+        planned(topology, AMPERE, SMALL, lack_of_mps=Lack("no MPS", "sudo apt-get install mps"))
+    assert "devices[1].gpu: no MPS. To mend it: sudo apt-get install mps" in str(error.value)
+    assert "devices[0].gpu" not in str(error.value)
+    assert planned(fleet("name: a"), lack=lack)  # who asks for none needs none
+
+
+@pytest.mark.parametrize(
+    ("runtime", "more", "lack", "message"),
+    [
+        ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
+        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
+    ],
+)
+def test_a_runtime_that_cannot_says_so(runtime: str, more: str, lack: str | None, message: str) -> None:
+    host = Host((0, 1, 2, 3), 64 * GIB, gpus=Gpus((AMPERE,)), lack_of_cuda=lack)
+    with pytest.raises(BadInputError) as error:
+        plan(fleet("name: a, gpu: true", more=more), runtime, host)
+    assert message in str(error.value)
+
+
+def test_process_and_virtual_train_on_the_hosts_gpu_where_it_has_one() -> None:
+    topology = fleet("name: a", more="runtime: {device: cuda}")
+    assert planned(topology, runtime="process").devices
+    assert planned(topology, runtime="virtual").devices
+
+
+def test_float16_is_for_gpus() -> None:
+    half = "local: {precision: float16}"
+    assert planned(fleet(f"name: a, gpu: true, {half}", "name: b"), AMPERE).devices
+    cuda = "runtime: {device: cuda}"
+    assert planned(fleet(f"name: a, {half}", more=cuda), runtime="virtual").devices
+    for runtime, fix in (("docker", "give it gpu"), ("virtual", "write runtime: {device: cuda}")):
+        with pytest.raises(BadInputError) as error:
+            planned(fleet(f"name: a, {half}"), AMPERE, runtime=runtime)
+        assert ":7:44: devices[0].local.precision: a trains on the CPU" in str(error.value)
+        assert fix in str(error.value)
+
+
+def test_in_virtual_time_a_gpu_changes_nothing_and_a_note_says_so() -> None:
+    topology = fleet("name: a, gpu: true")
+    made = planned(topology, runtime="virtual")
+    (note,) = resolution.notes(topology, made, Profiles(), Host((0,), GIB))
+    assert note.startswith("In virtual time gpu changes nothing")
+
+
+# What NVML says of the host.
+
+
+class Nvml:
+    """Stands for the module pynvml on a host with the GPUs `cards`."""
+
+    NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_NOT_FOUND = 12, 9, 6
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            super().__init__(value)
+            self.value = value
+
+    def __init__(self, *cards: Gpu, fails: int | None = None, cuda: int = 13000, mig: str = "") -> None:
+        self.cards, self.fails, self.cuda, self.mig = cards, fails, cuda, mig
+        self.open = 0
+        self.busy: Sequence[tuple[int, int, int]] | int = ()
+        """Process id, time and per cent of each sample; or the error."""
+        self.seen: list[int] = []
+        self.plain: Mapping[int, int | None] = {}
+        self.mps: Mapping[int, int | None] = {}
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.fails is not None:
+            raise self.NVMLError(self.fails)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.65.06"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        return self.cuda
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
+        return self.cards[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:  # noqa: N802
+        return next(card for card in self.cards if card.uuid == uuid)
+
+    def nvmlDeviceGetUUID(self, card: Gpu) -> str:  # noqa: N802
+        return card.uuid
+
+    def nvmlDeviceGetName(self, card: Gpu) -> str:  # noqa: N802
+        return card.name
+
+    def nvmlDeviceGetMemoryInfo(self, card: Gpu) -> Any:  # noqa: N802
+        return SimpleNamespace(total=card.memory)
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: Gpu) -> list[int]:  # noqa: N802
+        return list(card.capability)
+
+    def nvmlDeviceGetMigMode(self, card: Gpu) -> list[int]:  # noqa: N802
+        if card.name == "P100":
+            raise self.NVMLError(3)
+        return [int(card.uuid == self.mig), 0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.plain.items()]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, card: Gpu) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in self.mps.items()]
+
+    def nvmlDeviceGetProcessUtilization(self, card: Gpu, since: int) -> list[Any]:  # noqa: N802
+        self.seen.append(since)
+        if isinstance(self.busy, int):
+            raise self.NVMLError(self.busy)
+        return [SimpleNamespace(pid=p, timeStamp=t, smUtil=s) for p, t, s in self.busy]
+
+
+WITH_TOOLKIT = {"Runtimes": {"nvidia": {}, "runc": {}}}
+
+
+@pytest.mark.parametrize(
+    ("nvml", "engine", "what", "fix"),
+    [
+        (Nvml(fails=12), WITH_TOOLKIT, "this host has no NVIDIA driver", "nvidia-driver"),
+        (Nvml(fails=9), WITH_TOOLKIT, "not loaded", "modprobe nvidia"),
+        (Nvml(fails=15), WITH_TOOLKIT, "does not answer", "nvidia-smi"),
+        (Nvml(), WITH_TOOLKIT, "finds no GPU", "GPU"),
+        (Nvml(AMPERE, mig="GPU-a"), WITH_TOOLKIT, "finds no GPU", "-mig 0"),
+        (Nvml(AMPERE, cuda=12080), WITH_TOOLKIT, "is for CUDA 12.8, and the image's", "newer driver"),
+        (Nvml(AMPERE), {"Runtimes": {"runc": {}}}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
+        (Nvml(AMPERE), {}, "no NVIDIA Container Toolkit", "nvidia-ctk runtime"),
+    ],
+)
+def test_what_keeps_containers_from_having_a_gpu(
+    nvml: Nvml, engine: dict[str, Any], what: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    found = gpus.survey(engine, nvml)
+    assert found.lack is not None
+    assert what in found.lack.what
+    assert fix in found.lack.fix
+    assert nvml.open == 0
+    finding = doctor.gpu(found)
+    assert (finding.status, finding.fix) == ("warn", found.lack.fix)
+    assert "devices without gpu need none" in finding.detail
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [WITH_TOOLKIT, {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}],
+)
+def test_the_gpus_that_containers_can_have(
+    engine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nvml = Nvml(AMPERE, SMALL, PASCAL, mig="GPU-b")
+    found = gpus.survey(engine, nvml)
+    assert (found.found, found.lack) == ((AMPERE, PASCAL), None)
+    assert found.lack_of_mps is not None
+    assert "nvidia-compute-utils-580" in found.lack_of_mps.fix
+    assert doctor.gpu(found).status == "warn"
+    for name in ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"):
+        (tmp_path / name).touch(mode=0o755)
+    found = gpus.survey(engine, nvml)
+    assert found.lack_of_mps is None
+    assert doctor.gpu(found).detail == "A40, P100; MPS cannot limit what a device has of P100"
+
+
+# What processes use.
+
+
+def test_the_meter_reads_processes_and_the_mean_of_new_samples() -> None:
+    nvml = Nvml(AMPERE)
+    nvml.plain, nvml.mps = {7: 100, 8: None}, {9: 300}
+    nvml.busy = [(7, 1_000, 40), (7, 2_000, 60), (5, 2_000, 99)]
+    meter = Meter(["GPU-a"], nvml)
+    assert meter.read() == {
+        7: Use(100, mps=False, sm=0.5),
+        8: Use(None, mps=False, sm=0.0),
+        9: Use(300, mps=True, sm=None),
+    }
+    nvml.busy = Nvml.NVML_ERROR_NOT_FOUND  # nothing ran since
+    assert meter.read()[7] == Use(100, mps=False, sm=0.0)
+    nvml.busy = 3  # this GPU does not tell
+    assert meter.read()[7] == Use(100, mps=False, sm=None)
+    assert nvml.seen == [0, 2_000, 2_000]
+    meter.close()
+    assert nvml.open == 0
+    with pytest.raises(OSError, match="NVML"):
+        Meter(["GPU-a"], Nvml(fails=12))
+
+
+def test_the_processes_of_a_device_count_together() -> None:
+    assert together([]) == GpuFigures(0, 0.0)
+    mixed = [Use(100, mps=False, sm=0.25), Use(None, mps=False, sm=0.5)]
+    assert together(mixed) == GpuFigures(100, 0.75)
+    assert together([Use(300, mps=True, sm=None)]) == GpuFigures(300, None, mps=True)
+    assert together([Use(None, mps=False, sm=None)]) == GpuFigures()
+
+
+# What they got of what was asked.
+
+
+def judged(tmp_path: Path, *samples: GpuFigures, gpu: str = "{share: 25%, memory: 2GiB}") -> Any:
+    """Fidelity and validity of a run of 60 s, with one of `samples` a second."""
+    topology = fleet(f"name: a, gpu: {gpu}", "name: b")
+    spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {})
+    lines = [encode(GpuSample("a", 100.0 + at, one)) for at, one in enumerate(samples)]
+    (tmp_path / "telemetry.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    devices = requested.devices(spec, ())
+    found = fidelity.measure(
+        devices, Samples(tmp_path / "telemetry.jsonl").read(), Clock(100.0, end=60.0), {}
+    )
+    return found, verdict((), found)
+
+
+def test_a_device_within_mpss_limits_is_told_and_its_share_is_not_judged(tmp_path: Path) -> None:
+    on = GpuFigures(1500 * 2**20, None, mps=True)
+    found, validity = judged(tmp_path, GpuFigures(0, 0.0), on, replace(on, memory=2**30))
+    one, other = found.devices
+    assert other.gpu is None
+    assert (one.gpu.samples, one.gpu.memory, one.gpu.outside) == (2, 1500 * 2**20, 0)
+    assert not [reason for reason in validity.reasons if "GPU" in reason]
+    (why,) = [text for text in validity.unjudged if "GPU" in text]
+    assert "a, its share of the GPU: MPS held it, and NVML does not tell" in why
+    assert found.as_dict()["devices"]["a"]["gpu"]["memory"] == {"asked": 2 * GIB, "got": 1500 * 2**20}
+    assert "gpu" not in found.as_dict()["devices"]["b"]
+
+
+def test_a_client_that_did_not_find_mps_makes_the_run_not_valid(tmp_path: Path) -> None:
+    on = GpuFigures(GIB, None, mps=True)
+    _, validity = judged(tmp_path, on, GpuFigures(GIB, 0.9))
+    assert "a had its whole GPU: its client ran without MPS's limits" in validity.reasons
+
+
+def test_more_memory_than_the_limit_makes_the_run_not_valid(tmp_path: Path) -> None:
+    def reasons(mebibytes: int) -> list[str]:
+        on = GpuFigures(mebibytes * 2**20, None, mps=True)
+        return [text for text in judged(tmp_path, on)[1].reasons if "GPU" in text]
+
+    assert reasons(2048 + 512) == []
+    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU where 2048 were the limit"]
+
+
+def test_a_gpu_that_nvml_did_not_show_is_not_judged(tmp_path: Path) -> None:
+    for samples in ((), (GpuFigures(0, 0.0),)):
+        _, validity = judged(tmp_path, *samples)
+        assert "a, its GPU: NVML saw no process of it there" in validity.unjudged
+    _, validity = judged(tmp_path, GpuFigures(None, None, mps=True))
+    assert any("its GPU memory: NVML does not tell" in text for text in validity.unjudged)
+
+
+def test_a_whole_gpu_is_its_own_and_its_use_is_told(tmp_path: Path) -> None:
+    found, validity = judged(tmp_path, GpuFigures(GIB, 0.5), GpuFigures(GIB, 0.7), gpu="true")
+    assert found.devices[0].gpu.sm == pytest.approx(0.6)
+    assert not [text for text in (*validity.reasons, *validity.unjudged) if "GPU" in text]
+    shown = StringIO()
+    Console(file=shown, width=120).print(table.render(found))
+    assert "SM use" in shown.getvalue()
+    assert "0.6" in shown.getvalue()
