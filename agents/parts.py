@@ -19,6 +19,8 @@ _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 _HEAD = struct.Struct("<8sQII")
 _MAX_PARTS = 64
+MOST_TOGETHER = _MAX_PARTS * MOST
+"""Bytes of a payload."""
 
 
 def split(payload: bytes, most: int = MOST) -> Iterator[bytes]:
@@ -41,8 +43,9 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the parts together again: of each topic one payload at a time."""
+    """Puts the parts together again: of each topic one payload at a time, of up to `most` bytes."""
 
+    most: int = MOST_TOGETHER
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
 
     def add(self, topic: str, message: bytes) -> bytes | None:
@@ -58,6 +61,9 @@ class Joiner:
         if found is None or found.number != number:
             found = self._unfinished[topic] = _Unfinished(number)
         found.parts[index] = memoryview(message)[_HEAD.size :]
+        if sum(map(len, found.parts.values())) > self.most:
+            del self._unfinished[topic]
+            return None
         if found.parts.keys() != set(range(count)):
             return None
         del self._unfinished[topic]
