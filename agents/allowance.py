@@ -24,3 +24,7 @@ class Allowance:
             return False
         self._full[sender] = full
         return True
+
+    def give_back(self, sender: str) -> None:
+        """The latest thing of `sender` was its right, and does not count."""
+        self._full[sender] -= self._interval

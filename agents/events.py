@@ -186,7 +186,8 @@ class Acted:
     shares), when it gave the order."""
     device: str
     source: str
-    """`scenario` (churn, availability and heat included) or `hand` (a user in mid-run)."""
+    """`scenario` (churn, availability and heat included), `hand` (a user in mid-run) or `aggregator`
+    (which has a client that floods end)."""
     lateness: float
     """Seconds since it was due."""
     details: Mapping[str, Any]

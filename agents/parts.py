@@ -21,6 +21,8 @@ _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
 _HEAD = struct.Struct("<8sQII")
 _MAX_PARTS = 4096
+MOST_TOGETHER = _MAX_PARTS * MOST
+"""Bytes of a payload."""
 
 Messages = Sequence[bytes]
 """What carries one payload, in order."""
@@ -70,8 +72,9 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Puts the parts together again: of each topic one payload at a time."""
+    """Puts the parts together again: of each topic one payload at a time, of up to `most` bytes."""
 
+    most: int = MOST_TOGETHER
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
@@ -92,6 +95,9 @@ class Joiner:
         else:
             found.payload += share
             found.following += 1
+        if len(found.payload) > self.most:
+            del self._unfinished[topic]
+            return None
         if found.following < count:
             return None
         del self._unfinished[topic]

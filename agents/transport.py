@@ -61,19 +61,21 @@ class Connection:
         will: tuple[str, bytes] | None = None,
         keepalive: float = KEEPALIVE,
         keeps_session: bool = False,
+        largest: int = parts.MOST_TOGETHER,
         reconnected: Callable[[Nanoseconds], None] | None = None,
     ) -> None:
         """`will`: topic and payload of our last retained message. `close` publishes it, or the broker,
         where we end without that or are silent for one and a half times `keepalive` seconds.
 
-        `keeps_session`: the broker keeps for us what is published while we are away. `reconnected` is
+        `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
+        what is put together of parts, at most; more is dropped. `reconnected` is
         called like `sink`, with the host's monotonic time of the loss, once a connection that was lost
         is there again.
         """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
-        self._parts = parts.Joiner()
+        self._parts = parts.Joiner(largest)
         self._answered = threading.Event()
         self._refusal: str | None = None
         self._will = will
@@ -126,6 +128,11 @@ class Connection:
     def moved(self, port: int) -> None:
         """The broker, to which the connection is lost, is to be found at `port` from now on."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
+
+    def subscribe_again(self) -> None:
+        """Have the broker send the retained messages once more; then our status is published again."""
+        self._subscribed = False  # where the connection is lost just now, the next one does it
+        self._paho.subscribe(self._subscriptions)
 
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False

@@ -3,11 +3,12 @@
     python -m benchmarks.load [--seconds 120] [--clients 100] [--parameters 10000] [--flooding 1]
 
 Mosquitto and the aggregator's own process over loopback, with `durability: update`; clients without any
-learning, a hundred in a process, answer each model at once. Those that flood send what is as large as an
-update and is none, as fast as the broker takes it, and heed nobody. Every tenth of the time: updates/s
-that were acknowledged, the cores that each part keeps busy, and its memory, in which shared pages count
-in part. At the end each update that the aggregator has acknowledged must be among its records, applied
-or rejected, once; else the exit code is 1. The busiest process, at a whole core, is the bottleneck.
+learning, a hundred in a process, answer each model at once. Those that flood begin at half the time,
+send what is as large as an update and is none, as fast as the broker takes it, and heed nobody; they end
+when the aggregator shuts them out. Every tenth of the time: updates/s that were acknowledged, the cores
+that each part keeps busy, and its memory, in which shared pages count in part. At the end each update
+that the aggregator has acknowledged must be among its records, applied or rejected, once; else the exit
+code is 1. The busiest process, at a whole core, is the bottleneck.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from agents.tasks.quadratic import Quadratic
 from agents.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.transport import Connection, Received
 from testbed.broker import Limits, Listeners, accounts, write_mosquitto
+from testbed.rundir.tail import Follower
 from testbed.runtimes.process import HOST, find_mosquitto, free_ports
 
 _RUN, _TOPICS = "load", Topics("load")
@@ -221,10 +224,12 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
                     spawn.Process(target=push, args=(logins, acknowledged, theirs), daemon=True)
                 )
                 pipes.append(ours)
-            flooders = [
-                spawn.Process(target=flood, args=(made[one].at(HOST, port), 4 * parameters), daemon=True)
+            flooders = {
+                one: spawn.Process(
+                    target=flood, args=(made[one].at(HOST, port), 4 * parameters), daemon=True
+                )
                 for one in floods
-            ]
+            }
             for each in fleet:
                 each.start()
             until = time.monotonic() + 60
@@ -236,36 +241,51 @@ def load(seconds: float, clients: int, parameters: int, flooding: int) -> bool:
                     )
             start = messages.encode(messages.Start())
             controller.publish(_TOPICS.control(AGGREGATOR), start)
-            for each in flooders:
-                each.start()
             meters = {
                 "broker": Meter([broker]),
                 "aggregator": Meter([server]),
                 "clients": Meter([psutil.Process(each.pid) for each in fleet]),
             }
-            _watch(seconds, acknowledged, meters, server)
+            _watch(seconds, acknowledged, meters, server, flooders, folder / "events.jsonl")
             server.wait(60)
             for pipe in pipes:
                 pipe.send(None)
             found = [one for pipe in pipes for one in pipe.recv()]
-            for each in flooders:
+            for each in flooders.values():
                 each.terminate()
-            for each in fleet + flooders:
+            for each in (*fleet, *flooders.values()):
                 each.join()
             controller.close()
         print((folder / "said").read_text(), end="")
         return _accounts(folder / "events.jsonl", found, floods)
 
 
-def _watch(seconds: float, acknowledged: Any, meters: dict[str, Meter], server: psutil.Popen) -> None:
+def _watch(
+    seconds: float,
+    acknowledged: Any,
+    meters: dict[str, Meter],
+    server: psutil.Popen,
+    flooders: Mapping[str, SpawnProcess],
+    records: Path,
+) -> None:
+    """Who floods begins at half the time, and is ended, as by a controller, when it is shut out."""
     print(f"{'s':>5}{'updates/s':>11}", *(f"{name:>10}: cores, MB" for name in meters))
     begin, before = time.monotonic(), 0
+    follower = Follower(records)
     for meter in meters.values():
         meter.look()
     for tenth in range(1, 11):
         until = begin + tenth * seconds / 10
+        if tenth == 6:
+            for each in flooders.values():
+                each.start()
         while (left := until - time.monotonic()) > 0 and server.poll() is None:
             time.sleep(min(left, 0.2))
+            for record in follower.read():
+                if isinstance(record, events.Acted):
+                    flooders[record.device].kill()
+                    since = time.monotonic() - begin - seconds / 2
+                    print(f"{record.device} was shut out {since:.1f} s after it was started")
         now = acknowledged.value
         looks = [meter.look() for meter in meters.values()]
         shown = (f"{cores:>14.2f} {memory:>6.0f}" for cores, memory in looks)

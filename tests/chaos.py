@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -69,6 +69,16 @@ def break_connections(*_):
             one.shutdown(socket.SHUT_RDWR)
         one.close()
 signal.signal(signal.SIGUSR1, break_connections)
+def flood(*_):
+    import gc, threading, paho.mqtt.client as paho
+    gc.unfreeze()
+    client = next(one for one in gc.get_objects() if isinstance(one, paho.Client))
+    topic = f"testbed/{os.environ['TESTBED_RUN']}/update/{os.environ['TESTBED_PART']}"
+    def push():
+        while True:
+            client.publish(topic, bytes(40_000)).wait_for_publish()
+    threading.Thread(target=push, daemon=True).start()
+signal.signal(signal.SIGUSR2, flood)
 if os.environ.get("WITHOUT_MOSQUITTO"):
     which = shutil.which
     shutil.which = lambda name, **more: None if name == "mosquitto" else which(name, **more)
@@ -83,8 +93,9 @@ if os.environ.get("MESSAGES_TWICE"):
                 handle(client, one)
     paho.Client._handle_on_message = twice
 """
-"""A `sitecustomize` that has a process break its TCP connections when it gets SIGUSR1, and that can have
-the latest messages come once more, in order, as from a broker that has missed their acknowledgement."""
+"""A `sitecustomize` that has a process break its TCP connections when it gets SIGUSR1, that has a client
+flood on its topic when it gets SIGUSR2, and that can have the latest messages come once more, in order,
+as from a broker that has missed their acknowledgement."""
 _MOST_RESUMES = 6
 _DISK_MIB = 96
 _FULL_SECONDS = 1.5
@@ -94,7 +105,8 @@ _INOTIFY_EVENT = struct.Struct("iIII")
 
 @dataclass(frozen=True)
 class Fault:
-    """At `at` seconds of the run: `kill`, or `break` (the connection) of `part`, or `fill` the disk."""
+    """At `at` seconds of the run: `kill`, or `break` (the connection) of `part`, `fill` the disk, or let
+    the client `part` `flood` the aggregator, which shuts it out."""
 
     at: float
     what: str
@@ -295,7 +307,8 @@ def run(
     if live.up.returncode not in (0, -signal.SIGKILL):
         wrong.append(f"exit code {live.up.returncode}: {live.output[-600:]}")
     wrong += [] if followed else ["the clients' folders were not followed from the start"]
-    return _judged(found, live, outboxes.finished, wrong, after - calm)
+    flooding = {fault.part for fault in faults if fault.what == "flood"}
+    return _judged(found, live, outboxes.finished, wrong, after - calm, flooding)
 
 
 @contextmanager
@@ -328,7 +341,7 @@ def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
         case "break", "docker":
             _break_container(f"testbed-{name}-{fault.part}")
         case _:
-            sent = {"kill": signal.SIGKILL, "break": signal.SIGUSR1}[fault.what]
+            sent = {"kill": signal.SIGKILL, "break": signal.SIGUSR1, "flood": signal.SIGUSR2}[fault.what]
             for info in process.find():
                 if (info.run, info.part) == (name, fault.part):
                     info.process.send_signal(sent)
@@ -360,12 +373,21 @@ def _break_container(container: str) -> None:
 
 
 def _judged(
-    run: Finished, live: _Live, finished: Counter[tuple[str, int]], wrong: list[str], calm_from: float
+    run: Finished,
+    live: _Live,
+    finished: Counter[tuple[str, int]],
+    wrong: list[str],
+    calm_from: float,
+    flooding: Set[str],
 ) -> Outcome:
     if not live.complete:
         wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
-    if stuck := sorted(set(CLIENTS) - late):
+    acted = [record for record in run.records if isinstance(record, events.Acted)]
+    shut_out = {record.device for record in acted if record.source == AGGREGATOR}
+    wrong += [f"{client} was not shut out" for client in flooding - shut_out]
+    wrong += [f"{client} was shut out" for client in shut_out - flooding]
+    if stuck := sorted(set(CLIENTS) - late - flooding):
         wrong += [f"{client} did not go on{_why(run.records, client, calm_from)}" for client in stuck]
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
@@ -471,6 +493,8 @@ class _Row:
 def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
     rule = RULES[list(RULES)[seed % len(RULES)]]
     faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=os.geteuid() == 0)
+    if asked.flood:
+        faults.append(Fault(1.0, "flood", CLIENTS[seed % len(CLIENTS)]))
     done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
     done += ["messages twice"] if twice else []
     with tempfile.TemporaryDirectory() as folder:
@@ -498,6 +522,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--runtime", choices=("process", "docker"), default="process")
     parser.add_argument("--embedded", action="store_true", help="with the embedded broker")
+    parser.add_argument("--flood", action="store_true", help="a client of local processes floods, too")
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--until", type=float, default=12.0, help="seconds that have faults")

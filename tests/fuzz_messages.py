@@ -258,6 +258,7 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr("agents.router.main.iptables", lambda: "iptables")
         patch.setattr("agents.router.main.run", lambda _: "")
         patch.setattr(Allowance, "has", lambda *_: True)
+        patch.setattr(Allowance, "give_back", lambda *_: None)
         fuzz = Fuzz(Path(folder), seed)
         add, reject = messages.Refusals.add, AggregatorCore._reject
         parts = {

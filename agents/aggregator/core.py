@@ -234,6 +234,10 @@ class AggregatorCore:
         buffer, or reported as rejected."""
         return dispatch in self._dealt_with.get(client, ())
 
+    def awaits(self, client: str, dispatch: int) -> bool:
+        """Whether `dispatch` is open to `client`: that answers it once."""
+        return self._dispatches.find(client, dispatch) is not None
+
     @property
     def finished(self) -> bool:
         """Whether `Finish` has been among the actions."""

@@ -27,12 +27,13 @@ from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.gate import Gate
 from agents.aggregator.parts import Parts
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.snapshot import SnapshotError
-from agents.allowance import Allowance
 from agents.clock import Clock
 from agents.config import AggregatorConfig
+from agents.device_actions import Crash, Join, Restart, to_json
 from agents.flat import first_model
 from agents.inbox import Inbox
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
@@ -43,10 +44,10 @@ from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _CHECKPOINT_EVERY = 30 * SECOND
-_STATUSES = 100, 10.0
-"""At once, and a second of the host: what one client may say; each is recorded, and some answered."""
 _WAITING = 64 * 2**20
 """Bytes of messages that may wait to be handled."""
+_BESIDE = 2**17
+"""Bytes of an update beside numbers and their places, at most."""
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -165,6 +166,7 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
+            largest=2 * w.nbytes + buffers.nbytes + _BESIDE,
             reconnected=lambda since: self._inbox.put(_Reconnected(since)),
         )
         self._connection.open()
@@ -175,7 +177,7 @@ class Aggregator:
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
-        self._allowance = Allowance(*_STATUSES)
+        self._gate = Gate()
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
@@ -217,11 +219,14 @@ class Aggregator:
         self._core.progress.went_on(now)
 
     def _watch(self) -> None:
-        """Look now and then whether the run goes on."""
+        """Look now and then whether the run goes on, and whether a flood is over."""
         if time.monotonic() >= self._watched + _WATCH_EVERY_S:
             self._watched, now = time.monotonic(), self._now()
             if (since := self._core.silent_since(now)) is not None:
                 self._handle(inputs.Stalled(now, since))
+            if (refused := self._gate.subsided()) is not None:
+                self._note(f"a flood is over: {refused:,} messages of it were refused")
+                self._connection.subscribe_again()  # statuses and updates may be lost in it
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         """Hand `event`, decoded of `payload`, to the core, and carry out all that it wants."""
@@ -264,6 +269,9 @@ class Aggregator:
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
         at = self._now()
         sender = self._topics.name_in(topic)
+        if sender != topics.AGGREGATOR and not self._gate.passes(sender, time.monotonic()):
+            self._refuse(topic, sender)
+            return
         if topic == self._topics.update(sender):
             try:
                 message = wire.decode_update(payload)
@@ -272,6 +280,8 @@ class Aggregator:
                 return
             if self._core.cut_short:
                 return  # it stays with the client, for when the run goes on
+            if self._core.awaits(sender, message.dispatch):
+                self._gate.answers(sender)
             if not self._core.has(sender, message.dispatch):
                 arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
                 self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
@@ -279,8 +289,6 @@ class Aggregator:
                 self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
             return
         try:
-            if sender != topics.AGGREGATOR and not self._allowance.has(sender, time.monotonic()):
-                raise messages.MessageError("too many")
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
                     wanted = self._durable.handle(inputs.StatusChanged(at, client, state))
@@ -297,6 +305,18 @@ class Aggregator:
         except messages.MessageError as error:
             self._refusals.add(topic, error)
 
+    def _refuse(self, topic: str, sender: str) -> None:
+        """Refuse a message of `sender` that is too much, and shut out who floods: to the rule it has
+        left, and the controller, which reads the record, ends its client."""
+        self._refusals.add(topic, messages.MessageError("too many"))
+        goes_on = self._epoch is not None and self._core.ended is None
+        if goes_on and sender in self._clients and self._gate.floods(sender):
+            self._gate.shut_out(sender)
+            at = self._now()
+            crash = to_json(Crash())
+            self._durable.write(events.Acted(to_seconds(at), sender, topics.AGGREGATOR, 0.0, crash))
+            self._handle(inputs.StatusChanged(at, sender, "offline"))
+
     def _carry_out(self, order: messages.AggregatorOrder) -> None:
         match order:
             case messages.Start():
@@ -309,7 +329,10 @@ class Aggregator:
             case messages.Log(at, device, source, lateness, details):
                 ended = self._core.ended
                 if self._finished is None and (ended is None or at <= to_seconds(ended)):
-                    self._durable.write(events.Acted(at, device, source, lateness, details))
+                    acted = events.Acted(at, device, source, lateness, details)
+                    self._durable.write(acted)
+                    if isinstance(acted.action, Restart | Join) and self._gate.let_in(device):
+                        self._connection.subscribe_again()  # it may have said that it is ready
             case messages.Note(message):
                 if self._finished is None:
                     self._note(message)

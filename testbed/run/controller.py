@@ -16,7 +16,7 @@ from agents import events, messages, own_code
 from agents.allowance import Allowance
 from agents.clock import in_device_time
 from agents.config import Broker
-from agents.device_actions import SetCpu
+from agents.device_actions import Crash, SetCpu
 from agents.inbox import Inbox
 from agents.messages import AddressedOrder, MessageError, Note
 from agents.topics import AGGREGATOR, ROUTER, Topics
@@ -91,8 +91,8 @@ class Controller:
         """While the run clock goes."""
         self._restarts = 0
         self._held: list[AddressedOrder] | None = None
-        """Orders to the aggregator while it, or the broker, is started again: a new broker would drop
-        them; None: it is there."""
+        """Orders to the aggregator while it, or the broker, is started again, or while a client floods
+        it: a broker would drop them; None: it is there."""
         self._follower = Follower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -418,12 +418,21 @@ class Controller:
             self._returning.record(record, time.monotonic())
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
                 self._shares[record.device] = action.share
+            if isinstance(record, events.Acted) and record.source == AGGREGATOR:
+                self._shut_out(record.device)
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
                 self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record
+
+    def _shut_out(self, device: str) -> None:
+        """End the client of `device`, which floods the aggregator. What the aggregator is to know of it
+        waits until it says that the flood is over: the flood could crowd it out."""
+        self._held = self._held or []
+        self._orders += self._runtime.act(device, Crash())
+        self._record_failure(f"{device} sent far more than it may, and its client was ended")
 
     @property
     def _over(self) -> bool:

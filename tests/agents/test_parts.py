@@ -59,3 +59,10 @@ def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
     joiner = Joiner()
     assert join(joiner, [head + b"x", head[:9]]) == []
     assert not joiner._unfinished
+
+
+def test_what_is_larger_than_any_payload_may_be_is_not_kept() -> None:
+    joiner = Joiner(most=249)
+    assert join(joiner, list(parts.split(PAYLOAD, 100))) == []
+    assert not joiner._unfinished
+    assert join(Joiner(most=250), list(parts.split(PAYLOAD, 100))) == [PAYLOAD]

@@ -15,7 +15,7 @@ import pytest
 
 from agents import own_code
 from agents.config import Broker, Link
-from agents.device_actions import Action, SetLink
+from agents.device_actions import Action, Crash, SetLink
 from agents.messages import AddressedOrder, DeviceOrder, Note, Telemetry
 from agents.topics import Topics
 from agents.transport import Connection, Received
@@ -106,6 +106,9 @@ def test_a_directory_that_a_label_names_is_not_believed_blindly(
 class Idle:
     """A runtime whose parts say nothing by themselves."""
 
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Action]] = []
+
     def start(self) -> Broker:
         return Broker("localhost", 0, "", "")
 
@@ -113,6 +116,7 @@ class Idle:
     def stop(self) -> None: ...
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
+        self.done.append((device, action))
         return []
 
     def ended(self) -> dict[str, int]:
@@ -189,6 +193,28 @@ def test_who_says_too_much_is_not_written_down_and_takes_no_one_elses_place(tmp_
     assert 100 < len(written) < 200
     assert '"d-2"' in written[-1]
     assert len(controller.failures) + len(controller._orders) < 400
+
+
+def test_a_client_that_floods_is_ended_and_the_aggregator_told_when_the_flood_is_over(
+    tmp_path: Path,
+) -> None:
+    run = spec(tmp_path)
+    runtime = Idle()
+    controller, names = Controller(run, runtime, Lines()), Topics(run.directory.run)
+    of_d1 = '{"event":"action","at":1.0,"device":"d-1","source":"%s",'
+    crash = of_d1 + '"lateness":0.0,"details":{"action":"crash"}}\n'
+    run.directory.events.write_text(crash % "hand")
+    controller._read_records()
+    assert runtime.done == []
+    run.directory.events.write_text(crash % "hand" + crash % "aggregator")
+    controller._read_records()
+    assert runtime.done == [("d-1", Crash())]
+    told = "d-1 sent far more than it may, and its client was ended"
+    assert controller.failures == [told]
+    assert controller._held == []
+    controller._received(Received(names.status("aggregator"), b"ready", 0), lambda _: None)
+    assert controller._held is None
+    assert controller._orders == [("aggregator", Note(told))]
 
 
 def test_a_sample_of_a_time_to_come_is_refused(tmp_path: Path) -> None:

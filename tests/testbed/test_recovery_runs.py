@@ -70,9 +70,10 @@ def test_an_update_is_lost_where_no_record_tells_of_it() -> None:
 
 
 # Of seeds that kill no client: on a busy host it may not be back before so short a run is over.
-@pytest.mark.parametrize("seed", [3, 10])
-def test_under_random_faults_runs_go_on(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seed", "more"), [(3, []), (10, [Fault(1.0, "flood", "d")])])
+def test_under_random_faults_runs_go_on(seed: int, more: list[Fault], tmp_path: Path) -> None:
     rule = chaos.RULES[list(chaos.RULES)[seed % len(chaos.RULES)]]
     faults, scenario, _ = chaos.drawn(seed, "process", until=4.0)
+    faults += more
     found = chaos.run(tmp_path, rule, faults, scenario=scenario, twice=True, after=10.0, calm=2.0)
     assert found.wrong == [], found.output

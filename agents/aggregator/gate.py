@@ -1,0 +1,62 @@
+"""Whose messages the aggregator looks at. Pure.
+
+The broker delivers to the aggregator in one queue, in which all wait behind who floods it. So what is
+too much is refused before it is decoded, and who goes on is shut out: the controller ends its client.
+"""
+
+from __future__ import annotations
+
+from agents.allowance import Allowance
+
+_BESIDE = 100, 10.0
+"""At once, and a second of the host: what one client may send beside an answer to each dispatch."""
+_FLOOD = 1000
+"""A client that has sent so many messages more than it may floods."""
+_FEW = 10
+"""Messages of who is shut out between two looks: statuses of one that starts anew, but no flood."""
+
+
+class Gate:
+    def __init__(self) -> None:
+        self._allowance = Allowance(*_BESIDE)
+        self._shut_out: set[str] = set()
+        self._since_look = 0
+        self._refused = 0
+        """Messages of who is shut out: of the flood that goes on."""
+        self._flooded = False
+
+    def passes(self, sender: str, at: float) -> bool:
+        """Whether a message of `sender`, at `at` seconds of the host, is to be looked at."""
+        if sender in self._shut_out:
+            self._since_look += 1
+            self._refused += 1
+            return False
+        return self._allowance.has(sender, at)
+
+    def answers(self, sender: str) -> None:
+        """The message that has just passed answers an open dispatch: it does not count."""
+        self._allowance.give_back(sender)
+
+    def floods(self, sender: str) -> bool:
+        """Whether `sender` is to be shut out, and is not yet."""
+        return sender not in self._shut_out and self._allowance.left_out[sender] >= _FLOOD
+
+    def shut_out(self, sender: str) -> None:
+        self._shut_out.add(sender)
+        self._flooded = True
+
+    def let_in(self, sender: str) -> bool:
+        """`sender` was started anew; whether it was shut out."""
+        was_out = sender in self._shut_out
+        self._shut_out.discard(sender)
+        self._allowance.left_out.pop(sender, None)
+        return was_out
+
+    def subsided(self) -> int | None:
+        """Once for each flood, when hardly anything of it has come since the last look: how many of its
+        messages were refused after their sender had been shut out."""
+        few, self._since_look = self._since_look < _FEW, 0
+        if not (self._flooded and few):
+            return None
+        refused, self._refused, self._flooded = self._refused, 0, False
+        return refused
