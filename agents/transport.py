@@ -68,7 +68,7 @@ class Connection:
         where we end without that or are silent for one and a half times `keepalive` seconds.
 
         `keeps_session`: the broker keeps for us what is published while we are away. `largest`: bytes of
-        what is put together of parts, at most; more is dropped. `reconnected` is
+        what is put together of parts, at most; more is dropped, with 0 all of it. `reconnected` is
         called like `sink`, with the host's monotonic time of the loss, once a connection that was lost
         is there again.
         """

@@ -337,6 +337,21 @@ def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: 
     assert watcher.take() == (status, b"offline")
 
 
+def test_who_subscribes_again_gets_the_retained_messages_once_more(
+    logins: Logins, connect: Connect
+) -> None:
+    connect("a").publish(TOPICS.status("a"), b"ready", retain=True)
+    inbox = queue.SimpleQueue[Received]()
+    aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
+    aggregator.open()
+    assert inbox.get(timeout=5).payload == b"ready"
+    aggregator.publish_status(TOPICS.status("aggregator"), b"over")
+    assert inbox.get(timeout=5).payload == b"over"
+    aggregator.subscribe_again()
+    assert {inbox.get(timeout=5).payload for _ in range(2)} == {b"ready", b"over"}
+    aggregator.close()
+
+
 def test_what_is_sent_while_a_kept_session_is_away_arrives_once_it_is_back(
     logins: Logins, connect: Connect
 ) -> None:

@@ -77,3 +77,5 @@ def test_under_random_faults_runs_go_on(seed: int, more: list[Fault], tmp_path: 
     faults += more
     found = chaos.run(tmp_path, rule, faults, scenario=scenario, twice=True, after=10.0, calm=2.0)
     assert found.wrong == [], found.output
+    acted = [record for record in found.run.records if isinstance(record, events.Acted)]
+    assert [one.device for one in acted if one.source == AGGREGATOR] == [fault.part for fault in more]
