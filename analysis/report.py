@@ -26,8 +26,8 @@ from analysis.charts.chart import INKS, Chart
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
-_CHARTS = ("accuracy", "loss", "time-to-accuracy", "devices", "staleness-histogram", "staleness",
-           "contributions", "cpu", "rates")  # fmt: skip
+_CHARTS = ("accuracy", "loss", "loss-by-device", "time-to-accuracy", "devices", "staleness-histogram",
+           "staleness", "contributions", "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions")
 """Charts of much data, or of a lane or a bar for each run; of `_MAX_RUNS_WITH_LANES` runs at the
 most."""

@@ -350,9 +350,8 @@ def compare(setting: Setting) -> None:
     trainer, whole, *times = seconds_per_step(*contenders, *itertools.chain(*slow.values()))
     left = iter(times)
     best = {name: min(next(left) for _ in each) for name, each in slow.items()}
-    print(
-        f"\n{setting.label}, {setting.clients} clients{'per second':>16}{'trainer ÷':>12}{'whole run ÷':>12}"
-    )
+    heading = f"{setting.label}, {setting.clients} clients"
+    print(f"\n{heading:<32}{'per second':>8}{'trainer ÷':>12}{'whole run ÷':>12}")
     print(f"{'trainer':>20}{1 / trainer:>20.0f}")
     print(f"{'whole run':>20}{1 / whole:>20.0f}")
     for name, seconds in best.items():

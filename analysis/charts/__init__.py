@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, staleness
+from analysis.charts import contributions, fidelity, lanes, spread, staleness
 from analysis.charts.chart import Chart
 from analysis.charts.progress import curves, time_to_accuracy
 from analysis.load import Run
@@ -24,6 +24,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "loss": partial(curves, quality="loss", against="time"),
     "loss-by-version": partial(curves, quality="loss", against="version"),
     "loss-by-bytes": partial(curves, quality="loss", against="bytes"),
+    "loss-by-device": spread.losses,
     "devices": lanes.lanes,
     "staleness": staleness.over_time,
     "staleness-histogram": staleness.histogram,

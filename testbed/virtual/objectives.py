@@ -220,7 +220,7 @@ class AnyModule:
         for k in range(2):
             self._one(w[k], rows[k], expected[k])
         self.draws = not torch.equal(before, torch.get_rng_state())
-        if _FEW > (most := min(_STACKED, _STACK // w[0].nbytes)) or not _pays(self._flat.module):
+        if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _pays(self._flat.module):
             return
         try:
             with warnings.catch_warnings():

@@ -30,7 +30,12 @@ def run(directory: Path) -> Run:
         events.Acted(4.3, "fast", "scenario", 0.0, {"action": "set", "cpu": 0.05}),
         events.Acted(4.4, "mute", "scenario", 0.0, {"action": "pause"}),
     ]
-    lines = [*EVENTS[:6], *(events.to_line(record).strip() for record in acted), *EVENTS[6:]]
+    parts = [
+        events.EvaluatedPart(at, version, "device", name, 10, loss, 0.5)
+        for at, version, losses in ((0.0, 0, (2.0, 4.0, 3.0)), (5.0, 2, (1.5, 0.5, 1.0)))
+        for name, loss in zip(("fast", "slow", "mute"), losses, strict=True)
+    ]
+    lines = [*EVENTS[:6], *(events.to_line(each).strip() for each in (*acted, *parts)), *EVENTS[6:]]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
     cpu = {"asked": 0.5, "got": 0.4, "error": -20.0}
     up = {"asked": 1e6, "got": 9e5, "error": -10.0}
@@ -64,6 +69,18 @@ def test_accuracy_against_time_versions_and_bytes(run: Run) -> None:
     by_bytes = CHARTS["loss-by-bytes"]([run])
     assert column(by_bytes, "fedbuff", "x") == pytest.approx([0.0, 0.0052, 0.0078])  # MB: 2600 each
     assert column(by_bytes, "fedbuff", "y") == [2.3, 0.9, 1.1]
+
+
+def test_losses_of_the_devices_spread(run: Run) -> None:
+    chart = CHARTS["loss-by-device"]([run])
+    assert [column(chart, "fedbuff", name) for name in "xy"] == [[0.0, 5.0], [3.0, 1.0]]
+    assert column(chart, "fedbuff, lowest", "y") == [2.0, 0.5]
+    assert column(chart, "fedbuff, highest", "y") == [4.0, 1.5]
+    assert layer(chart, "fedbuff, highest").columns["device"].tolist() == ["slow", "fast"]
+    assert column(chart, "fedbuff", "deviation") == pytest.approx([(2 / 3) ** 0.5, (1 / 6) ** 0.5])
+    assert "at the end: 0.408" in chart.note
+    without = replace(run, parts=run.parts[run.parts["part"] == "class"])
+    assert CHARTS["loss-by-device"]([without]).empty
 
 
 def test_runs_overlay_by_what_tells_them_apart(run: Run) -> None:
