@@ -46,19 +46,11 @@ __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
-        built = images.ensure(client, view.progress, _own(spec))
+        built = images.ensure(client, view.progress, container_files.own_image(spec))
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
         yield runtime
-
-
-def _own(spec: RunSpec) -> images.Own | None:
-    """What the topology adds to the agents' image."""
-    code = spec.topology.own_code
-    if code is None:
-        return None
-    return images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
 
 
 def live_runs() -> list[LiveRun]:
