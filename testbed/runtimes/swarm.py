@@ -381,7 +381,7 @@ class SwarmRuntime:
     def _start_device(self, container: Container, server: str) -> str:
         name = container.part
         planned = self._devices[name].planned
-        secrets = [
+        handed = [
             swarm_executor.hand(
                 self._manager,
                 name_of(self._run, f"{name}-{kind}"),
@@ -397,7 +397,7 @@ class SwarmRuntime:
         ]
         at = Placed(
             nodes=(f"node.id == {self._spec.plan.placement[name]}",),
-            secrets=secrets,
+            secrets=handed,
             volumes=[
                 Volume(short(name_of(self._run, f"{name}-files")), _FILES),
                 Volume(
