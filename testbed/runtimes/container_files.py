@@ -1,4 +1,5 @@
-"""Files of this host that are mounted in a run's containers, with the permissions that these need."""
+"""What of this host goes into a run's containers: mounted files, with the permissions that these need,
+and own code, which is in the image."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed import broker as brokers
+from testbed import images
 from testbed.broker import BROKER, SOCKET, Listeners
 from testbed.errors import HostError
 from testbed.plan import agent_configs
@@ -16,6 +18,14 @@ from testbed.runtimes.launch import BROKER_FILES, BROKER_SOCKET, appended
 
 _OWNER = 10002
 """User and group in place of root."""
+
+
+def own_image(spec: RunSpec) -> images.Own | None:
+    """What the topology adds to the agents' image."""
+    code = spec.topology.own_code
+    if code is None:
+        return None
+    return images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
 
 
 def owner() -> tuple[int, int]:

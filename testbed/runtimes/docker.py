@@ -54,21 +54,13 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
         with_gpus = any(device.gpu is not None for device in spec.plan.devices)
-        built = images.ensure(client, view.progress, _own(spec), cuda=with_gpus)
+        built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)
         if (why := runtime.lack_of_meter) is not None:
             view.progress(f"What devices use of their GPUs will not be known: {why}")
         yield runtime
-
-
-def _own(spec: RunSpec) -> images.Own | None:
-    """What the topology adds to the agents' image."""
-    code = spec.topology.own_code
-    if code is None:
-        return None
-    return images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
 
 
 def live_runs() -> list[LiveRun]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import tempfile
 import time
 from collections import Counter
@@ -99,11 +100,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
-        code = spec.topology.own_code
-        own = None
-        if code is not None:
-            own = images.Own(str(code.path), code.digest, code.copy, spec.topology.requirements)
-        built = images.ensure(client, view.progress, own)
+        built = images.ensure(client, view.progress, container_files.own_image(spec))
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -145,7 +142,8 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
         image = images.current_tags(images.FOLDER, images.AGENTS)["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
             # Whoever made the doors that may be there has taken their keys along.
-            made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again="-down")
+            again = f"-{secrets.token_hex(2)}"
+            made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again)
             try:
                 made.open()
             finally:
@@ -211,7 +209,6 @@ class SwarmRuntime:
         self._doors = Doors(manager, nodes, built.base, self._run, self._labels, folder)
         absent = spec.absent
         self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
-        self._shares = {d.name: d.share for d in spec.plan.devices}
         self._at: dict[str, _At] = {}
         """Each part's container."""
         self._samplers: dict[str, Sampler] = {}
@@ -384,7 +381,7 @@ class SwarmRuntime:
     def _start_device(self, container: Container, server: str) -> str:
         name = container.part
         planned = self._devices[name].planned
-        secrets = [
+        handed = [
             swarm_executor.hand(
                 self._manager,
                 name_of(self._run, f"{name}-{kind}"),
@@ -400,7 +397,7 @@ class SwarmRuntime:
         ]
         at = Placed(
             nodes=(f"node.id == {self._spec.plan.placement[name]}",),
-            secrets=secrets,
+            secrets=handed,
             volumes=[
                 Volume(short(name_of(self._run, f"{name}-files")), _FILES),
                 Volume(
