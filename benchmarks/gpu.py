@@ -1,6 +1,6 @@
 """What a GPU of this host does for a run. On a host without one it says why, and exits with 2.
 
-    python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of the GPU: alone, and side by side
+    python -m benchmarks.gpu shares      # devices with 25, 50 and 100 % of a GPU: alone, side by side
     python -m benchmarks.gpu virtual     # client steps/s of virtual time: GPU, CPU, one client at a time
 
 `shares` makes runs in containers (docker, NVIDIA's container toolkit and MPS: docs/gpu.md); `virtual`

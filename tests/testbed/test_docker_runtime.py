@@ -186,7 +186,8 @@ def test_mps_answers_before_a_device_starts_and_only_those_that_share_reach_it(
         engine.containers.get(executor.start(engine, beside)).wait()
         seen = executor.logs(engine, spec.directory.run, tail=9)["d"]
         assert {"control", "ready"} <= set(seen)
-        assert running.exec_run(["readlink", "/proc/self/ns/ipc"]).output.decode().strip() == seen[-1]
+        namespace = running.exec_run(["readlink", "/proc/self/ns/ipc"]).output
+        assert namespace == f"{seen[-1]}\n".encode()
         with pytest.raises(APIError, match=r"(?i)device"):  # the engine has no such GPU
             executor.start(engine, replace(beside, name=f"{beside.name}-2", gpus=("GPU-1",)))
         asked = engine.api.inspect_container(f"{beside.name}-2")["HostConfig"]["DeviceRequests"]

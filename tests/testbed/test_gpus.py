@@ -285,7 +285,7 @@ class Nvml:
         return [SimpleNamespace(pid=p, timeStamp=t, smUtil=s) for p, t, s in self.busy]
 
 
-WITH_TOOLKIT = {"Runtimes": {"nvidia": {}, "runc": {}}}
+WITH_TOOLKIT: dict[str, Any] = {"Runtimes": {"nvidia": {}, "runc": {}}}
 
 
 @pytest.mark.parametrize(
