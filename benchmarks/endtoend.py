@@ -92,7 +92,7 @@ def run(folder: Path, options: Options, durability: str) -> float:
     return int((applied >= _WARM_S).sum()) / options.seconds
 
 
-def bare(folder: Path, options: Options) -> float:
+def bare(folder: Path, options: Options, mosquitto: str) -> float:
     """Updates per second of paho alone."""
     (port,) = free_ports(1)
     conf = folder / "mosquitto.conf"
@@ -108,7 +108,7 @@ def bare(folder: Path, options: Options) -> float:
     ]
     os.sched_setaffinity(0, mine)
     try:
-        with subprocess.Popen([find_mosquitto() or "mosquitto", "-c", conf]) as broker:
+        with subprocess.Popen([mosquitto, "-c", conf]) as broker:
             try:
                 time.sleep(0.5)
                 return _serve(port, payload, clients, options.seconds)
@@ -160,6 +160,9 @@ def _answer(port: int, topic: str, payload: bytes, cpus: Sequence[int]) -> None:
 
 def main() -> None:
     options = _options()
+    mosquitto = find_mosquitto()
+    if mosquitto is None:
+        sys.exit("mosquitto is needed: apt-get install mosquitto")
     found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     size = 4 * options.parameters / 1e6
     print(f"{options.clients} clients, {options.parameters:,} parameters ({size:.1f} MB), updates/s")
@@ -168,7 +171,7 @@ def main() -> None:
         for kind in _KINDS:
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                 place = Path(folder)
-                rate = bare(place, options) if kind == "bare" else run(place, options, kind)
+                rate = bare(place, options, mosquitto) if kind == "bare" else run(place, options, kind)
             found[kind].append(rate)
         print("".join(f"{found[kind][-1]:>20.1f}" for kind in _KINDS), flush=True)
     for kind in _KINDS[1:]:

@@ -7,7 +7,7 @@ Four sets, of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeF
 FedFa (Xu et al.). The fifth that our rules are from, Toghani & Uribe 2022 on FedBuff, is theory and
 has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
 
-Without names, all of them: about a quarter of an hour on two cores. Their runs are those of sweeps
+Without names, all of them: half an hour or so on two cores. Their runs are those of sweeps
 (`testbed.sweep`), and are kept where --runs says: what is done there already is not run again. They
 need MNIST, CIFAR-10 and Shakespeare, as parquet files under FOLDER (or TESTBED_DATA) in the layout of
 the Hugging Face hub, else from there.
