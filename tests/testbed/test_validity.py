@@ -14,7 +14,7 @@ import pytest
 from agents.events import Disrupted
 from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
-from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, summary
+from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, cpu_times, summary
 from testbed.fidelity.validity import StepDone, Training, Validity, verdict
 
 
@@ -271,6 +271,21 @@ def test_every_reason_is_told() -> None:
     samples = host(server=[1.0] * 30, steal=0.5)
     found = verdict(samples, off, steps=[StepDone("join of pi", 1.0, 9.0)])
     assert len(found.reasons) == 5
+
+
+def test_the_load_of_other_hosts_is_held_against_a_run_by_their_names() -> None:
+    others = {"b": host(foreign=0.4), "c": host(), "d": host(seconds=2)}
+    found = verdict(QUIET, NOTHING, others=others)
+    assert reason(found).startswith("b: other work on this host took 40% of the devices' cores")
+    assert found.unjudged == ("d: its load was seen for 2.0 s, which is too short",)
+    assert verdict(QUIET, NOTHING, others={"c": host()}).valid
+
+
+def test_counters_of_cpus_as_the_kernel_writes_them() -> None:
+    stat = "cpu  3 3 3 3 3 3 3 3 0 0\ncpu0 100 0 50 1000 25 0 0 10 0 0\ncpu1 1 2 3 4 5 6 7 8 9 10\n"
+    first, second = cpu_times(stat)
+    assert (first.user, first.system, first.idle, first.steal) == (1.0, 0.5, 10.0, 0.1)
+    assert second.steal == 0.08
 
 
 class Times(NamedTuple):
