@@ -35,7 +35,8 @@ def run(directory: Path) -> Run:
         for at, version, losses in ((0.0, 0, (2.0, 4.0, 3.0)), (5.0, 2, (1.5, 0.5, 1.0)))
         for name, loss in zip(("fast", "slow", "mute"), losses, strict=True)
     ]
-    lines = [*EVENTS[:6], *(events.to_line(each).strip() for each in (*acted, *parts)), *EVENTS[6:]]
+    made: list[events.Record] = [*acted, *parts]
+    lines = [*EVENTS[:6], *(events.to_line(each).strip() for each in made), *EVENTS[6:]]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
     cpu = {"asked": 0.5, "got": 0.4, "error": -20.0}
     up = {"asked": 1e6, "got": 9e5, "error": -10.0}
