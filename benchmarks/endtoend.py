@@ -89,8 +89,7 @@ def run(folder: Path, options: Options, durability: str) -> float:
         sys.exit(f"the run failed:\n{done.stdout}{done.stderr}")
     (directory,) = (folder / "runs").iterdir()
     applied = load(directory).updates["applied"]
-    counted: int = (applied >= _WARM_S).sum()
-    return counted / options.seconds
+    return float((applied >= _WARM_S).sum() / options.seconds)
 
 
 def bare(folder: Path, options: Options, mosquitto: str) -> float:
