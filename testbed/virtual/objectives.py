@@ -272,7 +272,7 @@ class AnyModule:
         batch = torch.from_numpy(rows)
         x = inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
-        models = {name: stack[:, part].reshape(-1, *shape) for name, part, shape in self._parts}
+        models = {name: stack[:, part].view(len(w), *shape) for name, part, shape in self._parts}
         gradients, losses = self._each(models, x, self._y[batch])
         for name, part, _ in self._parts:
             into[:, part] = gradients[name].flatten(1)

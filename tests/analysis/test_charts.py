@@ -25,12 +25,12 @@ from tests.analysis.conftest import EVENTS
 @pytest.fixture
 def run(directory: Path) -> Run:
     """With a scenario and fidelity figures, so that every chart has something to show."""
-    acted = [
+    acted: list[events.Record] = [
         events.Acted(4.2, "slow", "scenario", 0.0, {"action": "set", "link": {"up": 1e5, "rtt": 0.2}}),
         events.Acted(4.3, "fast", "scenario", 0.0, {"action": "set", "cpu": 0.05}),
         events.Acted(4.4, "mute", "scenario", 0.0, {"action": "pause"}),
     ]
-    parts = [
+    parts: list[events.Record] = [
         events.EvaluatedPart(at, version, "device", name, 10, loss, 0.5)
         for at, version, losses in ((0.0, 0, (2.0, 4.0, 3.0)), (5.0, 2, (1.5, 0.5, 1.0)))
         for name, loss in zip(("fast", "slow", "mute"), losses, strict=True)
