@@ -25,6 +25,11 @@ class Allowance:
         self._full[sender] = full
         return True
 
+    def forget(self, sender: str) -> None:
+        """`sender` has had nothing so far."""
+        self._full.pop(sender, None)
+        self.left_out.pop(sender, None)
+
     def give_back(self, sender: str) -> None:
         """The latest thing of `sender` was its right, and does not count."""
         self._full[sender] -= self._interval

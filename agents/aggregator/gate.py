@@ -47,10 +47,11 @@ class Gate:
 
     def let_in(self, sender: str) -> bool:
         """`sender` was started anew; whether it was shut out."""
-        was_out = sender in self._shut_out
-        self._shut_out.discard(sender)
-        self._allowance.left_out.pop(sender, None)
-        return was_out
+        if sender not in self._shut_out:
+            return False
+        self._shut_out.remove(sender)
+        self._allowance.forget(sender)
+        return True
 
     def subsided(self) -> int | None:
         """Once for each flood, when hardly anything of it has come since the last look: how many of its

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from agents import events, messages, shards
 from agents.aggregator.gate import Gate
+from agents.aggregator.main import Aggregator
+from agents.config import AggregatorConfig, Broker, Named, Stop
+from agents.device_actions import Restart, to_json
+from agents.tasks.quadratic import Quadratic
+from agents.topics import AGGREGATOR, Topics
+from agents.transport import Received
 
 
 def test_who_answers_what_it_was_sent_may_do_so_at_any_rate() -> None:
@@ -52,4 +62,81 @@ def test_who_was_started_anew_is_let_in_and_may_be_shut_out_again() -> None:
     assert gate.let_in("a")
     assert not gate.let_in("a")
     assert not gate.floods("a")
-    assert gate.passes("a", at=1000.0)
+    assert gate.passes("a", at=0.0)
+
+
+class _Silent:
+    """In place of a connection."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.subscribed = 1
+
+    def open(self) -> None: ...
+    def publish(self, topic: str, payload: bytes) -> None: ...
+
+    publish_status = publish
+
+    def subscribe_again(self) -> None:
+        self.subscribed += 1
+
+
+def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.aggregator.main.Connection", _Silent)
+    (tmp_path / "models").mkdir()
+    shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")
+    config = AggregatorConfig(
+        run="r",
+        broker=Broker("localhost", 1883, "a", ""),
+        task=Named("quadratic", {"centers": [[1.0]]}),
+        rule=Named("fedasync", {}),
+        clients={"a": 0.5, "b": 0.5},
+        evaluate_every=1e6,
+        stop=Stop(after=1e6),
+        seed=1,
+        test_set=str(tmp_path / "shard"),
+        run_directory=str(tmp_path),
+        threads=1,
+    )
+    aggregator, names = Aggregator(config), Topics("r")
+
+    def look() -> int:
+        """How often it has subscribed by then."""
+        aggregator._watched = 0.0
+        aggregator._watch()
+        connection = aggregator._connection
+        assert isinstance(connection, _Silent)
+        return connection.subscribed
+
+    def say(topic: str, message: messages.Message) -> None:
+        aggregator._receive(Received(topic, messages.encode(message), 0))
+
+    def present() -> list[str]:
+        return list(aggregator._core.ready)
+
+    for name in ("a", "b"):
+        say(names.status(name), messages.Status(name, "ready"))
+    say(names.control(AGGREGATOR), messages.Start())
+    for _ in range(1150):
+        aggregator._receive(Received(names.update("a"), bytes(100), 0))
+    assert present() == ["b"]
+    assert look() == 1  # it still comes
+    say(names.status("a"), messages.Status("a", "ready"))
+    assert present() == ["b"]
+    assert look() == 2
+    assert look() == 2
+    say(names.control(AGGREGATOR), messages.Log(0.0, "a", "hand", 0.0, to_json(Restart())))
+    assert look() == 3  # what it has said meanwhile comes again
+    say(names.status("a"), messages.Status("a", "ready"))
+    assert present() == ["a", "b"]
+    aggregator._durable.close()
+    records = list(events.read(tmp_path / "events.jsonl"))
+    acted = [record for record in records if isinstance(record, events.Acted)]
+    assert [(one.device, one.source, one.details) for one in acted] == [
+        ("a", AGGREGATOR, {"action": "crash"}),
+        ("a", "hand", {"action": "restart"}),
+    ]
+    assert 90 < len([one for one in records if isinstance(one, events.UpdateRejected)]) < 110
+    (note,) = (one.message for one in records if isinstance(one, events.Note))
+    assert re.fullmatch(r"a flood is over: [45]\d messages of it were refused", note)
