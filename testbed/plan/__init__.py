@@ -263,7 +263,7 @@ def plan(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = 
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
-        problems += gpus.problems(topology, host.gpus)
+        problems += gpus.problems(topology, host.gpus, dilation)
     if not oversubscribe:
         problems += [
             *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
