@@ -175,7 +175,12 @@ def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        (
+            "docker",
+            "runtime: {device: cuda}",
+            None,
+            "runtime.device: in the docker runtime a device trains on what it has",
+        ),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
