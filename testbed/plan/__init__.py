@@ -287,7 +287,7 @@ def plan(
     shaper, shaper_problems = choose(topology, found, host.lack_of_netem)
     problems += shaper_problems
     if found.gpus:
-        problems += gpus.problems(topology, host.gpus)
+        problems += gpus.problems(topology, host.gpus, dilation)
     if not oversubscribe:
         reserved = memory.reserved(model, len(topology.device_names))
         problems += [

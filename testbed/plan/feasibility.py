@@ -34,10 +34,12 @@ def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
         if not group.has_plain_speed and group.timing is None:
             yield _not_emulated(topology, (*where, "speed"), runtime)
         if group.gpu is not None and not traits(runtime).gpus:
+            here = (
+                "" if traits(runtime).images else ", and write runtime: {device: cuda} for this host's"
+            )
             yield topology.source.problem(
                 (*where, "gpu"),
-                f"the {runtime} runtime gives devices no GPU of their own: remove it, and write "
-                "runtime: {device: cuda} to train all of them on this host's; or use the "
+                f"the {runtime} runtime gives devices no GPU of their own: remove it{here}, or use the "
                 f"{those(lambda t: t.gpus)} runtime",
                 at_key=True,
             )
@@ -46,12 +48,12 @@ def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
     """What takes a GPU, and has none in `runtime`; `lack_of_cuda`: why the PyTorch of this host has
     none."""
-    own, here = traits(runtime).gpus, topology.runtime.device == "cuda"
-    if here and own:
+    found, here = traits(runtime), topology.runtime.device == "cuda"
+    if here and found.images:
+        fix = ", and write gpu: true for the devices that are to have one" if found.gpus else ""
         yield topology.source.problem(
             ("runtime", "device"),
-            f"in the {runtime} runtime a device trains on the GPU that it has: remove this, and write "
-            "gpu: true for the devices that are to have one",
+            f"in the {runtime} runtime a device trains on what it has itself: remove this{fix}",
             at_key=True,
         )
     elif here and lack_of_cuda is not None:
@@ -60,10 +62,10 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
         )
     general = topology.task.local.build().precision == "float16"
     for index, group in enumerate(topology.devices):
-        with_gpu = group.gpu is not None if own else here
+        with_gpu = group.gpu is not None if found.images else here
         if group.local.build().precision == "float16" and not with_gpu:
             where: Where = ("task",) if general else ("devices", index)
-            fix = "give it gpu" if own else "write runtime: {device: cuda}"
+            fix = "give it gpu" if found.images else "write runtime: {device: cuda}"
             yield topology.source.problem(
                 (*where, "local", "precision"),
                 f"{group.name} trains on the CPU, and float16 is for GPUs: write bfloat16 or float32, "

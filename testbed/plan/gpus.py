@@ -56,8 +56,15 @@ class _Room:
         self.clients -= limited
 
 
-def problems(topology: Topology, gpus: Gpus) -> Iterator[Problem]:
-    """What of the host keeps devices from having the GPU that they ask for."""
+def problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
+    """What of the host, or of stretched time, keeps devices from having the GPU that they ask for."""
+    if dilation != 1 and any(group.gpu is not None for group in topology.devices):
+        yield topology.source.problem(
+            ("dilation",),
+            f"is {dilation:g}, and a GPU is as fast as ever in stretched time: take fewer devices, or a "
+            "larger host, until 1 will do; or remove gpu",
+            at_key=True,
+        )
     for index, group in enumerate(topology.devices):
         if group.gpu is None:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 "speed": device.speed,
                 "memory": device.memory,
                 "power": device.power,
+                **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
                 "samples": spec.samples[device.name],
                 "importance": weights[device.name],
                 "labels": labels[device.name],

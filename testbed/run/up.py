@@ -89,7 +89,7 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     host = this_host(
         netem=traits(runtime).shaper is None,
         gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
-        cuda=topology.runtime.device == "cuda" and not traits(runtime).gpus,
+        cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
     )
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()

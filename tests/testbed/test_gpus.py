@@ -25,6 +25,7 @@ from testbed.host import gpus
 from testbed.host.gpus import Gpu, Gpus, Lack, Meter, Use
 from testbed.plan import Host, Plan, describe, plan, resolution
 from testbed.plan.agent_configs import RunSpec
+from testbed.run import manifest
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes.docker import together
@@ -174,7 +175,12 @@ def test_what_the_host_lacks_is_told_with_what_mends_it() -> None:
     ("runtime", "more", "lack", "message"),
     [
         ("process", "", None, "devices[0].gpu: the process runtime gives devices no GPU of their own"),
-        ("docker", "runtime: {device: cuda}", None, "runtime.device: in the docker runtime a device"),
+        (
+            "docker",
+            "runtime: {device: cuda}",
+            None,
+            "runtime.device: in the docker runtime a device trains on what it has",
+        ),
         ("virtual", "runtime: {device: cuda}", "PyTorch finds no GPU", "PyTorch finds no GPU. Or write"),
     ],
 )
@@ -183,6 +189,13 @@ def test_a_runtime_that_cannot_says_so(runtime: str, more: str, lack: str | None
     with pytest.raises(BadInputError) as error:
         plan(fleet("name: a, gpu: true", more=more), runtime, host)
     assert message in str(error.value)
+
+
+def test_time_with_a_gpu_is_not_stretched() -> None:
+    with pytest.raises(BadInputError, match="dilation: is 2, and a GPU is as fast as ever in stretched"):
+        planned(fleet("name: a, gpu: true", more="dilation: 2"), AMPERE)
+    assert planned(fleet("name: a, gpu: true", more="dilation: auto"), AMPERE).dilation == 1
+    assert planned(fleet("name: a", more="dilation: 2"), AMPERE).dilation == 2
 
 
 def test_process_and_virtual_train_on_the_hosts_gpu_where_it_has_one() -> None:
@@ -401,6 +414,14 @@ def test_a_client_that_did_not_find_mps_makes_the_run_not_valid(tmp_path: Path) 
     on = GpuFigures(GIB, None, mps=True)
     _, validity = judged(tmp_path, on, GpuFigures(GIB, 0.9))
     assert "a had its whole GPU: its client ran without MPS's limits" in validity.reasons
+
+
+def test_the_manifest_tells_which_gpu_a_device_had(tmp_path: Path) -> None:
+    topology = fleet("name: a, gpu: {share: 25%}", "name: b")
+    spec = RunSpec(RunDirectory(tmp_path), topology, planned(topology, AMPERE), {"a": 1, "b": 1})
+    told = manifest.describe(spec, {"a": {}, "b": {}})["devices"]
+    assert told["a"]["gpu"] == {"uuid": "GPU-a", "share": 0.25, "memory": None, "limited": True}
+    assert "gpu" not in told["b"]
 
 
 def test_more_memory_than_the_limit_makes_the_run_not_valid(tmp_path: Path) -> None:
