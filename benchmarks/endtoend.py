@@ -82,14 +82,15 @@ def run(folder: Path, options: Options, durability: str) -> float:
     )
     topology = folder / "endtoend.yaml"
     topology.write_text(textwrap.dedent(text))
-    command = [sys.executable, "-m", "testbed", "up", topology, "--oversubscribe"]
-    command += ["--runtime", "process", "--runs", folder / "runs"]
+    command = [sys.executable, "-m", "testbed", "up", str(topology), "--oversubscribe"]
+    command += ["--runtime", "process", "--runs", str(folder / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"the run failed:\n{done.stdout}{done.stderr}")
     (directory,) = (folder / "runs").iterdir()
     applied = load(directory).updates["applied"]
-    return int((applied >= _WARM_S).sum()) / options.seconds
+    counted = int((applied >= _WARM_S).sum())
+    return counted / float(options.seconds)
 
 
 def bare(folder: Path, options: Options, mosquitto: str) -> float:
@@ -151,8 +152,12 @@ def _answer(port: int, topic: str, payload: bytes, cpus: Sequence[int]) -> None:
     """A client: an update for every model. The first is empty, and says that it is there."""
     os.sched_setaffinity(0, cpus)
     client = paho.Client(CallbackAPIVersion.VERSION2)
-    client.on_message = lambda *_: client.publish(f"update/{topic}", payload, qos=1)
-    client.on_subscribe = lambda *_: client.publish(f"update/{topic}", b"", qos=1)
+
+    def send(what: bytes) -> None:
+        client.publish(f"update/{topic}", what, qos=1)
+
+    client.on_message = lambda *_: send(payload)
+    client.on_subscribe = lambda *_: send(b"")
     client.connect(HOST, port)
     client.subscribe(f"model/{topic}", 1)
     client.loop_forever()
