@@ -89,7 +89,8 @@ def run(folder: Path, options: Options, durability: str) -> float:
         sys.exit(f"the run failed:\n{done.stdout}{done.stderr}")
     (directory,) = (folder / "runs").iterdir()
     applied = load(directory).updates["applied"]
-    return float((applied >= _WARM_S).sum() / options.seconds)
+    counted = int((applied >= _WARM_S).sum())
+    return counted / float(options.seconds)
 
 
 def bare(folder: Path, options: Options, mosquitto: str) -> float:
@@ -152,8 +153,8 @@ def _answer(port: int, topic: str, payload: bytes, cpus: Sequence[int]) -> None:
     os.sched_setaffinity(0, cpus)
     client = paho.Client(CallbackAPIVersion.VERSION2)
 
-    def send(update: bytes) -> None:
-        client.publish(f"update/{topic}", update, qos=1)
+    def send(what: bytes) -> None:
+        client.publish(f"update/{topic}", what, qos=1)
 
     client.on_message = lambda *_: send(payload)
     client.on_subscribe = lambda *_: send(b"")
