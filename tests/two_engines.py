@@ -57,9 +57,8 @@ class Engine:
 
 @contextmanager
 def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """The manager and a worker; their files are in `folder`, a short path, while they live."""
+    """The manager and a worker; their files are in `folder`, a short path, which is theirs."""
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         processes = [stack.enter_context(_engine(folder / name)) for name in ("1", "2")]
         pids = [process.pid for process in processes]
         _run("ip", "link", "add", "swarm0", "netns", str(pids[0]), "type", "veth", "peer", "name",
