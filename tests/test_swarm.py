@@ -35,7 +35,10 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         unavailable("swarm", why)
     images.ensure(engine, print)
     tags = images.current_tags(images.FOLDER, images.AGENTS)
-    with swarm(Path(tempfile.mkdtemp(prefix="testbed-")) / "engines") as found:
+    with (
+        tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
+        swarm(Path(folder)) as found,
+    ):
         carry(list(tags.values()), found[0])
         carry([tags["base"]], found[1])
         yield found

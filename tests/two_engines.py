@@ -16,15 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
+import psutil
 
 from testbed.host import docker_engine
 
 _TIMEOUT_SECONDS = 30.0
+_ENOUGH_MEMORY = 10 * 2**30
+"""For the images of both engines, which are otherwise on the disk: it takes much longer to write and to
+remove them there."""
 _START = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/lock
+mkdir -p /run/lock "$1/data"
+[ -z "$2" ] || mount -t tmpfs tmpfs "$1/data"
 ip link set lo up
 exec dockerd --data-root "$1/data" --exec-root /run/docker --pidfile "$1/pid" --bridge none \
     -H "unix://$1/docker.sock" -H unix:///run/docker.sock > "$1/log" 2>&1
@@ -52,9 +57,8 @@ class Engine:
 
 @contextmanager
 def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """The manager and a worker; their files are in `folder`, a short path, while they live."""
+    """The manager and a worker; their files are in `folder`, a short path, which is theirs."""
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         processes = [stack.enter_context(_engine(folder / name)) for name in ("1", "2")]
         pids = [process.pid for process in processes]
         _run("ip", "link", "add", "swarm0", "netns", str(pids[0]), "type", "veth", "peer", "name",
@@ -93,8 +97,9 @@ def carry(images: Sequence[str], *engines: Engine) -> None:
 def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A `dockerd` in namespaces of its own; `unshare` becomes it, so that it has its process id."""
     folder.mkdir(parents=True)
+    in_memory = "yes" if psutil.virtual_memory().available > _ENOUGH_MEMORY else ""
     process = subprocess.Popen(
-        ["unshare", "--net", "--mount", "sh", "-c", _START, "sh", str(folder)],
+        ["unshare", "--net", "--mount", "sh", "-c", _START, "sh", str(folder), in_memory],
         start_new_session=True,
         env={name: value for name, value in os.environ.items() if name != "DOCKER_HOST"},
     )
