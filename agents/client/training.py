@@ -113,7 +113,10 @@ class Trainer:
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # What the model draws, as dropout does, follows from `rng`, too; that itself is left as it is.
-        torch.default_generator.manual_seed(int(rng.spawn(1)[0].integers(2**63)))
+        seed = int(rng.spawn(1)[0].integers(2**63))
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         if self._start is not None:
             fill(self._start, start)
         self.flat.load(start, buffers)
