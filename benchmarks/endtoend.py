@@ -115,7 +115,8 @@ def bare(folder: Path, options: Options, mosquitto: str) -> float:
                 return _serve(port, payload, clients, options.seconds)
             finally:
                 for client in clients:
-                    client.kill()
+                    if client.pid is not None:
+                        client.kill()
                 broker.terminate()
     finally:
         os.sched_setaffinity(0, cpus)

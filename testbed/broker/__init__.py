@@ -25,6 +25,8 @@ from agents.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 BROKER = "broker"
 """Name of the broker as a part of a run, beside AGGREGATOR and CONTROLLER."""
+_IN_FLIGHT = 4
+"""Largest packets that one connection may have to acknowledge: the broker holds them twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
@@ -224,11 +226,11 @@ persistence false
 sys_interval 0
 # A small message (an acknowledgement, a status) must not wait for a large one's segment to fill.
 set_tcp_nodelay true
-# Of the largest packets, enough for a link of 200 Mbit/s and 0.8 s.
 max_inflight_messages 20
 # A message beyond the queue is lost in silence: room for all that a large fleet has under way.
 max_queued_messages {limits.messages}
 max_queued_bytes {limits.queue}
+max_inflight_bytes {_IN_FLIGHT * limits.packet}
 # Unlike message_size_limit, which drops in silence, this disconnects the sender.
 max_packet_size {limits.packet}
 log_dest stdout
