@@ -82,7 +82,7 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
             {"at": "4s", "crash": "second-2", "restart_after": "2s"},
             {"at": "5s", "pause": "first", "for": "1s"},
         ],
-        stop={"after": "10s"},
+        stop={"after": "14s"},
     )
     done = cli("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
