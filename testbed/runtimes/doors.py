@@ -216,7 +216,7 @@ class Doors:
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
         """Whether it is one of these doors, and not of an earlier process that was killed."""
-        return container["Labels"].get(_SERVICE) == self._service
+        return bool(container["Labels"].get(_SERVICE) == self._service)
 
     def _close(self) -> None:
         for node in [node for node in self.engines if node != self.here]:
