@@ -113,7 +113,7 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
         "first",
         "second-1",
         "broker",
-        "gate",
+        "node.gate",
     }
 
 

@@ -60,18 +60,19 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
     """The manager and a worker; their files are in `folder`, a short path, which is theirs."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_engine(folder / name)) for name in ("1", "2")]
-        pids = [process.pid for process in processes]
-        _run("ip", "link", "add", "swarm0", "netns", str(pids[0]), "type", "veth", "peer", "name",
-             "swarm0", "netns", str(pids[1]))  # fmt: skip
         engines = []
-        for number, pid in enumerate(pids, start=1):
-            address = f"10.77.0.{number}"
-            inside = ("nsenter", "-t", str(pid), "-n", "ip")
-            _run(*inside, "addr", "add", f"{address}/24", "dev", "swarm0")
-            _run(*inside, "link", "set", "swarm0", "up")
-            client = docker_engine.at(f"unix://{folder}/{number}/docker.sock", _TIMEOUT_SECONDS)
+        for number in (1, 2):  # before one answers, it may not be in its namespaces yet
+            url = f"unix://{folder}/{number}/docker.sock"
+            client = docker_engine.at(url, _TIMEOUT_SECONDS)
             stack.callback(client.close)
-            engines.append(Engine(folder / f"{number}", client, address))
+            engines.append(Engine(folder / f"{number}", client, f"10.77.0.{number}"))
+        pids = [str(process.pid) for process in processes]
+        _run("ip", "link", "add", "swarm0", "netns", pids[0], "type", "veth", "peer", "name", "swarm0",
+             "netns", pids[1])  # fmt: skip
+        for pid, engine in zip(pids, engines, strict=True):
+            inside = ("nsenter", "-t", pid, "-n", "ip")
+            _run(*inside, "addr", "add", f"{engine.address}/24", "dev", "swarm0")
+            _run(*inside, "link", "set", "swarm0", "up")
         first, second = engines
         first.client.swarm.init(advertise_addr=first.address, listen_addr=f"{first.address}:2377")
         token = first.client.swarm.attrs["JoinTokens"]["Worker"]

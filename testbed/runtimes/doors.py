@@ -41,8 +41,11 @@ from testbed.runtimes.services import Handed, Placed, Volume
 PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pem"
 NAME = "node"
 """In the nodes' certificate."""
-PARTS = DOORS, HUB = "doors", "hub"
-"""Parts of a run that its engines are reached by, and so the last ones to go."""
+PARTS = DOORS, HUB = "node.doors", "node.hub"
+"""Parts of a run that its engines are reached by, and so the last ones to go. No device's name has a
+dot."""
+_SERVICE = "com.docker.swarm.service.id"
+"""The engine's label of a service's containers."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -73,6 +76,8 @@ class Doors:
         self._folder = folder
         self._again = again
         self._folder_fd: int | None = None
+        self._service = ""
+        """Id of that of the doors."""
         here = next(node for node in nodes if node.here)
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
@@ -113,6 +118,7 @@ class Doors:
             [f"node.id != {self.here}"],
             everywhere=True,
         )
+        self._service = made
         return self._running({made: len(self.others)})[made]
 
     def _start_hub(self, network: str, addresses: Mapping[str, str]) -> None:
@@ -204,8 +210,13 @@ class Doors:
         for node, engine in self.engines.items():
             if node != self.here:
                 with suppress(*docker_engine.ERRORS):
+                    executor.remove_containers(engine, self._run, self._is_own)
                     executor.remove_containers(engine, self._run)
         self._close()
+
+    def _is_own(self, container: Mapping[str, Any]) -> bool:
+        """Whether it is one of these doors, and not of an earlier process that was killed."""
+        return bool(container["Labels"].get(_SERVICE) == self._service)
 
     def _close(self) -> None:
         for node in [node for node in self.engines if node != self.here]:
@@ -213,6 +224,11 @@ class Doors:
         if self._folder_fd is not None:
             os.close(self._folder_fd)
             self._folder_fd = None
+
+
+def is_last(container: Mapping[str, Any]) -> bool:
+    """Whether a container is one that engines are reached by."""
+    return container["Labels"].get(PART_LABEL) in PARTS
 
 
 def node_container(

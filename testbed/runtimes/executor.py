@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -31,6 +31,8 @@ from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
 
+Spare = Callable[[Mapping[str, Any]], bool]
+"""Whether a container, as the engine lists it, is to be left alone."""
 PARALLEL = 2
 """Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
 after the other, and occasionally make it miscount what is on a network, which it then keeps until it is
@@ -363,10 +365,10 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
 
 
 def save_logs(
-    engine: docker.DockerClient, run: str, directory: RunDirectory, *, without: Collection[str] = ()
+    engine: docker.DockerClient, run: str, directory: RunDirectory, spare: Spare = lambda _: False
 ) -> list[str]:
-    """Append the log of each container of `run` to its file in `directory`, but for those of the parts
-    `without`; return what could not be saved, and why. Raises ERRORS."""
+    """Append the log of each container of `run` to its file in `directory`, but for those to `spare`;
+    return what could not be saved, and why. Raises ERRORS."""
     unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
@@ -384,13 +386,13 @@ def save_logs(
             unsaved.append(str(of_os(error, path)))
 
     with ThreadPoolExecutor(PARALLEL) as pool:
-        found = _of_others(containers(engine, run), without)
+        found = [one for one in containers(engine, run) if not spare(one)]
         list(pool.map(partial(save_log, logs=directory.logs), found))
     return unsaved
 
 
-def remove_containers(engine: docker.DockerClient, run: str, *, without: Collection[str] = ()) -> None:
-    """Remove the containers of `run`, but for those of the parts `without`. Raises ERRORS."""
+def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lambda _: False) -> None:
+    """Remove the containers of `run`, but for those to `spare`. Raises ERRORS."""
 
     def end(container: dict[str, Any]) -> None:
         try:
@@ -403,7 +405,7 @@ def remove_containers(engine: docker.DockerClient, run: str, *, without: Collect
 
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     with ThreadPoolExecutor(PARALLEL) as pool:
-        while left := _of_others(containers(engine, run), without):
+        while left := [one for one in containers(engine, run) if not spare(one)]:
             if time.monotonic() > deadline:
                 break
             list(pool.map(end, left))
@@ -415,10 +417,6 @@ def remove_volumes(engine: docker.DockerClient, run: str) -> None:
     for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
         with _if_there():
             api.remove_volume(volume["Name"])
-
-
-def _of_others(found: list[dict[str, Any]], without: Collection[str]) -> list[dict[str, Any]]:
-    return [one for one in found if one["Labels"].get(PART_LABEL) not in without]
 
 
 def _stored(text: bytes) -> int:

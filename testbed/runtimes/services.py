@@ -67,6 +67,7 @@ class Placed:
 
 def short(name: str) -> str:
     """`name` as objects of a Swarm may be called."""
+    name = name.replace(".", "_")
     if len(name) <= _MOST_CHARACTERS:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]

@@ -66,7 +66,7 @@ from testbed.runtimes.launch import launch, name_of, planned_limits
 from testbed.runtimes.services import Placed, Volume, short
 from testbed.view import View
 
-GATE, CLOCK_GATE = "gate", "gate-here"
+GATE, CLOCK_GATE = "node.gate", "node.clock"
 """Parts of a run beside those of other runtimes: on other nodes, and on this one."""
 _STAT = "stat"
 """Name of the file in the control folder with the counters of a node's CPUs."""
@@ -441,7 +441,7 @@ class SwarmRuntime:
             raise HostError("a run of many hosts has routers")
         made = {}
         for number, node in enumerate(nodes):
-            part = f"{ROUTER}-{number}"
+            part = f"{ROUTER}.{number}"
             own = replace(
                 router,
                 part=part,

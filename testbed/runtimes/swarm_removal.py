@@ -48,7 +48,7 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
     if directory is not None and directory.logs.is_dir():
         for node, engine in made.engines.items():
             with on(node):
-                failed += executor.save_logs(engine, run, directory, without=doors.PARTS)
+                failed += executor.save_logs(engine, run, directory, doors.is_last)
     with as_host_error("remove the services"):
         found = swarm_executor.services(manager, run)
         swarm_executor.remove_services(
@@ -56,7 +56,7 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         )
     for node, engine in made.engines.items():
         with on(node):
-            executor.remove_containers(engine, run, without=doors.PARTS)
+            executor.remove_containers(engine, run, doors.is_last)
             executor.remove_volumes(engine, run)
     made.shut()
     with as_host_error("remove the services"):
