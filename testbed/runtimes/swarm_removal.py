@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,8 @@ from testbed.runtimes import doors, executor, swarm_executor
 from testbed.runtimes.containers import PART_LABEL
 from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
+
+_NETWORKS_TIMEOUT_SECONDS = 10.0
 
 
 def things(manager: docker.DockerClient, run: str | None = None) -> Iterator[tuple[str, dict[str, str]]]:
@@ -58,6 +61,10 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         with on(node):
             executor.remove_containers(engine, run, doors.is_last)
             executor.remove_volumes(engine, run)
+    for node, engine in made.engines.items():
+        if node != made.here:
+            with on(node):
+                _await_networks(engine, run)
     made.shut()
     with as_host_error("remove the services"):
         swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
@@ -69,3 +76,13 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
             f"{run} is removed from the Swarm, but something of it may be left, or logs could not be "
             f"saved: {told}. Once its nodes answer again: testbed down {run}"
         )
+
+
+def _await_networks(engine: docker.DockerClient, run: str) -> None:
+    """Until a node's own parts of the networks of `run` are gone, which the Swarm removes with the last
+    task that needs them: without a door nobody would see that."""
+    deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and any(
+        one["Labels"].get(PART_LABEL) not in doors.PARTS for one in executor.networks(engine, run)
+    ):
+        time.sleep(0.1)
