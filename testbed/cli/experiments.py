@@ -117,7 +117,7 @@ def agree(
     from testbed import sweep as reader
 
     if is_simulated(runtime):
-        raise BadInputError(f"--runtime {runtime}: expected {' or '.join(emulated())}, or auto")
+        raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
     simulator = next(filter(is_simulated, RUNTIMES))
     both = [up.Options(simulator, False, data), up.Options(runtime, oversubscribe, data)]
     studies = [reader.load(file, options) for options in both]  # and all that is wrong with either

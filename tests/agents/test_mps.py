@@ -79,7 +79,10 @@ def test_sigterm_ends_the_daemon(tmp_path: Path) -> None:
 
 
 def test_a_daemon_that_ends_at_once_is_never_ready(tmp_path: Path) -> None:
-    process = started(tmp_path, '#!/bin/sh\necho why >> "$CUDA_MPS_LOG_DIRECTORY/server.log"\nexit 3\n')
+    process = started(
+        tmp_path,
+        '#!/bin/sh\n[ "$1" = -f ] && echo why >> "$CUDA_MPS_LOG_DIRECTORY/server.log"\nexit 3\n',
+    )
     output, _ = process.communicate(timeout=20)
     assert (process.returncode, output) == (3, "why\n")
     assert not (tmp_path / "pipes" / mps.READY).exists()

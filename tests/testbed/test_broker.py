@@ -229,7 +229,8 @@ def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as broker,
     ):
         try:
-            wait_until_listening(port, broker)
+            for each in (port, tls_port):
+                wait_until_listening(each, broker)
             yield partial(login, made, at, identity)
         finally:
             broker.terminate()

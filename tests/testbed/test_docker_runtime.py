@@ -158,11 +158,13 @@ def test_mps_answers_before_a_device_starts_and_only_those_that_share_reach_it(
     """Around a stand-in for NVIDIA's daemon, as this host may have no GPU."""
     spec = spec_of(tmp_path, "name: d, cpu: 0.1, gpu: {share: 25%, memory: 2GiB}")
     agent = images.ensure(engine, lambda _: None).agent
-    runtime = DockerRuntime(engine, images.Images(agent, agent, agent), spec)
+    runtime = DockerRuntime(engine, images.Images(agent, agent, agent, agent), spec)
     control = "/usr/local/bin/nvidia-cuda-mps-control"
     daemon, faulty = tmp_path / "daemon", tmp_path / "faulty"
     daemon.write_text(test_mps.DAEMON)
-    faulty.write_text("#!/bin/sh\necho no GPU >> $CUDA_MPS_LOG_DIRECTORY/server.log; exit 3\n")
+    faulty.write_text(
+        '#!/bin/sh\n[ "$1" = -f ] && echo no GPU >> $CUDA_MPS_LOG_DIRECTORY/server.log; exit 3\n'
+    )
     for program in (daemon, faulty):
         program.chmod(0o755)
     assert runtime._launch.mps is not None

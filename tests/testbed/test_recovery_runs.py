@@ -24,7 +24,7 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     the aggregator is killed."""
     faults = [Fault(0.7, "break", AGGREGATOR), Fault(2.5, "kill", BROKER), Fault(5, "kill", AGGREGATOR)]
     folder = tmp_path_factory.mktemp("recovered")
-    return chaos.run(folder, chaos.RULES["fedavg"], faults, after=11.0, calm=2.0)
+    return chaos.run(folder, chaos.RULES["fedavg"], faults, after=13.0, calm=2.0)
 
 
 def test_all_clients_go_on_and_no_update_is_applied_twice(recovered: Outcome) -> None:

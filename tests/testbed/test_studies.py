@@ -389,7 +389,7 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("variants", "runtime", "told"),
     [
-        (VARIANTS, "virtual", "--runtime virtual: expected docker or process, or auto"),
+        (VARIANTS, "virtual", "--runtime virtual: expected auto, docker, swarm or process"),
         (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
         ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
         ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
