@@ -26,7 +26,7 @@ from testbed.console import out, print_text
 from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory
-from testbed.traits import RUNTIMES, emulated, is_simulated
+from testbed.traits import RUNTIMES, emulated, is_simulated, those
 
 if TYPE_CHECKING:
     from analysis import load
