@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev

@@ -29,11 +29,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = {
+    *("test_netem.py", "test_notebooks.py", "test_paper_tasks.py", "test_papers.py"),
+    *("test_recovery_runs.py", "test_studies.py", "test_virtual_fuzz.py"),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs are in this folder, all else in its folders."""
+    """Whole runs are in this folder, all else in its folders. Of what runs in parallel the longest files
+    come first, so that none of them is left to one worker at the end."""
+    here = Path(__file__).parent
     for item in items:
-        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("together"):
+        if item.path.parent == here and not item.get_closest_marker("together"):
             item.add_marker(pytest.mark.alone)
+    items.sort(key=lambda item: not (item.path.parent == here or item.path.name in LONG))
 
 
 def unavailable(what: str, why: str) -> None:

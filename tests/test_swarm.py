@@ -39,7 +39,7 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
         swarm(Path(folder)) as found,
     ):
-        carry(list(tags.values()), found[0])
+        carry([tag for kind, tag in tags.items() if not kind.endswith("cuda")], found[0])
         carry([tags["base"]], found[1])
         yield found
 
@@ -102,7 +102,8 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
     ]
     again = [u for u in run.updates if u.client == "second-2" and u.dispatched > 6]
     assert again
-    assert not [r for r in run.records if isinstance(r, events.UpdateRejected)]
+    rejected = {r.reason for r in run.records if isinstance(r, events.UpdateRejected)}
+    assert rejected <= {"arrived after the run had ended"}
     for u in run.updates:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)

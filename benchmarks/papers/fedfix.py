@@ -48,7 +48,7 @@ class Extent:
 
 
 FULL = Extent((0.01, 0.03, 0.1), (1, 2), "200s", (0.003, 0.01, 0.03), (1,), "30s", (0.3, 1.0), "12s")
-QUICK = Extent((0.1,), (1,), "20s", (0.01,), (1,), "2s", (1.0,), "1s")
+QUICK = Extent((0.1,), (1,), "6s", (0.01,), (1,), "2s", (1.0,), "1s")
 
 
 def report(bench: Bench, *, quick: bool) -> Report:

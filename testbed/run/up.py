@@ -82,15 +82,14 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     if options.nodes is not None and not traits(runtime).many_hosts:
         other = those(lambda t: t.many_hosts)
         raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
-    host = this_host(netem=traits(runtime).shaper is None)
-    if traits(runtime).many_hosts:
-        nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
-        host = replace(host, nodes=tuple(nodes))
     host = this_host(
         netem=traits(runtime).shaper is None,
         gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
         cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
     )
+    if traits(runtime).many_hosts:
+        nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
+        host = replace(host, nodes=tuple(nodes))
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
