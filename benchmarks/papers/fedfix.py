@@ -54,8 +54,20 @@ QUICK = Extent((0.1,), (1,), "6s", (0.01,), (1,), "2s", (1.0,), "1s")
 def report(bench: Bench, *, quick: bool) -> Report:
     extent = QUICK if quick else FULL
     studies = {
-        "fedfix-shakespeare": _shakespeare(extent),
-        "fedfix-cifar10": _cifar(extent),
+        "fedfix-shakespeare": _rules(
+            "Shakespeare",
+            "fedfix-shakespeare.yaml",
+            extent.shakespeare_horizon,
+            extent.shakespeare_grid,
+            (1,),
+        ),
+        "fedfix-cifar10": _rules(
+            "CIFAR-10",
+            "fedfix-cifar10.yaml",
+            extent.cifar_horizon,
+            extent.cifar_grid,
+            extent.cifar_seeds,
+        ),
         "fedfix-mnist": _mnist(extent),
     }
     runs: dict[Key, Run] = {}
@@ -119,32 +131,20 @@ def _mnist(extent: Extent) -> dict[str, Any]:
     }
 
 
-def _cifar(extent: Extent) -> dict[str, Any]:
+def _rules(
+    data: str, topology: str, horizon: str, grid: tuple[float, ...], seeds: tuple[int, ...]
+) -> dict[str, Any]:
     common = {
-        "stop.after": extent.cifar_horizon,
+        "stop.after": horizon,
         "evaluate": {"every": "1s", "on": "clients", "samples": 50},
     }
     return {
-        "topology": "fedfix-cifar10.yaml",
+        "topology": topology,
         "variants": {
-            f"CIFAR-10, {rule}": {**common, "rule": RULES[rule]}
+            f"{data}, {rule}": {**common, "rule": RULES[rule]}
             for rule in reversed(RULES)  # the longest first
         },
-        "grid": {"task.local.lr": extent.cifar_grid, "seed": extent.cifar_seeds},
-    }
-
-
-def _shakespeare(extent: Extent) -> dict[str, Any]:
-    common = {
-        "stop.after": extent.shakespeare_horizon,
-        "evaluate": {"every": "1s", "on": "clients", "samples": 50},
-    }
-    return {
-        "topology": "fedfix-shakespeare.yaml",
-        "variants": {
-            f"Shakespeare, {rule}": {**common, "rule": RULES[rule]} for rule in reversed(RULES)
-        },
-        "grid": {"task.local.lr": extent.shakespeare_grid, "seed": (1,)},
+        "grid": {"task.local.lr": grid, "seed": seeds},
     }
 
 

@@ -18,7 +18,7 @@ from testbed.host.gpus import NOT_LOOKED_FOR, Gpus
 from testbed.host.nodes import Node
 from testbed.plan import feasibility, gpus, memory
 from testbed.plan.gpus import PlannedGpu
-from testbed.plan.placement import PlannedNode, Unplaced, Wish, place
+from testbed.plan.placement import SHARED_CAPACITY, PlannedNode, Unplaced, Wish, place
 from testbed.plan.placement import planned as planned_node
 from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.topology import Topology, traces
@@ -26,8 +26,6 @@ from testbed.topology.devices import DeviceGroup
 from testbed.topology.units import format_duration, format_rate, format_size
 from testbed.traits import Traits, traits
 
-_SHARED_CAPACITY = 0.5
-"""Cores for the devices where they share the only one with broker and aggregator."""
 _MIN_SLICE_MICROSECONDS = 5_000
 """Of work at a time: each begins with cold caches, which take some of it."""
 _MIN_RATE_BITS_PER_SECOND = 8
@@ -278,7 +276,7 @@ def plan(
         raise topology.source.error([problem])
     split = len(host.cores) - evaluating
     device_cores = host.cores[1:split] if alone else host.cores
-    capacity = float(len(device_cores)) if alone else _SHARED_CAPACITY
+    capacity = float(len(device_cores)) if alone else SHARED_CAPACITY
     dilation = _dilation(topology, capacity)
     problems += feasibility.unsupported(topology, runtime)
     if found.cgroups:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from testbed.host.nodes import Node
 
-_SHARED_CAPACITY = 0.5
-"""Cores for the devices of a node that has a single one."""
+SHARED_CAPACITY = 0.5
+"""Cores for the devices of a machine that has a single one, shared with what serves them."""
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares."""
 
@@ -53,7 +53,7 @@ def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
         infrastructure=cores[:1],
         devices=devices,
         evaluation=cores[split:],
-        capacity=float(len(devices)) if alone else _SHARED_CAPACITY,
+        capacity=float(len(devices)) if alone else SHARED_CAPACITY,
         memory=max(0, node.memory - reserved),
         labels=node.labels,
     )

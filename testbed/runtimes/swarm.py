@@ -77,6 +77,10 @@ _MTU = 1450
 """Of the bridges: what an overlay carries of 1500."""
 _PARALLEL = 8
 _GATE_TIMEOUT_SECONDS = 30.0
+_FILES = str(Path(agent_configs.SHARD).parent)
+"""Where a device finds its files: a volume of its own."""
+_FURNISHED = "furnished"
+_WHEN_FURNISHED = f'until [ -e {_FILES}/{_FURNISHED} ]; do sleep 0.1; done; exec "$@"'
 
 
 def available() -> bool:
@@ -514,8 +518,7 @@ class SwarmRuntime:
             self._check_share(device, action.share)
         changed = respond(self._spec, self._devices[device], action, code)
         if changed.limits is not None:
-            limits = replace(changed.limits)
-            self._limit(device, limits)
+            self._limit(device, changed.limits)
         self._devices[device] = changed.device
         return changed.orders
 
@@ -623,11 +626,3 @@ class SwarmRuntime:
     def _limit(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
             executor.limit(self._at[device].engine, self._at[device].id, limits)
-
-
-_FURNISHED = "furnished"
-_WHEN_FURNISHED = (
-    f'until [ -e {Path(agent_configs.SHARD).parent}/{_FURNISHED} ]; do sleep 0.1; done; exec "$@"'
-)
-_FILES = str(Path(agent_configs.SHARD).parent)
-"""Where a device finds its files: a volume of its own."""
