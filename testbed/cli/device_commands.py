@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
+from agents.device_actions import Action, Crash, Pause, Restart, Resume
+from testbed.api.handle import RunHandle, changes
 from testbed.cli.arguments import DEFAULT_RUNS, Run, Runs
-from testbed.errors import BadInputError
 from testbed.run import live_runs
-from testbed.rundir import commands
-from testbed.rundir.directory import RunDirectory
-from testbed.topology import units
 
 Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
 _PANEL = "Control the devices of a running run"
@@ -35,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _command(action: Action) -> Any:
     def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
-        _send(run, devices, runs, action)
+        RunHandle(live_runs.located(run, runs)).act(devices, action)
 
     return command
 
@@ -52,36 +47,6 @@ def _set(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
-    read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
-    texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    link: dict[str, float | None] = {}
-    for name, text in texts.items():
-        if text is not None:
-            try:
-                link[name] = read.get(name, units.share)(text)
-            except ValueError as error:
-                raise BadInputError(f"--{name} {text}: {error}") from error
-    if cpu is None and not link:
-        raise BadInputError("nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss")
-    if cpu is not None and cpu <= 0:
-        raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
-    if cpu is not None:
-        _send(run, devices, runs, SetCpu(cpu))
-    if link:
-        _send(run, devices, runs, SetLink(link))
-
-
-def _send(run: str, devices: list[str], runs: Path, action: Action) -> None:
-    directory = live_runs.located(run, runs)
-    for device in _expanded(directory, devices):
-        commands.send(directory, {"device": device, **to_json(action)})
-
-
-def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
-    """The devices that `names` stand for. Raises BadInputError."""
-    devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
-    for name in names:
-        found = [device for device, facts in devices.items() if name in (device, facts["group"])]
-        if not found:
-            raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
-        yield from found
+    link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
+    actions = changes(cpu, link, mark="--")
+    RunHandle(live_runs.located(run, runs)).act(devices, *actions)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed import console
+from testbed.api import running
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -22,8 +23,9 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
+from testbed.cli.tracking import tell
 from testbed.console import out, print_text
-from testbed.errors import BadInputError, RunFailedError, reading
+from testbed.errors import BadInputError, RunFailedError
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import RUNTIMES, emulated, is_simulated, those
@@ -31,7 +33,7 @@ from testbed.traits import RUNTIMES, emulated, is_simulated, those
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
-    from testbed.sweep import Sweep
+    from testbed.sweeps import Sweep
 
 RunsGiven = Annotated[
     list[str],
@@ -76,27 +78,30 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed import sweep as reader
-    from testbed.sweep import sweeping
+    from testbed.api import studies
 
     writable_figure(figure)
-    options = up.Options(runtime, oversubscribe, data)
-    read = reader.load(file, options)
-    folder = runs / read.name
-    _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
-    done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
-    found = [_load(directory.path) for directory in done]
-    verdicts = _verdicts(found)
-    if found:
-        _compare(found, read.target, as_json=as_json)
-        _draw(found, figure, quiet=as_json)
-    if missing := _missing(read, done):
+    done = studies.sweep(
+        file,
+        runtime=runtime,
+        jobs=jobs,
+        data=data,
+        oversubscribe=oversubscribe,
+        on_progress=lambda text: _print(text, quiet=as_json),
+        runs=runs,
+    )
+    verdicts = _verdicts(done.runs)
+    if done.runs:
+        _compare(done.runs, done.target, as_json=as_json)
+        _draw(done.runs, figure, quiet=as_json)
+    if done.failed:
         if verdicts:
             _print(verdicts, quiet=as_json)
-        raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
+        raise RunFailedError(f"{done.failed} runs failed; `testbed sweep {file}` tries them again")
+    folder = done.folder
     steps = [verdicts, f"Next: testbed report {folder}", f"testbed compare {folder} --figure out.pdf"]
     _print(" · ".join(filter(None, steps)), quiet=as_json)
-    if strict and "not valid" in summary.verdicts(found):
+    if strict and "not valid" in summary.verdicts(done.runs):
         raise typer.Exit(1)
 
 
@@ -114,7 +119,7 @@ def agree(
 ) -> None:
     """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
     from analysis import agreement, comparison, summary
-    from testbed import sweep as reader
+    from testbed import sweeps as reader
 
     if is_simulated(runtime):
         raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
@@ -151,7 +156,7 @@ def _accurate(
     file: Path, study: Sweep, options: up.Options, folder: Path, jobs: int | None, *, quiet: bool
 ) -> list[load.Run]:
     """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
-    from testbed.sweep import sweeping
+    from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
     _print(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}", quiet=quiet)
@@ -159,7 +164,7 @@ def _accurate(
     if missing := _missing(study, done):
         raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
     index = sweeping.Index.read(folder)
-    found = [_load(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    found = [running.read(one.path) for one in map(index.run_of, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):
         raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
     return found
@@ -199,14 +204,27 @@ def export(
     run: Run,
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
+        Path | None,
+        typer.Option(
+            "--to",
+            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
+        ),
     ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file."""
+    """Write each table of a run to its own file, or tell an experiment tracker of it."""
+    from testbed import tracking
+
     directory = live_runs.located(run, runs)
+    if str(to) in tracking.TRACKERS:
+        tracking.check([str(to)])
+        _print(tell(str(to), directory, model=model))
+        return
+    if model:
+        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
     folder = to or directory.path / "tables"
-    for path in _load(directory.path).export(folder, form.value):
+    for path in running.read(directory.path).export(folder, form.value):
         _print(str(path))
 
 
@@ -251,7 +269,7 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
         folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
         paths = [live_runs.located(name, runs).path] if folder is None else _ended(folder)
         for path in paths:
-            found.setdefault(path.resolve(), _load(path))
+            found.setdefault(path.resolve(), running.read(path))
     ordered = list(found.values())
     if len(names) == 1:  # else it is the user's
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
@@ -269,13 +287,6 @@ def _ended(folder: Path) -> list[Path]:
 
 def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
-
-
-def _load(path: Path) -> load.Run:
-    from analysis import load
-
-    with reading(path):
-        return load.load(path)
 
 
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:

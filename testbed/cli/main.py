@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from testbed.cli import dashboard, data, detach, device_commands, experiments, new, reference
+from testbed.api import background
+from testbed.cli import dashboard, data, device_commands, experiments, new, reference, tracking
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -28,7 +29,7 @@ from testbed.cli.arguments import (
 )
 from testbed.console import err, out, print_json, print_text, show
 from testbed.errors import BadInputError, TestbedError, of_os
-from testbed.host.signals import interrupting
+from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.run import live_runs, up
 from testbed.rundir.directory import RunDirectory, listing, new_run_id
 from testbed.traits import RUNTIMES
@@ -84,13 +85,23 @@ def up_command(
     page: dashboard.Page = False,
     port: dashboard.PagePort = None,
     metrics_port: dashboard.MetricsPort = None,
+    track: tracking.Track = None,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    text: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    tied: Annotated[bool, typer.Option("--tied", hidden=True)] = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
+    if tied:
+        interrupt_at_end_of_input()
     if strict and detached:
         raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
+    trackers = tuple(dict.fromkeys(track or ()))
+    if trackers:
+        from testbed.tracking import check
+
+        check(trackers)
     port = 0 if page and port is None else port  # to name one is to request the page
-    options = up.Options(runtime, oversubscribe, data, resume is not None, port, metrics_port)
+    options = up.Options(runtime, oversubscribe, data, resume is not None, port, metrics_port, trackers)
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
         chosen = chosen or live_runs.resumable(runs, resume)
@@ -98,15 +109,20 @@ def up_command(
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
-    parsed, plan = up.planned(topology, options)
+    if text is None:
+        parsed, plan = up.planned(topology, options)
+    else:
+        from testbed.topology import parse
+
+        given = text.read_text(encoding="utf-8")
+        parsed, plan = up.planned_here(parse(given, str(topology)), options)
     dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if not detached:
         if _up(parsed, plan, chosen, options) == "not valid" and strict:
             raise typer.Exit(1)
         return
-    if code := detach.start(chosen, topology, options, print_text):
-        raise typer.Exit(code)
+    background.start(chosen, topology, options, print_text)
     run = chosen.run
     print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
@@ -367,7 +383,8 @@ def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Opt
     simulated = plan.traits.simulated
     view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
     try:
-        with view, dashboard.served(directory, plan, options, view.keep):
+        trackers = tracking.tracked(options.track, directory, plan.infrastructure_cpus, print_text)
+        with trackers, view, dashboard.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
         _show(view.judgement)
