@@ -1,5 +1,5 @@
-"""The build step that pyproject.toml cannot say: what a checkout has beside the package `testbed` goes into
-the wheel below `testbed/_bundled/` (testbed/bundle.py)."""
+"""The build step that pyproject.toml cannot say: what a checkout has beside the package `testbed` goes
+into the wheel below `testbed/_bundled/` (testbed/bundle.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where what belongs to the package `testbed` lies: the packages `agents` and `analysis`, images/, topologies/.
+"""Where all that belongs to the package `testbed` lies: `agents`, `analysis`, images/, topologies/.
 
-In a checkout they are beside it. A wheel has them below `testbed/_bundled/`, where they take no name from
-anyone: other projects own a top-level package `agents`, too. `import testbed` makes ours the ones that
-`import agents` and `import analysis` find, from either place.
+In a checkout they are beside it. A wheel has them below `testbed/_bundled/`, where they take no name
+from anyone: other projects own a top-level package `agents`, too. `import testbed` makes ours the ones
+that `import agents` and `import analysis` find, from either place.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def make_importable() -> None:
         if loaded is not None and not any(_same(place, ROOT / name) for place in places):
             where = next(filter(None, reversed(places)), "unknown place")
             raise ImportError(
-                f"testbed has a package {name!r}, and this process has imported another one of that name "
-                f"({where}): only one of them can be had in a process. Import testbed first, in a "
+                f"testbed has a package {name!r}, and this process has imported another one of that "
+                f"name ({where}): only one of them can be had in a process. Import testbed first, in a "
                 "process that does not need the other"
             )
     sys.meta_path.insert(0, _Finder())

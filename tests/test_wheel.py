@@ -1,4 +1,4 @@
-"""The built wheel, installed where there is no checkout: in an environment of its own and an empty folder."""
+"""The built wheel, installed where there is no checkout, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -100,12 +100,11 @@ def test_its_images_are_those_of_the_checkout(installed: Installed) -> None:
 def test_examples_are_planned_run_and_looked_at(installed: Installed) -> None:
     """In a folder with somebody's package `agents`; processes and the notebook find ours."""
     assert "testbed up examples/topologies/quickstart.yaml" in installed.run("testbed", "examples")
-    planned = installed.run(
-        "testbed", "plan", "examples/topologies/quickstart.yaml", "--runtime", "process", "--oversubscribe"
-    )
+    options = ("--runtime", "process", "--oversubscribe")
+    planned = installed.run("testbed", "plan", "examples/topologies/quickstart.yaml", *options)
     assert "process: 6 devices ask for" in planned
     topology = write_small_topology(installed.folder, stop={"updates": 2})
-    installed.run("testbed", "up", topology, "--runtime", "process", "--oversubscribe")
+    installed.run("testbed", "up", topology, *options)
     ran = Finished.only_one_in(installed.folder / "runs")
     assert len(ran.updates) >= 2
     assert ran.manifest["git_commit"] == "0123abc+"

@@ -30,5 +30,6 @@ def examples(
     ignored = shutil.ignore_patterns("__pycache__", ".*", "runs")
     for name, origin in _ORIGINS.items():
         shutil.copytree(origin, folder / name, ignore=ignored)
-    print_text(f"{folder}: {' and '.join(_ORIGINS)}. Next: testbed up {folder}/topologies/quickstart.yaml")
+    print_text(f"{folder}: {' and '.join(_ORIGINS)}")
+    print_text(f"Next: testbed up {folder}/topologies/quickstart.yaml")
     print_text(f"Notebooks, once `pip install jupyterlab` is done: jupyter lab {folder}/notebooks")

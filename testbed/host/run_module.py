@@ -1,7 +1,7 @@
-"""Run a module of ours, or of the agents', in a process of its own: `python -P run_module.py MODULE ARGUMENT...`
+"""`python -P run_module.py MODULE ARGUMENT...` runs a module of ours as a program.
 
-Unlike `python -m`, it finds the modules of the package that started it: not those of a folder `agents` or
-`testbed` that the user happens to be in (-P), and also where a wheel has them (`testbed.bundle`).
+Unlike `python -m`, it finds the modules of the package that started it: not those of a folder `agents`
+or `testbed` that the user happens to be in (-P), and also where a wheel has them (`testbed.bundle`).
 """
 
 from __future__ import annotations

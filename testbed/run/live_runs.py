@@ -35,8 +35,9 @@ def find() -> list[LiveRun]:
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Runs of this host whose `work/` is still there: in `runs`, and the one that `run` is the path of. Of a
-    killed controller that started only processes nothing else is left; or it has started none yet."""
+    """Runs of this host whose `work/` is still there: in `runs`, and the one that `run` is the path
+    of. Of a killed controller that started only processes nothing else is left; or it has started none
+    yet."""
     found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
     named = None if run is None else exactly(run, Path())
     if named is not None and named.path not in {one.path for one in found}:
@@ -65,7 +66,8 @@ def exactly(run: str, runs: Path) -> RunDirectory | None:
 
 
 def whole_id(run: str, known: Collection[str]) -> str | None:
-    """The one of the ids in `known` that `run` is, or begins. Raises BadInputError where it begins several."""
+    """The one of the ids in `known` that `run` is, or begins. Raises BadInputError where it begins
+    several."""
     if run in known:
         return run
     found = sorted(one for one in known if run and one.startswith(run))
@@ -88,8 +90,8 @@ def directory_of(run: str, runs: Path) -> RunDirectory | None:
 
 
 def located(run: str, runs: Path) -> RunDirectory:
-    """The directory of `run`: as `directory_of`, else the id, or its beginning, of a run that lives anywhere
-    on this machine. Raises BadInputError where there is none, or it begins several."""
+    """The directory of `run`: as `directory_of`, else the id, or its beginning, of a run that lives
+    anywhere on this machine. Raises BadInputError where there is none, or it begins several."""
     found = directory_of(run, runs)
     if found is None:
         live = {live.run: live.directory for live in find()}
