@@ -99,7 +99,7 @@ def host() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit that the product runs from; `+` where files differ from it; None where it is not known."""
+    """The commit that the product runs from; `+` where files differ from it; None if unknown."""
     if bundle.COMMIT.is_file():  # a wheel
         return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:
