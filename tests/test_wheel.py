@@ -63,8 +63,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             shutil.copy(ROOT / name, source)
     (source / "COMMIT").write_text("0123abc+\n")
     pip = [sys.executable, "-m", "pip", "--quiet"]
-    build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, source]
-    subprocess.run(build, check=True)
+    build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w"]
+    subprocess.run([*build, str(folder), str(source)], check=True)
     (wheel,) = folder.glob("*.whl")
     shutil.rmtree(source)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
