@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from testbed import bundle
+
 if TYPE_CHECKING:
     from agents import events as events
     from testbed.api.handle import RunHandle as RunHandle
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from testbed.errors import HostError as HostError
     from testbed.errors import RunFailedError as RunFailedError
     from testbed.errors import TestbedError as TestbedError
+
+bundle.make_importable()
 
 _WHERE = {
     "RunHandle": "testbed.api.handle",

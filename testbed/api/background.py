@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from agents import events
 from testbed.errors import BadInputError, RunFailedError, TestbedError
+from testbed.host import run_module
 from testbed.run.up import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
@@ -59,7 +59,7 @@ def start(
         lines.seek(0, os.SEEK_END)
         begin = output.tell()
         controller = subprocess.Popen(
-            [sys.executable, "-m", "testbed", "up", *arguments],
+            run_module.command("testbed", "up", *arguments),
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from typing import Annotated
 import typer
 
 from testbed.errors import RunFailedError
-from testbed.host import die_with_parent, subprocesses
+from testbed.host import die_with_parent, run_module, subprocesses
 from testbed.rundir.directory import RunDirectory, tail_of
 
 _PATIENCE_SECONDS = 30.0
@@ -76,7 +75,7 @@ def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
 
 
 def _command(name: str, directory: RunDirectory) -> list[str]:
-    return [sys.executable, "-m", "testbed.tracking", name, str(directory.path)]
+    return run_module.command("testbed.tracking", name, str(directory.path))
 
 
 def _log(directory: RunDirectory, name: str) -> Path:

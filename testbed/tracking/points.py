@@ -24,8 +24,9 @@ class Points:
     """Makes points of records, the same of the same records, however they are handed in.
 
     Of each evaluation `accuracy` and `loss` (and `perplexity`, exp(loss)). Of each second of device time
-    (its end counts as part of it) in which updates came, later of several: `updates` and `version` so far, `updates_per_second`, mean
-    `staleness` (versions) of these updates, `megabytes` of payloads so far, `rejected` so far.
+    in which updates came (its end is part of it), later of several: `updates` and `version` so far,
+    `updates_per_second`, mean `staleness` (versions) of these updates, `megabytes` of payloads so far,
+    `rejected` so far.
     """
 
     perplexity: bool = False

@@ -53,7 +53,7 @@ def test_points_of_records() -> None:
         )  # fmt: skip
 
     points = Points(perplexity=True)
-    records = [
+    records: list[events.Record] = [
         update(0.2, 0),
         events.VersionMade(0.2, 1, 1),
         update(0.6, 4),
@@ -83,6 +83,7 @@ def test_mlflow_in_files(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert uri in told
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tracked")
+    assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id])
     assert (found.info.run_name, found.info.status) == (run.name, "FINISHED")
     assert found.data.params["task.local.lr"] == "0.1"
@@ -98,8 +99,8 @@ def test_mlflow_in_files(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def records_of_leveldb(log: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, which is a log as LevelDB's after its first 7 bytes: blocks of 32 KiB,
-    in which each part of a record has 4 bytes of checksum, 2 of length, 1 on whether it is the last."""
+    """The records of a .wandb file, a log as LevelDB's but for its first 7 bytes: blocks of 32 KiB, in
+    which each part of a record has 4 bytes of checksum, 2 of length, 1 on whether it is the last."""
     whole, at = b"", 7
     while at + 7 <= len(log):
         if 32768 - at % 32768 < 7:
@@ -115,7 +116,7 @@ def records_of_leveldb(log: bytes) -> Iterator[bytes]:
 
 def test_wandb_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import wandb
-    from wandb.proto import wandb_internal_pb2
+    from wandb.proto import wandb_internal_pb2 as messages
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -126,7 +127,7 @@ def test_wandb_offline(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows: list[dict[str, float]] = []
     config: dict[str, str] = {}
     for data in records_of_leveldb(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = messages.Record()  # type: ignore[attr-defined]
         record.ParseFromString(data)
         for item in record.run.config.update:
             config[item.key] = item.value_json
