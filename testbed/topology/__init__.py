@@ -1,4 +1,4 @@
-"""The topology: the YAML file of a run (README.md, "A topology").
+"""The topology: the YAML file of a run (docs/topology.md).
 
 `load` returns it with all defaults filled in, and the local training of each group.
 """
