@@ -33,7 +33,7 @@ ENDLESS = {**TOPOLOGY, "stop": {"after": "100000h"}}
 
 def test_importing_it_imports_next_to_nothing() -> None:
     code = "import sys, testbed; dir(testbed); print(len(sys.modules)); assert 'up' in dir(testbed)"
-    bare = "import sys, importlib, typing; print(len(sys.modules))"
+    bare = "import sys, importlib.machinery, pathlib, typing; print(len(sys.modules))"
     counts = [
         int(subprocess.run([sys.executable, "-c", one], capture_output=True, check=True).stdout)
         for one in (code, bare)
