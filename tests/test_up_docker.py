@@ -175,6 +175,7 @@ def a_shell_is_the_clients(run: Path, device: str) -> None:
     """`testbed shell` on a terminal, and for one command."""
     arguments = ["-m", "testbed", "shell", str(run), device]
     shell = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(33, 99))
+    shell.expect_exact("$ ")
     shell.sendline("stty size; hostname; id -u; exit 3")
     shell.expect("33 99\r\n")
     shell.expect(f"{device}\r\n10001\r\n")

@@ -29,7 +29,7 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
 
     before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, tell)
     try:
-        tty.setraw(keys)
+        tty.setraw(keys, termios.TCSANOW)  # what has been typed ahead is not lost
         tell()
         while True:
             ready, _, _ = select.select([other, keys], [], [])
