@@ -180,6 +180,7 @@ class Client:
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
+        self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin()
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         name = self._config.task.name
@@ -192,11 +193,17 @@ class Client:
                     model.vector, rng, lr, self._interrupted, buffers=model.buffers
                 )
         self._keep_pace()
+        how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
+        self._log(f"round {sequence} {how}: {result.steps} steps, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
+
+    def _log(self, what: str) -> None:
+        if self._config.verbose:
+            sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
         """Wait until this training has taken as long as it does at the device's share, or must end."""

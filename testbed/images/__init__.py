@@ -30,14 +30,13 @@ from typing import IO
 import docker
 from docker.errors import APIError
 
+from testbed import bundle
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
 from testbed.images import debian, wheels
 
-_ROOT = Path(__file__).parents[2]
-FOLDER = _ROOT / "images"
-AGENTS = _ROOT / "agents"
+FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
 """Label of every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
 

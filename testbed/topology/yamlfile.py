@@ -154,8 +154,8 @@ def read(path: Path) -> Document:
         text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
-            f"{path}: there is no such file{_nearby(path)}; name a topology file such as "
-            "topologies/quickstart.yaml"
+            f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
+            "`testbed examples` copy some"
         ) from None
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
@@ -182,7 +182,7 @@ def parse(text: str, name: str = "<text>") -> Document:
     return Document(data, source, tuple(reading.problems))
 
 
-_EMPTY = "the file is empty, expected a topology; topologies/quickstart.yaml is one to start from"
+_EMPTY = "the file is empty, expected a topology; `testbed new topology NAME` writes one"
 
 
 class _Reading:

@@ -59,7 +59,7 @@ stop: {after: 60s}
             "named 'pi-1' is there already, from line 6; rename",
         ),
         ("tab", "6:1", "found a tab, expected spaces"),
-        ("empty", "1:1", "the file is empty, expected a topology; topologies/quickstart.yaml is one"),
+        ("empty", "1:1", "the file is empty, expected a topology; `testbed new topology NAME`"),
         (
             "too-much-cpu",
             "5:1: devices",
