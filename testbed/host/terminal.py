@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
     def tell(*_: object) -> None:
-        size = shutil.get_terminal_size()
+        size = os.get_terminal_size(screen)
         resize(size.lines, size.columns)
 
     before, on_change = termios.tcgetattr(keys), signal.signal(signal.SIGWINCH, tell)
