@@ -1,4 +1,4 @@
-"""The topology: the YAML file of a run (README.md, "A topology").
+"""The topology: the YAML file of a run (docs/topology.md).
 
 `load` returns it with all defaults filled in, and the local training of each group.
 """
@@ -217,6 +217,11 @@ class Runtime(Model):
         default=None,
         description="CPU time on a whole core of an update beside its steps, likewise; where not "
         "given: 0 with a given step_time, else 3ms",
+    )
+    packets: bool | None = Field(
+        default=None,
+        description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
+        "the first after a pause passes at once; where not given: where the time of a step is measured",
     )
 
 
