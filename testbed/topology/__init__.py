@@ -217,6 +217,11 @@ class Runtime(Model):
         description="CPU time on a whole core of an update beside its steps, likewise; where not "
         "given: 0 with a given step_time, else 3ms",
     )
+    packets: bool | None = Field(
+        default=None,
+        description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
+        "the first after a pause passes at once; where not given: where the time of a step is measured",
+    )
 
 
 class Topology(Model):
