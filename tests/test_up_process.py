@@ -45,7 +45,9 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
     said = cli("logs", run.path, "fast", "--tail", "1000").stdout
-    assert re.search(r"Z round 1 begins, from version 0\n.*Z round 1 ends: 20 steps, loss \d", said), said
+    assert re.search(r"Z round 1 begins, from version 0\n.*Z round 1 ends: 20 steps, loss \d", said), (
+        said
+    )
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.records[-1].reason == "updates"
     assert len(run.updates) >= 20
