@@ -71,6 +71,11 @@ def profiles(incomplete: str) -> list[str]:
     return _beginning(incomplete, names)
 
 
+def trace_formats(incomplete: str) -> list[str]:
+    published = _CATALOG.parent / "topology" / "published.py"
+    return _beginning(incomplete, _keys(published, "FORMATS"))
+
+
 def runtimes(incomplete: str) -> list[str]:
     return _beginning(incomplete, [*RUNTIMES, "auto"])
 

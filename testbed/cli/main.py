@@ -24,6 +24,7 @@ from testbed.cli import (
     experiments,
     new,
     reference,
+    traces,
 )
 from testbed.cli.app import App
 from testbed.cli.arguments import (
@@ -346,22 +347,31 @@ def plan_command(
         Path | None,
         typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
     ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Also draw it here, as text.")] = False,
+    draw_to: Annotated[
+        Path | None,
+        typer.Option("--draw-to", help="Write a drawing to this SVG file.", metavar="FILE.svg"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be launched on this host, and how long a round is expected to take."""
-    from testbed.plan import by_node, describe
+    from testbed.plan import by_node, describe, drawing
     from testbed.plan.rounds import by_device, by_group, remarks
     from testbed.run import up
 
     options = up.Options(runtime, oversubscribe, data, nodes=nodes)
     parsed, plan = up.planned(topology, options)
     rounds = up.planned_rounds(parsed, plan, options)
+    if draw_to is not None:
+        draw_to.write_text(drawing.as_svg(drawing.picture(parsed, plan)), encoding="utf-8")
     if as_json:
         print_json(by_device(plan, rounds))
     else:
         show(describe(plan), "", as_json=False)
         print_text("")
         show(by_group(plan, rounds), "", as_json=False)
+        if draw:
+            print_text("\n" + drawing.as_text(drawing.picture(parsed, plan)))
         if plan.nodes:
             print_text("")
             show(by_node(plan), "", as_json=False)
@@ -533,3 +543,4 @@ experiments.add_to(app)
 reference.add_to(app)
 new.add_to(app)
 examples.add_to(app)
+traces.add_to(app)

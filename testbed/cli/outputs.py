@@ -316,6 +316,21 @@ class Images(Output):
     gpu: str | None
 
 
+class Image(Output):
+    """An image of ours."""
+
+    image: str
+    """Tag."""
+    size: int
+    """Bytes, with what it shares with other images."""
+    alone: int
+    """Bytes that it shares with none."""
+    user: str
+    """`containers`, or a path of what it was built for; empty: nobody uses it."""
+    kept: bool
+    """Whether no pruning removes it."""
+
+
 OUTPUTS: dict[str, Any] = {
     "up": Ended | Started,
     "ps": list[Live],
@@ -337,10 +352,12 @@ OUTPUTS: dict[str, Any] = {
     "export": Written,
     "rules": list[Rule] | Rule,
     "tasks": list[Task] | Task,
-    "profiles": list[Profile],
+    "profiles": list[Profile] | Written,
     "calibrate": Calibration,
     "doctor": list[Finding],
+    "images list": list[Image],
     "images build": Images,
+    "images prune": list[Image],
     **dict.fromkeys(("new task", "new rule", "new topology", "examples"), Written),
 }
 """By command."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,8 @@ from testbed import console
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import print_json, print_text, remark, table
+from testbed.console import print_json, print_text, remark, show, table, written
+from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
@@ -30,7 +32,8 @@ def add_to(app: typer.Typer) -> None:
     for command in (schema, rules, tasks, profiles, calibrate, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
-    images.command()(build)
+    for command in (list_images, build, prune):
+        images.command(command.__name__.partition("_")[0])(command)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
 
@@ -68,8 +71,72 @@ def tasks(name: Task = None, as_json: AsJson = False) -> None:
     _show_catalog(catalog.tasks(), "task", name, as_json)
 
 
-def profiles(name: Profile = None, as_json: AsJson = False) -> None:
-    """List device profiles and link classes, or explain one: figures and their sources."""
+def profiles(
+    name: Profile = None,
+    add: Annotated[
+        str | None,
+        typer.Option(
+            "--add",
+            help="Measure this machine for a new profile of this NAME, a minute; or take those of a "
+            "FILE that --script's program has written.",
+            metavar="NAME|FILE",
+        ),
+    ] = None,
+    to: Annotated[Path, typer.Option("--to", help="Where --add adds it.")] = Path("profiles.yaml"),
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="For each kind of work that --add measures.")
+    ] = 8.0,
+    script: Annotated[
+        Path | None,
+        typer.Option("--script", help="Write the program that measures a device, to be copied there."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List device profiles and link classes, or explain one; or add a measured device."""
+    if script is not None:
+        _write_script(script, as_json=as_json)
+    elif add is not None:
+        _add_profile(add, to, seconds, as_json=as_json)
+    else:
+        _show_profiles(name, as_json=as_json)
+
+
+def _write_script(to: Path, *, as_json: bool) -> None:
+    from testbed.plan import elementary
+
+    to.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    written([to], as_json=as_json)
+    if not as_json:
+        remark(
+            "Next: copy it to the device, which needs Python and PyTorch, and run "
+            f"python3 {to.name} NAME there; then testbed profiles --add NAME.yaml"
+        )
+
+
+def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
+    say = (lambda _: None) if as_json else remark
+    from testbed.plan import elementary
+    from testbed.topology import own_profiles
+
+    if (file := Path(what)).is_file():
+        entries = file.read_text(encoding="utf-8")
+    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
+        raise BadInputError(
+            f"--add {what}: there is no such file; a name has at most 40 lower-case letters, "
+            "digits and -"
+        )
+    else:
+        say("All cores are measured at once: close other programs meanwhile.")
+        found = elementary.measure(seconds, say)
+        entries = elementary.entry(what, found)
+        for line in elementary.remarks(found):
+            say(line)
+    names = own_profiles.add(to, entries, what)
+    written([to], as_json=as_json)
+    say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
+
+
+def _show_profiles(name: str | None, *, as_json: bool) -> None:
     from testbed.topology import profiles
 
     known = profiles.load(Path())
@@ -112,6 +179,48 @@ def doctor(as_json: AsJson = False) -> None:
         mark = Text(finding.status, style=colours[finding.status])
         shown.add_row(mark, finding.name, finding.detail, finding.fix or "")
     console.out().print(shown)
+
+
+def list_images(as_json: AsJson = False) -> None:
+    """List our images on this engine: their size, and who uses them."""
+    from testbed.host import docker_engine
+    from testbed.images import inventory
+
+    with closing(docker_engine.connect()) as client:
+        found = inventory.listed(client)
+    rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
+    show(rows, "No images. Next: testbed images build", as_json=as_json)
+
+
+def prune(
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove our images that nobody uses: other versions, and what builds have left.
+
+    What a container uses stays, and so do the images of this checkout. Another user of this engine may
+    have to build anew what no container of theirs uses.
+    """
+    from testbed.host import docker_engine
+    from testbed.images import inventory
+
+    with closing(docker_engine.connect()) as client:
+        if dry_run:
+            found = inventory.removable(inventory.listed(client), everything=everything)
+            rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
+            show(rows, "Nothing to remove.", as_json=as_json)
+            return
+        gone, freed = inventory.prune(client, everything=everything)
+    if as_json:
+        print_json([asdict(one) for one in gone])
+        return
+    for one in gone:
+        print_text(f"{one.image}: removed")
+    print_text(f"{len(gone)} images removed, {freed / 1e6:.0f} MB freed.")
 
 
 def build(

@@ -17,10 +17,11 @@ from agents.rules import RULES
 from agents.tasks import TASKS
 from testbed.cli import completion, main
 from testbed.cli.outputs import OUTPUTS
+from testbed.topology.published import FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
-WITHOUT_JSON = {"dashboard", "schema", "watch"}
-"""They take a terminal or a browser, or print JSON anyway."""
+WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "traces throughput", "traces fedscale"}
+"""They take a terminal or a browser, or print what is for programs anyway."""
 HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
 
 
@@ -99,6 +100,7 @@ def test_completion_knows_what_there_is() -> None:
     assert completion.tasks("") == list(TASKS)
     assert "raspberry-pi-4" in completion.profiles("rasp")
     assert "lte" in completion.profiles("")
+    assert completion.trace_formats("") == list(FORMATS)
 
 
 def test_all_commands_have_json_and_a_schema() -> None:
