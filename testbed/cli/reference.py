@@ -32,8 +32,9 @@ def add_to(app: typer.Typer) -> None:
     for command in (schema, rules, tasks, profiles, calibrate, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
-    for command in (list_images, build, prune):
-        images.command(command.__name__.partition("_")[0])(command)
+    images.command("list")(list_images)
+    images.command("build")(build)
+    images.command("prune")(prune)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
 

@@ -164,11 +164,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
     devices = [{"name": "pi", "count": 2, "cpu": 0.1, "timing": "1s"}]
     task = {"name": "digits-logreg", "local": {"steps": 1}}
-    topology = write_topology(folder, task=task, devices=devices, stop={"after": "3s"})
+    topology = write_topology(folder, task=task, devices=devices, stop={"updates": 6})
     command = [*TESTBED, "up", str(topology), "--runtime", "virtual", "--json", "--runs", str(folder)]
     up = subprocess.run(command, capture_output=True, text=True, check=True)
     told = TypeAdapter(OUTPUTS["up"]).validate_python(json.loads(up.stdout))
-    assert (told.outcome, told.verdict, told.rule) == ("after", "simulated", "fedbuff")
+    assert (told.outcome, told.verdict, told.rule) == ("updates", "simulated", "fedbuff")
     assert told.updates == 6
     (Path(told.directory) / "logs" / "broker.log").write_text("a line\n")
     return Path(told.directory)
