@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -22,6 +21,7 @@ import yaml
 
 from agents import events, wire
 from testbed.host import docker_engine as docker_engine
+from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
@@ -196,7 +196,7 @@ def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
     environment = found.process.environ()
     found.process.kill()
     config = RunDirectory(run).config(device)
-    with_own_parent = ["setsid", "--fork", sys.executable, "-m", "agents.client.main", str(config)]
+    with_own_parent = ["setsid", "--fork", *run_module.command("agents.client.main", str(config))]
     return lambda: subprocess.run(with_own_parent, env=environment, check=True)
 
 

@@ -1,10 +1,10 @@
 """A process that imports modules once and forks programs from there: each has its modules at once, and
 shares their memory with the others, as far as none writes to it.
 
-    python -m testbed.host.forkserver SOCKET MODULE...
+    testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is a module's function `main`, as `python -m MODULE ARGUMENT` would run it: in a session of its
-own, on its CPUs, printing to its own log, and ending with the fork server, as that does with the
+A program is a module's function `main`, as `run_module.py MODULE ARGUMENT` would run it: in a session
+of its own, on its CPUs, printing to its own log, and ending with the fork server, as that does with the
 controller. Nothing may start a thread before: a fork has only the one that forks. Linux only.
 
 Other processes find a fork by the environment, as a program that was started in the usual way. The
@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from testbed.errors import HostError
-from testbed.host import die_with_parent
+from testbed.host import die_with_parent, run_module
 from testbed.host.subprocesses import last_lines
 
 AVAILABLE = sys.platform == "linux"
@@ -59,7 +59,7 @@ class ForkServer:
         own = f"{theirs.fileno()}", name, *modules
         with theirs:
             self._process = subprocess.Popen(
-                [*die_with_parent.prefix(), sys.executable, "-m", __name__, *own],
+                [*die_with_parent.prefix(), *run_module.command(__name__, *own)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

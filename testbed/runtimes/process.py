@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.fidelity.host_load import HostSample
-from testbed.host import die_with_parent, forkserver
+from testbed.host import die_with_parent, forkserver, run_module
 from testbed.host.forkserver import Forked, ForkServer
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
@@ -61,7 +60,7 @@ BROKER_TIMEOUT_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 
-_MODULE = sys.executable, "-m"
+_MODULE = tuple(run_module.command(""))[:-1]
 """What the command of a Python module begins with."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
 """Modules that a program imports when it runs."""
@@ -124,9 +123,9 @@ class Programs:
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None: the embedded broker."""
-    aggregator: tuple[str, ...] = (*_MODULE, "agents.aggregator.main")
-    client: tuple[str, ...] = (*_MODULE, "agents.client.main")
-    relay: tuple[str, ...] = (*_MODULE, "testbed.relay.main")
+    aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
+    client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
+    relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
@@ -386,7 +385,7 @@ class ProcessRuntime:
         folder = self._directory.work / BROKER
         if self._programs.mosquitto is None:
             config = broker.write_embedded(folder, accounts, at, identity, limits=self._spec.limits)
-            return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
+            return run_module.command("testbed.broker.embedded", str(config))
         conf = broker.write_mosquitto(folder, accounts, at, identity, limits=self._spec.limits)
         pipe = str(folder / "log")
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))

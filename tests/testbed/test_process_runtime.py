@@ -33,7 +33,7 @@ from agents.device_actions import (
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.errors import BadInputError, HostError
-from testbed.host import die_with_parent, forkserver
+from testbed.host import die_with_parent, forkserver, run_module
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -57,7 +57,7 @@ def python(code: str) -> tuple[str, ...]:
 def module(folder: Path, code: str) -> tuple[str, ...]:
     """A Python module with a function `main` that does what `code` says."""
     (folder / "stand_in.py").write_text(f"def main():\n    exec({code!r}, {{}})\n")
-    return (sys.executable, "-m", "stand_in")
+    return tuple(run_module.command("stand_in"))
 
 
 def spec(path: Path, devices: int = 2, cpu: float = 0.1, more: str = "") -> RunSpec:
