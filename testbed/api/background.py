@@ -131,6 +131,8 @@ def _arguments(directory: RunDirectory, topology: str, options: Options) -> list
         arguments += ["--data", str(options.data_root.resolve())]
     if options.dashboard is not None:
         arguments += ["--dashboard", "--port", str(options.dashboard)]
+    if options.verbose:
+        arguments.append("--verbose")
     if options.metrics is not None:
         arguments += ["--metrics-port", str(options.metrics)]
     for name in options.track:

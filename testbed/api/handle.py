@@ -219,7 +219,7 @@ class RunHandle:
             from testbed.console import out
             from testbed.watching import watch
 
-            watch.watch(self._directory, out)
+            watch.watch(self._directory, out())
 
     def logs(self, part: str, lines: int = 50) -> str:
         """The last lines that `aggregator`, `broker`, `controller` or a device has printed. Raises
@@ -231,11 +231,14 @@ class RunHandle:
         except OSError as error:
             raise BadInputError(f"{self.id} has no log of {part}: {error.strerror}") from error
 
-    def act(self, devices: Devices, *actions: Action) -> None:
-        """Carry out `actions` (`agents.device_actions`) on each of `devices`. Raises as `set`."""
-        for device in list(self._expanded([devices] if isinstance(devices, str) else devices)):
-            for action in actions:
-                commands.send(self._directory, {"device": device, **to_json(action)})
+    def act(self, devices: Devices, *actions: Action) -> list[dict[str, Any]]:
+        """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was done: `device`,
+        `action`, and its settings. Raises as `set`."""
+        expanded = list(self._expanded([devices] if isinstance(devices, str) else devices))
+        sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
+        for command in sent:
+            commands.send(self._directory, command)
+        return sent
 
     def _expanded(self, names: Iterable[str]) -> Iterator[str]:
         """The devices that `names` stand for. Raises BadInputError."""

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agents.device_actions import Action, Crash, Pause, Restart, Resume
-from testbed.api.handle import RunHandle, changes
-from testbed.cli.arguments import DEFAULT_RUNS, Run, Runs
-from testbed.run import live_runs
+from testbed.cli import completion
+from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs, located
+from testbed.console import print_json
 
-Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
+if TYPE_CHECKING:
+    from agents.device_actions import Action
+
+Devices = Annotated[
+    list[str],
+    typer.Argument(
+        help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE..."
+    ),
+]
 _PANEL = "Control the devices of a running run"
-_ACTIONS: dict[str, tuple[Action, str]] = {
-    "kill": (Crash(), "Kill devices at once; `restart` starts them again."),
-    "restart": (Restart(), "Restart devices that were killed or have crashed."),
-    "pause": (Pause(), "Freeze devices; `resume` lets them continue where they were."),
-    "resume": (Resume(), "Let paused devices continue."),
+_ACTIONS: dict[str, tuple[str, str]] = {
+    "kill": ("Crash", "Kill devices at once; `restart` starts them again."),
+    "restart": ("Restart", "Restart devices that were killed or have crashed."),
+    "pause": ("Pause", "Freeze devices; `resume` lets them continue where they were."),
+    "resume": ("Resume", "Let paused devices continue."),
 }
 
 
@@ -31,9 +40,11 @@ def add_to(app: typer.Typer) -> None:
         app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
 
 
-def _command(action: Action) -> Any:
-    def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
-        RunHandle(live_runs.located(run, runs)).act(devices, action)
+def _command(action: str) -> Any:
+    def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+        from agents import device_actions
+
+        _send(run, devices, runs, [getattr(device_actions, action)()], as_json=as_json)
 
     return command
 
@@ -47,17 +58,19 @@ def _set(
     rtt: Annotated[str | None, typer.Option(help="Round-trip time, such as 80ms.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
+    from testbed.api.handle import changes
+
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    actions = changes(cpu, link, mark="--")
-    RunHandle(live_runs.located(run, runs)).act(devices, *actions)
+    _send(run, devices, runs, changes(cpu, link, mark="--"), as_json=as_json)
 
 
 def _shell(
     run: Run,
-    device: Annotated[str, typer.Argument(help="The device.")],
+    device: Annotated[str, typer.Argument(help="The device.", autocompletion=completion.devices)],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -68,3 +81,11 @@ def _shell(
     from testbed.run import shell
 
     raise typer.Exit(shell.run(run, device, command or [], runs))
+
+
+def _send(run: str, devices: list[str], runs: Path, actions: Sequence[Action], *, as_json: bool) -> None:
+    from testbed.api.handle import RunHandle
+
+    sent = RunHandle(located(run, runs)).act(devices, *actions)
+    if as_json:
+        print_json([{name: one[name] for name in ("device", "action")} for one in sent])

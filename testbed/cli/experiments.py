@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed import console
-from testbed.api import running
+from testbed.cli import completion
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -22,23 +22,25 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
     Strict,
+    located,
 )
-from testbed.cli.tracking import tell
-from testbed.console import out, print_text
+from testbed.console import closing, finite, out, print_text, remark, written
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run import live_runs, up
-from testbed.rundir.directory import RunDirectory
 from testbed.traits import RUNTIMES, emulated, is_simulated, those
 
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
+    from testbed.run import up
+    from testbed.rundir.directory import RunDirectory
     from testbed.sweeps import Sweep
 
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
+        metavar="RUN...",
+        help="Run ids, run directories, or folders of runs such as a sweep's.",
+        autocompletion=completion.runs,
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
@@ -98,9 +100,9 @@ def sweep(
         if verdicts:
             _print(verdicts, quiet=as_json)
         raise RunFailedError(f"{done.failed} runs failed; `testbed sweep {file}` tries them again")
-    folder = done.folder
-    steps = [verdicts, f"Next: testbed report {folder}", f"testbed compare {folder} --figure out.pdf"]
-    _print(" · ".join(filter(None, steps)), quiet=as_json)
+    if not as_json:
+        folder = done.folder
+        closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
     if strict and "not valid" in summary.verdicts(done.runs):
         raise typer.Exit(1)
 
@@ -120,6 +122,7 @@ def agree(
     """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
     from analysis import agreement, comparison, summary
     from testbed import sweeps as reader
+    from testbed.run import up
 
     if is_simulated(runtime):
         raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
@@ -145,11 +148,11 @@ def agree(
     emulator = studies[1].cells[0].plan.runtime
     if as_json:
         told = {"target": target, "runtime": emulator, "verdicts": summary.verdicts(real)}
-        console.print_json(told | _finite(dataclasses.asdict(result)))
+        console.print_json(told | finite(dataclasses.asdict(result)))
         return
-    _print(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
+    print_text(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
     _show(result, emulator)
-    _print(" · ".join(filter(None, [_verdicts(real), f"Next: testbed report {folder}"])))
+    closing(_verdicts(real), f"testbed report {folder}")
 
 
 def _accurate(
@@ -164,7 +167,7 @@ def _accurate(
     if missing := _missing(study, done):
         raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
     index = sweeping.Index.read(folder)
-    found = [running.read(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    found = [_load(one.path) for one in map(index.run_of, study.cells) if one is not None]
     if not any(run.evaluations["accuracy"].notna().any() for run in found):
         raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
     return found
@@ -189,6 +192,7 @@ def report(
     given: RunsGiven,
     to: Annotated[Path, typer.Option("--to", help="File to write.")] = Path("report.html"),
     target: Target = None,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
@@ -197,7 +201,9 @@ def report(
     share = _share(target)
     found = _found(given, runs)
     to.write_text(writer.html(found, share), encoding="utf-8")
-    _print(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
+    written([to], as_json=as_json)
+    if not as_json:
+        remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
 
 def export(
@@ -211,21 +217,26 @@ def export(
         ),
     ] = None,
     model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write each table of a run to its own file, or tell an experiment tracker of it."""
     from testbed import tracking
+    from testbed.cli.tracking import tell
 
-    directory = live_runs.located(run, runs)
+    directory = located(run, runs)
     if str(to) in tracking.TRACKERS:
         tracking.check([str(to)])
-        _print(tell(str(to), directory, model=model))
+        where = tell(str(to), directory, model=model)
+        if as_json:
+            console.print_json({"tracker": str(to), "told": where})
+        else:
+            _print(where)
         return
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
     folder = to or directory.path / "tables"
-    for path in running.read(directory.path).export(folder, form.value):
-        _print(str(path))
+    written(_load(directory.path).export(folder, form.value), as_json=as_json)
 
 
 def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
@@ -248,18 +259,20 @@ def _show(result: Agreement, runtime: str) -> None:
     for one in result.configurations:
         times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))
         table.add_row(one.name, *times, str(one.virtual_rank), str(one.real_rank))
-    out.print(table)
+    out().print(table)
     if math.isnan(result.tau):
-        _print("Kendall's tau-b is not defined: all configurations tie in one of the two.")
+        print_text("Kendall's tau-b is not defined: all configurations tie in one of the two.")
         return
     interval = f"95% interval {result.low:.2f} to {result.high:.2f}, bootstrap over {result.resampled}"
     if math.isnan(result.low):
         interval = "too few configurations for an interval; it takes several seeds"
-    _print(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
+    print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     for faster, slower in result.swapped:
-        _print(f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}.")
+        print_text(
+            f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}."
+        )
     if not result.swapped:
-        _print("No two configurations swap.")
+        print_text("No two configurations swap.")
 
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
@@ -267,9 +280,9 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     found: dict[Path, load.Run] = {}
     for name in names:
         folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
-        paths = [live_runs.located(name, runs).path] if folder is None else _ended(folder)
+        paths = [located(name, runs).path] if folder is None else _ended(folder)
         for path in paths:
-            found.setdefault(path.resolve(), running.read(path))
+            found.setdefault(path.resolve(), _load(path))
     ordered = list(found.values())
     if len(names) == 1:  # else it is the user's
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
@@ -278,6 +291,9 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
 
 def _ended(folder: Path) -> list[Path]:
     """The run directories in `folder` whose run has come to its end. Raises BadInputError."""
+    from testbed.run import live_runs
+    from testbed.rundir.directory import RunDirectory
+
     manifests = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one.path for one in manifests if one.read_manifest().get("outcome") in live_runs.COMPLETE]
     if not ended:
@@ -289,13 +305,19 @@ def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
 
 
+def _load(path: Path) -> load.Run:
+    from testbed.api import running
+
+    return running.read(path)
+
+
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
     from analysis import comparison
 
     target = target or comparison.common_target(found)
     rows = comparison.compare(found, target)
     if as_json:
-        found_rows = [_finite(dataclasses.asdict(row)) for row in rows]
+        found_rows = [finite(dataclasses.asdict(row)) for row in rows]
         console.print_json({"target": target, "rows": found_rows})
         return
     headings, cells = comparison.texts(rows)
@@ -304,20 +326,11 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     for row in cells:
         table.add_row(*row)
     if target is not None:
-        _print(
+        print_text(
             f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
             "± is half of the 95% interval over seeds."
         )
-    out.print(table)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    out().print(table)
 
 
 def _share(text: str | None) -> float | None:
@@ -351,5 +364,6 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
+    """Progress: nothing where it is `quiet`, as where JSON is printed."""
     if not quiet:
-        print_text(text)
+        remark(text)

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.errors import RunFailedError
-from testbed.host import die_with_parent, run_module, subprocesses
-from testbed.rundir.directory import RunDirectory, tail_of
+from testbed.host import die_with_parent, run_module
+
+if TYPE_CHECKING:
+    from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
 """What a tracker has, once the run is over, to take what it has not yet."""
@@ -51,6 +53,9 @@ def tracked(
 
 def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float) -> str:
     """What has become of it, in words; it is gone then."""
+    from testbed.host import subprocesses
+    from testbed.rundir.directory import tail_of
+
     again = f"`testbed export {directory.run} --to {name}` tells it again"
     try:
         code = process.wait(max(0.0, seconds))
@@ -65,6 +70,8 @@ def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory,
 
 def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
     """Tell the tracker `name` of a run until that is over; where to find it. Raises RunFailedError."""
+    from testbed.rundir.directory import tail_of
+
     command = [*_command(name, directory), *(["model"] if model else [])]
     with _log(directory, name).open("wb") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
