@@ -203,7 +203,7 @@ class Secure:
             raise ValueError(f"bits is {self.bits}, expected from 2 to 30")
         if self.needed is not None and self.needed <= self.colluding:
             raise ValueError(
-                f"needed (U) is {self.needed}, expected above colluding (T), {self.colluding}"
+                f"needed is {self.needed}, expected above colluding (T), {self.colluding}"
             )
 
     def needed_of(self, clients: int) -> int:

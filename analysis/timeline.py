@@ -33,17 +33,17 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     run from `since` to `run.duration` without overlap.
 
     `download`: from the dispatch until the client had all of the model. `mask`: with secure aggregation,
-    it made a mask and the shares of it; to sum up shares is part of its training. `train`: first to last step.
-    `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
-    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
+    it made a mask and the shares of it; to sum up shares is part of its training. `train`: first to last
+    step. `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by
+    the scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
     from the network, whatever it does meanwhile. `unfinished`: in a round that came to no applied update
     (still going when the run ended or the device left, in the rule's buffer, rejected): from the
-    dispatch until the update arrived, or until nothing more was expected of the device. Which part of
-    it was training is not known. While a run goes on, and where a crash ended it, the dispatches that
-    are not answered are not on record: there it is when the device, since its last update arrived, used
-    half of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or
-    thinks. Of several at once the first of offline, paused, train, mask, upload, download, unfinished counts:
-    a model may come while the device trains.
+    dispatch until the update arrived, or until nothing more was expected of the device. Which part of it
+    was training is not known. While a run goes on, and where a crash ended it, the dispatches that are
+    not answered are not on record: there it is when the device, since its last update arrived, used half
+    of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or thinks. Of
+    several at once the first of offline, paused, train, mask, upload, download, unfinished counts: a
+    model may come while the device trains.
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
