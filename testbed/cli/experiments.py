@@ -18,7 +18,6 @@ from testbed.cli.arguments import (
     AsJson,
     DataRoot,
     Oversubscribe,
-    Run,
     Runs,
     RuntimeName,
     Strict,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Run ids, run directories, or folders of runs such as a sweep's.",
         autocompletion=completion.runs,
     ),
@@ -207,36 +206,51 @@ def report(
 
 
 def export(
-    run: Run,
+    given: RunsGiven,
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
         Path | None,
         typer.Option(
             "--to",
-            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
+            help="Folder to write to (default: tables/ in the folder of the run or the sweep), or a "
+            "tracker: mlflow, wandb or tensorboard.",
         ),
     ] = None,
-    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Also send the final model.")] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file, or tell an experiment tracker of it."""
+    """Write the tables of a run, or of all runs of a sweep, to files; or send runs to a tracker.
+
+    Of several runs each table is one file, in which the columns `run`, `label` and `seed` come first.
+    """
+    from analysis import load
     from testbed import tracking
     from testbed.cli.tracking import tell
+    from testbed.rundir.directory import RunDirectory
 
-    directory = located(run, runs)
+    paths = _paths(given, runs)
     if str(to) in tracking.TRACKERS:
         tracking.check([str(to)])
-        where = tell(str(to), directory, model=model)
+        sent = []
+        for path in paths:
+            told = tell(str(to), RunDirectory(path), model=model)
+            sent.append({"run": path.name, "tracker": str(to), "told": told})
+            if not as_json:
+                _print(told)
         if as_json:
-            console.print_json({"tracker": str(to), "told": where})
-        else:
-            _print(where)
+            console.print_json(sent)
         return
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
-    folder = to or directory.path / "tables"
-    written(_load(directory.path).export(folder, form.value), as_json=as_json)
+    folders = {path.parent for path in paths}
+    if len(paths) == 1 and not _folder_of_runs(given[0], runs):
+        written(_load(paths[0]).export(to or paths[0] / "tables", form.value), as_json=as_json)
+        return
+    if to is None and len(folders) > 1:
+        raise BadInputError("--to FOLDER: the runs lie in several folders, so say where the tables go")
+    together = load.export_together([*map(_load, paths)], to or folders.pop() / "tables", form.value)
+    written(together, as_json=as_json)
 
 
 def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
@@ -277,16 +291,25 @@ def _show(result: Agreement, runtime: str) -> None:
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
-    found: dict[Path, load.Run] = {}
-    for name in names:
-        folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
-        paths = [located(name, runs).path] if folder is None else _ended(folder)
-        for path in paths:
-            found.setdefault(path.resolve(), _load(path))
-    ordered = list(found.values())
+    found = [_load(path) for path in _paths(names, runs)]
     if len(names) == 1:  # else it is the user's
-        ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
-    return ordered
+        found.sort(key=lambda run: run.manifest.get("created") or 0.0)
+    return found
+
+
+def _paths(names: Sequence[str], runs: Path) -> list[Path]:
+    """The run directories, each once, in the order of `names`. Raises BadInputError."""
+    found: dict[Path, Path] = {}
+    for name in names:
+        folder = _folder_of_runs(name, runs)
+        for path in [located(name, runs).path] if folder is None else _ended(folder):
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _folder_of_runs(name: str, runs: Path) -> Path | None:
+    """The folder that `name` says, such as a sweep's; None where it says a run."""
+    return next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
 
 
 def _ended(folder: Path) -> list[Path]:

@@ -291,6 +291,15 @@ class Written(Output):
     files: list[str]
 
 
+class Told(Output):
+    """A run of which a tracker has been told."""
+
+    run: str
+    tracker: str
+    told: str
+    """What it says of it, such as where it is to be found."""
+
+
 class Replayed(Output):
     """A run whose recorded updates give the same again, bit by bit."""
 
@@ -349,7 +358,7 @@ OUTPUTS: dict[str, Any] = {
     "compare": Comparison,
     "agree": Agreement,
     "report": Written,
-    "export": Written,
+    "export": Written | list[Told],
     "rules": list[Rule] | Rule,
     "tasks": list[Task] | Task,
     "profiles": list[Profile] | Written,
