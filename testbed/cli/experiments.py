@@ -17,7 +17,6 @@ from testbed.cli.arguments import (
     AsJson,
     DataRoot,
     Oversubscribe,
-    Run,
     Runs,
     RuntimeName,
     Strict,
@@ -31,6 +30,7 @@ from testbed.traits import RUNTIMES, emulated, is_simulated, those
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
+    from analysis.comparison import Row
     from testbed.sweep import Sweep
 
 RunsGiven = Annotated[
@@ -196,17 +196,26 @@ def report(
 
 
 def export(
-    run: Run,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run id, run directory, or folder of runs as a sweep's.")
+    ],
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
         Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
     ] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file."""
-    directory = live_runs.located(run, runs)
-    folder = to or directory.path / "tables"
-    for path in _load(directory.path).export(folder, form.value):
+    """Write each table of a run to its own file; of a sweep those of each run, and one of the runs."""
+    folder = _folder_of_runs(run, runs)
+    if folder is None:
+        directory = live_runs.located(run, runs)
+        for path in _load(directory.path).export(to or directory.path / "tables", form.value):
+            _print(str(path))
+        return
+    from analysis import tables
+
+    ended = _ended(folder)
+    for path in tables.export_runs(map(_load, ended), to or folder / "tables", form.value):
         _print(str(path))
 
 
@@ -248,7 +257,7 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
     found: dict[Path, load.Run] = {}
     for name in names:
-        folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
+        folder = _folder_of_runs(name, runs)
         paths = [live_runs.located(name, runs).path] if folder is None else _ended(folder)
         for path in paths:
             found.setdefault(path.resolve(), _load(path))
@@ -267,6 +276,11 @@ def _ended(folder: Path) -> list[Path]:
     return ended
 
 
+def _folder_of_runs(name: str, runs: Path) -> Path | None:
+    """The folder of runs of this name, if it is one."""
+    return next((path for path in (Path(name), runs / name) if _is_folder_of_runs(path)), None)
+
+
 def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
 
@@ -281,23 +295,40 @@ def _load(path: Path) -> load.Run:
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
     from analysis import comparison
 
-    target = target or comparison.common_target(found)
-    rows = comparison.compare(found, target)
+    tasks = [
+        comparison.compare(own, target or comparison.common_target(own))
+        for own in comparison.by_task(found).values()
+    ]
+    remarks = comparison.remarks(found)
     if as_json:
-        found_rows = [_finite(dataclasses.asdict(row)) for row in rows]
-        console.print_json({"target": target, "rows": found_rows})
+        rows = [_finite(dataclasses.asdict(row)) for rows in tasks for row in rows]
+        shared = {row["target"] for row in rows}
+        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": rows}
+        console.print_json(told)
         return
-    headings, cells = comparison.texts(rows)
-    table = console.plain(*headings)
-    table.columns[0].justify = "left"
-    for row in cells:
-        table.add_row(*row)
-    if target is not None:
-        _print(
-            f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
+    for rows in tasks:
+        _print(_heading(rows[0], several=len(tasks) > 1))
+        headings, cells = comparison.texts(rows)
+        table = console.plain(*headings)
+        table.columns[0].justify = "left"
+        for row in cells:
+            table.add_row(*row)
+        out.print(table)
+    for remark in remarks:
+        _print(remark)
+
+
+def _heading(first: Row, *, several: bool) -> str:
+    """What the table that begins with this row shows."""
+    from analysis import comparison
+
+    told = f"{first.task}: " if several else ""
+    if not math.isnan(first.target):
+        told += (
+            f"What it took to reach a test accuracy of {comparison.percent(first.target)}; "
             "± is half of the 95% interval over seeds."
         )
-    out.print(table)
+    return f"\n{told}"
 
 
 def _finite(value: Any) -> Any:
