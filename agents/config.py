@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from agents.rules.interface import ClientSide
+from agents.client_side import ClientSide
 
 T = TypeVar("T")
 KEEPALIVE = 30
@@ -219,6 +219,8 @@ class ClientConfig:
     """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
     keepalive: float = KEEPALIVE
     """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
+    verbose: bool = False
+    """Say in the log when each round begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)

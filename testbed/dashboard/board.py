@@ -22,6 +22,8 @@ from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
 """Runs that stand beside each other; of more only what they have in common is shown."""
+BY_DEVICE = "loss-by-device"
+"""A chart of all runs, where one evaluates per device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 """Charts of one run."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
@@ -113,6 +115,8 @@ class Board:
         apart = bool(self.columns)
         yield Panel("accuracy", None, curves(runs, "accuracy", "time", apart=apart))
         yield Panel("loss", None, curves(runs, "loss", "time", apart=apart))
+        if any(map(_evaluates_by_device, runs)):
+            yield Panel(BY_DEVICE, None, CHARTS[BY_DEVICE](runs))
         if not apart:
             yield Panel("time-to-accuracy", None, CHARTS["time-to-accuracy"](runs))
         names = self.names if len(runs) > 1 else ("",)
@@ -123,6 +127,12 @@ class Board:
                 chart = _chart(name, feed, run)
                 title = " · ".join(filter(None, (chart.title, names[column])))
                 yield Panel(f"{name}-{column}", column, replace(chart, title=title))
+
+
+def _evaluates_by_device(run: Run) -> bool:
+    """By its topology: the figures of a page are there from its beginning."""
+    evaluate = run.topology.get("evaluate")
+    return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
 def _chart(name: str, feed: Feed, run: Run) -> Chart:

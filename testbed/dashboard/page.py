@@ -18,7 +18,7 @@ from analysis.charts import screen
 from analysis.charts.actions import Marks
 from analysis.charts.chart import INKS, Ink, Theme
 from testbed.dashboard import devices
-from testbed.dashboard.board import MAX_COLUMNS, Board, Panel
+from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
 from testbed.dashboard.devices import Table
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.header import header
@@ -135,7 +135,7 @@ class _View:
 
     def _join_times(self) -> None:
         """Axes of time that are compared are zoomed together."""
-        pairs = [("accuracy", "loss")]
+        pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
         for first, other in pairs:

@@ -14,6 +14,7 @@ import psutil
 
 from agents import events
 from testbed.errors import BadInputError, HostError
+from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator, process
 from testbed.traits import RUNTIMES, emulated
@@ -34,17 +35,16 @@ def find() -> list[LiveRun]:
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Runs of this host whose `work/` is still there: of `run` (an id in `runs`, or a path), or of all
-    in `runs`. Of a killed controller that started only processes nothing else is left; or it has started
-    none yet."""
-    if run is not None:
-        found = [directory_of(run, runs)]
-    else:
-        found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
+    """Runs of this host whose `work/` is still there: those in `runs`, and `run` (an id, or a path). Of
+    a killed controller that started only processes nothing else is left; or it has started none yet."""
+    paths = [*finding.runs_in(runs).values()]
+    if run is not None and (named := finding.exactly(run, runs)) is not None:
+        paths.append(named)
+    found = map(RunDirectory, dict.fromkeys(path.resolve() for path in paths))
     return [
         LiveRun(one.run, None, 0, one.path)
         for one in found
-        if one is not None and one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
+        if one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
     ]
 
 
@@ -57,19 +57,18 @@ def _of_this_host(directory: RunDirectory) -> bool:
 
 
 def directory_of(run: str, runs: Path) -> RunDirectory | None:
-    """The directory of `run`, which is a run id in `runs` or a path."""
-    for path in (runs / run, Path(run)):
-        if (path / "manifest.json").is_file():
-            return RunDirectory(path.resolve())
-    return None
+    """The directory of `run` (see `finding.found`). Raises BadInputError."""
+    path = finding.found(run, runs)
+    return None if path is None else RunDirectory(path.resolve())
 
 
 def located(run: str, runs: Path) -> RunDirectory:
-    """The directory of `run`: an id in `runs`, a path, or the id of one that lives anywhere on this
-    machine. Raises BadInputError where there is none."""
+    """The directory of `run`: as `directory_of`, else the id, or its beginning, of a run that lives
+    anywhere on this machine. Raises BadInputError where there is none, or it begins several."""
     found = directory_of(run, runs)
     if found is None:
-        path = next((live.directory for live in find() if live.run == run), None)
+        live = {live.run: live.directory for live in find()}
+        path = live.get(finding.whole_id(run, live) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
@@ -77,7 +76,7 @@ def located(run: str, runs: Path) -> RunDirectory:
 
 
 def resumable(runs: Path, run: str) -> RunDirectory:
-    """The directory of the ended `run` (its id in `runs`, or its path), made ready to go on.
+    """The directory of the ended `run` (see `directory_of`), made ready to go on.
 
     Raises BadInputError where there is none, or nothing to carry on.
     """
@@ -149,4 +148,5 @@ def _existing(live: LiveRun) -> RunDirectory | None:
     """Its directory, if there is one and it is the run's own: a label may be wrong."""
     if live.directory is None or live.directory.name != live.run:
         return None
-    return directory_of(str(live.directory), Path())
+    found = finding.exactly(str(live.directory), Path())
+    return None if found is None else RunDirectory(found.resolve())
