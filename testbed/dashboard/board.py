@@ -124,9 +124,9 @@ class Board:
             feed, run = self.feeds[column], runs[column]
             simulated = is_simulated(run.manifest.get("runtime"))
             for name in APART if simulated else (*APART, *EMULATED):
-                chart = _chart(name, feed, run)
-                title = " · ".join(filter(None, (chart.title, names[column])))
-                yield Panel(f"{name}-{column}", column, replace(chart, title=title))
+                made = chart(name, feed, run)
+                title = " · ".join(filter(None, (made.title, names[column])))
+                yield Panel(f"{name}-{column}", column, replace(made, title=title))
 
 
 def _evaluates_by_device(run: Run) -> bool:
@@ -135,7 +135,7 @@ def _evaluates_by_device(run: Run) -> bool:
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
-def _chart(name: str, feed: Feed, run: Run) -> Chart:
+def chart(name: str, feed: Feed, run: Run) -> Chart:
     """One run's. What is left out of it is said below its title."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
