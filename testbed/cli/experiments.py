@@ -227,8 +227,8 @@ def export(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file, or tell an experiment tracker of it; of a sweep those of
-    each run, and one of the runs."""
+    """Write each table of a run to its own file, or tell an experiment tracker of it; of a sweep those
+    of each run, and one of the runs."""
     from testbed import tracking
     from testbed.cli.tracking import tell
     from testbed.rundir.directory import RunDirectory
