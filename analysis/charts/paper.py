@@ -106,7 +106,7 @@ def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.set_facecolor(ink.paper)
     marked = any(layer.mark == "rules" and len(layer.columns["x"]) for layer in chart.layers)
     lift = 9 if marked else 0  # for the labels of the rules
-    note = fill(shorten(chart.note, 2 * _MAX_NOTE, placeholder=" …"), _MAX_NOTE)
+    note = fill(shorten(chart.note, 3 * _MAX_NOTE, placeholder=" …"), _MAX_NOTE)
     lines = len(note.splitlines())
     above = 6 + lift + (3 + 9 * lines if lines else 0)
     axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=above)
