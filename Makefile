@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-dashboard predict dilation profiles papers mutants clean
+.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -17,6 +17,15 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site, which needs no network to be read.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
+
+# The pictures of docs/asynchronous.md, from runs in virtual time.
+figures: $(VENV)/.installed
+	$(BIN)/python docs/figures.py
 
 # Which changes to the source no test notices (CONTRIBUTING.md).
 mutants: $(VENV)/.installed-dev
@@ -48,8 +57,8 @@ papers: $(VENV)/.installed
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
-USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.plan.datasets, \
-	analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
+USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.run.up, testbed.plan.datasets, \
+	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
 	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (about two minutes, once) ..."

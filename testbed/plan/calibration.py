@@ -12,29 +12,20 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
-import platform
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import AwareDatetime
 
 from testbed.errors import BadInputError
 from testbed.host import cache
-from testbed.plan.work import KINDS, Work, count
+from testbed.plan import elementary
+from testbed.plan.work import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, Training
 
-if TYPE_CHECKING:
-    import torch
-
-_SIZE = 1024
-"""Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
-_MIN_PRODUCTS = 3
-"""However long one takes."""
 _KIND_PART = 0.25
 """Of the seconds for the double-precision products, for each kind of work in training."""
 _STEADY_SHARE = 0.8
@@ -132,16 +123,16 @@ def measure(seconds: float = 2.0) -> Calibration:
     """
     import torch  # late: a second, that a calibration from the cache does not need
 
+    def speed(kind: str) -> float:
+        found = elementary.times(elementary.piece(kind), _KIND_PART * seconds, time.thread_time)
+        return elementary.WORK[kind] / statistics.median(found)
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        generator = torch.Generator().manual_seed(0)
-        shape = (_SIZE, _SIZE)
-        left, right = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
-        product = torch.empty(shape, dtype=torch.float64)
-        times = _times(lambda: torch.mm(left, right, out=product), seconds)
-        speeds = [2 * _SIZE**3 / each / 1e9 for each in times]
-        training = Training(**{kind: _speed(kind, _KIND_PART * seconds) for kind in KINDS})
+        times = elementary.times(elementary.double_product(), seconds, time.thread_time)
+        speeds = [2 * elementary.SIZE**3 / each / 1e9 for each in times]
+        training = Training(**{kind: speed(kind) for kind in KINDS})
     finally:
         torch.set_num_threads(threads)
     return Calibration(
@@ -153,51 +144,6 @@ def measure(seconds: float = 2.0) -> Calibration:
         training=training,
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
-
-
-def _times(run: Callable[[], object], seconds: float) -> list[float]:
-    """CPU seconds of each of the runs that fit into `seconds`."""
-    run()  # sets the library up
-    times: list[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < _MIN_PRODUCTS or time.monotonic() < end:
-        begin = time.thread_time()
-        run()
-        times.append(time.thread_time() - begin)
-    return times
-
-
-def _speed(kind: str, seconds: float) -> float:
-    """Of this thread in work of `kind`, as a network's training has it: forward and backward."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator).requires_grad_()
-
-    def backward(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], object]:
-        gradient = torch.rand_like(run(*inputs))
-        return lambda: torch.autograd.grad(run(*inputs), inputs, gradient)
-
-    functional = torch.nn.functional
-    run = {
-        "convolution": lambda: backward(
-            lambda x, w: functional.conv2d(x, w, padding=1), rand(4, 128, 28, 28), rand(128, 128, 3, 3)
-        ),
-        "depthwise": lambda: backward(
-            lambda x, w: functional.conv2d(x, w, padding=1, groups=128),
-            rand(4, 128, 28, 28),
-            rand(128, 1, 3, 3),
-        ),
-        "matrix": lambda: backward(torch.mm, rand(_SIZE, _SIZE), rand(_SIZE, _SIZE)),
-        "memory": lambda: backward(
-            lambda x, w: functional.relu(functional.batch_norm(x, None, None, w, training=True)),
-            rand(16, 64, 56, 56),
-            rand(64),
-        ),
-    }[kind]()
-    return float(getattr(count(run), kind)) / statistics.median(_times(run, seconds))
 
 
 def share(
@@ -235,18 +181,9 @@ def _matrix(speeds: Training) -> float:
 
 
 def this_host() -> Host:
-    return Host(cpu=_cpu_model(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch"))
-
-
-def _cpu_model() -> str:
-    """As the kernel calls it; on Arm the kernel names the board, if anything."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), value.strip())
-    named = (facts.get(key) for key in ("model name", "Model", "Hardware"))
-    return next(filter(None, named), None) or platform.processor() or platform.machine()
+    return Host(
+        cpu=elementary.processor(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch")
+    )
 
 
 def _read(path: Path) -> tuple[Calibration, ...]:

@@ -17,6 +17,7 @@ through a door (`testbed.runtimes.doors`), gets the shards, isolates the devices
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -46,7 +47,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import CpuTimes, HostSample, Sampler, cpu_times
 from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
-from testbed.images import Images
+from testbed.images import Images, own
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
@@ -105,6 +106,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
         built = images.ensure(client, view.progress, container_files.own_image(spec))
+        built = replace(built, groups=own.of_groups(client, spec.topology, built, view.progress))
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -268,14 +270,16 @@ class SwarmRuntime:
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
     def _bring_images(self, nodes: Sequence[str]) -> None:
-        """Copy the agents' image to the nodes that lack it, by the engines' own save and load."""
-        for node in nodes:
+        """Copy the images of agents and of device groups to the nodes that lack them, by the engines'
+        own save and load."""
+        wanted = dict.fromkeys((self._images.agent, *self._images.groups.values()))
+        for node, image in itertools.product(nodes, wanted):
             api: Any = self._doors.engines[node].api
             try:
-                api.inspect_image(self._images.agent)
+                api.inspect_image(image)
             except ImageNotFound:
-                self._view.progress(f"Copying {self._images.agent} to {self._names[node]}")
-                for _ in api.load_image(self._manager.api.get_image(self._images.agent)):
+                self._view.progress(f"Copying {image} to {self._names[node]}")
+                for _ in api.load_image(self._manager.api.get_image(image)):
                     pass
 
     def _make_networks(self) -> None:

@@ -1,4 +1,4 @@
-"""The topology: the YAML file of a run (README.md, "A topology").
+"""The topology: the YAML file of a run (docs/topology.md).
 
 `load` returns it with all defaults filled in, and the local training of each group.
 """
@@ -38,6 +38,7 @@ from testbed.topology.fields import (
     expecting,
     with_fields_of,
 )
+from testbed.topology.misplaced import BELONGS
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
@@ -335,7 +336,7 @@ def checked(document: Document) -> Topology:
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
     problems += wrong
-    topology = validation_errors.validated(Topology, document, problems, classes)
+    topology = validation_errors.validated(Topology, document, problems, classes, BELONGS)
     problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
