@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +128,17 @@ class Run:
 
         Raises ValueError for another form, OSError where the files cannot be written.
         """
-        return _write(self.tables.items(), Path(folder), form)
+        if form not in ("parquet", "csv"):
+            raise ValueError(f"there is no form {form!r} to export to: use parquet or csv")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        paths = []
+        for name, table in self.tables.items():
+            paths.append(path := Path(folder) / f"{name}.{form}")
+            if form == "csv":
+                table.to_csv(path, index=False)
+            else:
+                table.to_parquet(path, index=False)
+        return paths
 
 
 class Follower:
@@ -299,43 +309,6 @@ def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
     if not runs:
         raise FileNotFoundError(f"{where} holds no run directory")
     return sorted(runs, key=lambda run: run.manifest.get("created") or 0.0)
-
-
-def export_together(
-    runs: Sequence[Run], folder: str | Path, form: Literal["parquet", "csv"] = "parquet"
-) -> list[Path]:
-    """Write each table once, with the rows of all `runs`, to `folder`; the files written.
-
-    Three columns come first: `run` (its id), `label` (what a sweep calls its settings, else the rule)
-    and `seed`. Raises what `Run.export` raises.
-    """
-
-    def tables() -> Iterator[tuple[str, pd.DataFrame]]:
-        for name in runs[0].tables:
-            parts = [_named(run, run.tables[name]) for run in runs]
-            yield name, pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-
-    return _write(tables(), Path(folder), form) if runs else []
-
-
-def _named(run: Run, table: pd.DataFrame) -> pd.DataFrame:
-    label = run.manifest.get("label") or run.topology.get("rule", {}).get("name")
-    columns = {"run": run.name, "label": label, "seed": run.topology.get("seed")}
-    return pd.concat([pd.DataFrame(columns, index=table.index), table], axis="columns")
-
-
-def _write(tables: Iterable[tuple[str, pd.DataFrame]], folder: Path, form: str) -> list[Path]:
-    if form not in ("parquet", "csv"):
-        raise ValueError(f"there is no form {form!r} to export to: use parquet or csv")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, table in tables:
-        paths.append(path := folder / f"{name}.{form}")
-        if form == "csv":
-            table.to_csv(path, index=False)
-        else:
-            table.to_parquet(path, index=False)
-    return paths
 
 
 def _frame(tables: list[pa.Table]) -> pd.DataFrame:

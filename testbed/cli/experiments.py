@@ -30,6 +30,7 @@ from testbed.traits import RUNTIMES, emulated, is_simulated, those
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
+    from analysis.comparison import Row
     from testbed.run import up
     from testbed.rundir.directory import RunDirectory
     from testbed.sweeps import Sweep
@@ -206,51 +207,56 @@ def report(
 
 
 def export(
-    given: RunsGiven,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run id, run directory, or folder of runs such as a sweep's.",
+            autocompletion=completion.runs,
+        ),
+    ],
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
         Path | None,
         typer.Option(
             "--to",
-            help="Folder to write to (default: tables/ in the folder of the run or the sweep), or a "
-            "tracker: mlflow, wandb or tensorboard.",
+            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
         ),
     ] = None,
     model: Annotated[bool, typer.Option("--model", help="Also send the final model.")] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write the tables of a run, or of all runs of a sweep, to files; or send runs to a tracker.
+    """Write the tables of a run, or of all runs of a sweep, to files; or send them to a tracker.
 
-    Of several runs each table is one file, in which the columns `run`, `label` and `seed` come first.
+    Of a sweep each run has a folder, and the table `runs` has a row for each run.
     """
-    from analysis import load
     from testbed import tracking
     from testbed.cli.tracking import tell
     from testbed.rundir.directory import RunDirectory
 
-    paths = _paths(given, runs)
+    sweep_folder = _folder_of_runs(run, runs)
+    directories = (
+        [located(run, runs)] if sweep_folder is None else [RunDirectory(p) for p in _ended(sweep_folder)]
+    )
     if str(to) in tracking.TRACKERS:
         tracking.check([str(to)])
-        sent = []
-        for path in paths:
-            told = tell(str(to), RunDirectory(path), model=model)
-            sent.append({"run": path.name, "tracker": str(to), "told": told})
-            if not as_json:
-                _print(told)
+        where = [tell(str(to), directory, model=model) for directory in directories]
         if as_json:
-            console.print_json(sent)
+            console.print_json({"tracker": str(to), "told": ", ".join(dict.fromkeys(where))})
+        else:
+            _print("\n".join(where))
         return
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
-    folders = {path.parent for path in paths}
-    if len(paths) == 1 and not _folder_of_runs(given[0], runs):
-        written(_load(paths[0]).export(to or paths[0] / "tables", form.value), as_json=as_json)
+    if sweep_folder is None:
+        folder = to or directories[0].path / "tables"
+        written(_load(directories[0].path).export(folder, form.value), as_json=as_json)
         return
-    if to is None and len(folders) > 1:
-        raise BadInputError("--to FOLDER: the runs lie in several folders, so say where the tables go")
-    together = load.export_together([*map(_load, paths)], to or folders.pop() / "tables", form.value)
-    written(together, as_json=as_json)
+    from analysis import tables
+
+    found = (_load(directory.path) for directory in directories)
+    written([*tables.export_runs(found, to or sweep_folder / "tables", form.value)], as_json=as_json)
 
 
 def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
@@ -291,25 +297,16 @@ def _show(result: Agreement, runtime: str) -> None:
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
-    found = [_load(path) for path in _paths(names, runs)]
-    if len(names) == 1:  # else it is the user's
-        found.sort(key=lambda run: run.manifest.get("created") or 0.0)
-    return found
-
-
-def _paths(names: Sequence[str], runs: Path) -> list[Path]:
-    """The run directories, each once, in the order of `names`. Raises BadInputError."""
-    found: dict[Path, Path] = {}
+    found: dict[Path, load.Run] = {}
     for name in names:
         folder = _folder_of_runs(name, runs)
-        for path in [located(name, runs).path] if folder is None else _ended(folder):
-            found.setdefault(path.resolve(), path)
-    return list(found.values())
-
-
-def _folder_of_runs(name: str, runs: Path) -> Path | None:
-    """The folder that `name` says, such as a sweep's; None where it says a run."""
-    return next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
+        paths = [located(name, runs).path] if folder is None else _ended(folder)
+        for path in paths:
+            found.setdefault(path.resolve(), _load(path))
+    ordered = list(found.values())
+    if len(names) == 1:  # else it is the user's
+        ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
+    return ordered
 
 
 def _ended(folder: Path) -> list[Path]:
@@ -322,6 +319,11 @@ def _ended(folder: Path) -> list[Path]:
     if not ended:
         raise BadInputError(f"{folder}: none of its {len(manifests)} runs has ended")
     return ended
+
+
+def _folder_of_runs(name: str, runs: Path) -> Path | None:
+    """The folder of runs of this name, if it is one."""
+    return next((path for path in (Path(name), runs / name) if _is_folder_of_runs(path)), None)
 
 
 def _is_folder_of_runs(path: Path) -> bool:
@@ -337,23 +339,40 @@ def _load(path: Path) -> load.Run:
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
     from analysis import comparison
 
-    target = target or comparison.common_target(found)
-    rows = comparison.compare(found, target)
+    tasks = [
+        comparison.compare(own, target or comparison.common_target(own))
+        for own in comparison.by_task(found).values()
+    ]
+    remarks = comparison.remarks(found)
     if as_json:
-        found_rows = [finite(dataclasses.asdict(row)) for row in rows]
-        console.print_json({"target": target, "rows": found_rows})
+        rows = [finite(dataclasses.asdict(row)) for rows in tasks for row in rows]
+        shared = {row["target"] for row in rows}
+        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": rows}
+        console.print_json(told)
         return
-    headings, cells = comparison.texts(rows)
-    table = console.plain(*headings)
-    table.columns[0].justify = "left"
-    for row in cells:
-        table.add_row(*row)
-    if target is not None:
-        print_text(
-            f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
+    for rows in tasks:
+        print_text(_heading(rows[0], several=len(tasks) > 1))
+        headings, cells = comparison.texts(rows)
+        table = console.plain(*headings)
+        table.columns[0].justify = "left"
+        for row in cells:
+            table.add_row(*row)
+        out().print(table)
+    for each in remarks:
+        print_text(each)
+
+
+def _heading(first: Row, *, several: bool) -> str:
+    """What the table that begins with this row shows."""
+    from analysis import comparison
+
+    told = f"{first.task}: " if several else ""
+    if not math.isnan(first.target):
+        told += (
+            f"What it took to reach a test accuracy of {comparison.percent(first.target)}; "
             "± is half of the 95% interval over seeds."
         )
-    out().print(table)
+    return f"\n{told}"
 
 
 def _share(text: str | None) -> float | None:

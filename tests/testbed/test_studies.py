@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 import pytest
 
@@ -331,15 +330,6 @@ def test_compare_report_and_export(testbed: Testbed) -> None:
     code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
     assert code == 0
     assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
-    code, out, _ = testbed("export", "study", "--format", "csv")
-    assert code == 0
-    assert "runs/study/tables/updates.csv" in out.splitlines()
-    heading, *rows = Path("runs/study/tables/updates.csv").read_text().splitlines()
-    assert heading.startswith("run,label,seed,")
-    assert sorted(row.split(",")[2] for row in rows) == ["1"] * 9 + ["2"] * 9
-    code, _, _ = testbed("export", "study", "--to", "both")
-    assert code == 0
-    assert len(pd.read_parquet("both/updates.parquet")) == 18
 
 
 ACCURATE = """
