@@ -53,6 +53,10 @@ class _Quick:
 
 
 class _Command(_Quick, TyperCommand):
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """All of the first paragraph, for the reference: never cut off."""
+        return _first(self.help or "")
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """As is usual: what is required has no brackets."""
         pieces = super().collect_usage_pieces(ctx)
