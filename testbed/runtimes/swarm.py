@@ -38,9 +38,9 @@ from agents.messages import AddressedOrder, Telemetry
 from agents.topics import CONTROLLER, ROUTER
 from testbed import broker as brokers
 from testbed import images
-from testbed.broker import SOCKET
+from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError, HostError
+from testbed.errors import BadInputError
 from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
@@ -63,12 +63,14 @@ from testbed.runtimes.launch import launch, planned_limits
 from testbed.runtimes.services import Placed, short
 from testbed.runtimes.swarm_gates import Gates
 from testbed.runtimes.swarm_routers import FILES, Routers
-from testbed.runtimes.swarm_site import At, Site
+from testbed.runtimes.swarm_site import INFRASTRUCTURE_PER_CORE, At, Site, by_itself
 from testbed.view import View
 
 _MTU = 1450
 """Of the bridges: what an overlay carries of 1500."""
 _PARALLEL = 8
+_PATIENCE_SECONDS = 20
+"""Within which a node has to answer while a run goes: the scenario waits meanwhile."""
 
 
 def available() -> bool:
@@ -204,6 +206,8 @@ class SwarmRuntime:
         self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._at: dict[str, At] = {}
         """Each part's container."""
+        self._services: dict[str, str] = {}
+        """Of broker and aggregator, by part."""
         self._pids: dict[str, int] = {}
         """Of the devices on this node, as `_used`."""
         self._used: dict[str, float] = {}
@@ -230,7 +234,10 @@ class SwarmRuntime:
             self._bring_images(used)
             self._make_networks()
             self._start_servers(identity.certificate)
-            self._start_devices(self._routers.start(used))
+            routers = self._routers.start(used)
+            for node in self._doors.engines:
+                self._site.serve(node)
+            self._start_devices(routers)
             self._at |= self._routers.at
             for node in used:
                 self._pool.submit(self._isolate, node).result()
@@ -276,10 +283,17 @@ class SwarmRuntime:
             {one: part for one, (part, _) in made.items()},
         )
         tasks = {part: found[one] for one, (part, _) in made.items()}
+        self._services = {part: one for one, (part, _) in made.items()}
         for container in servers:
-            self._at[container.part] = self._site.located(tasks.pop(container.part)[0])
-            executor.limit(self._manager, self._at[container.part].id, container.cpu)
+            self._located(container.part, tasks.pop(container.part)[0])
         self._gates.started([task for gates in tasks.values() for task in gates])
+
+    def _located(self, part: str, task: Mapping[str, Any]) -> None:
+        """Broker or aggregator runs there now."""
+        container = self._launch.broker if part == BROKER else self._launch.aggregator
+        self._at[part] = self._site.located(task)
+        limits = replace(container.cpu, weight=INFRASTRUCTURE_PER_CORE)
+        executor.limit(self._manager, self._at[part].id, limits)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
         """Start the devices, and give each its files, which it waits for; `routers` are the addresses of
@@ -335,6 +349,8 @@ class SwarmRuntime:
         sent = agent_configs.sent(self._spec, container.part)
         files: dict[str, bytes | Path] = {Path(path).name: source for path, source in sent.items()}
         disk, client = Path(agent_configs.DISK).name, agent_configs.CLIENT_USER
+        kept = self._directory.disk(container.part)  # of an earlier part of the run
+        files |= {f"{disk}/{path.name}": path for path in kept.iterdir() if path.is_file()}
         executor.put(at.engine, at.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
@@ -351,7 +367,7 @@ class SwarmRuntime:
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
 
     def begin(self) -> None:
-        pass
+        self._doors.be_patient(_PATIENCE_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Do an action: as in the docker runtime, by the engine of the device's node."""
@@ -382,7 +398,7 @@ class SwarmRuntime:
     def ended(self) -> dict[str, int]:
         alive: set[str] = set()
         for node, engine in self._doors.engines.items():
-            with as_host_error(f"list the containers of {self._site.names[node]}"):
+            with self._site.asking(node):
                 found = executor.containers(engine, self._run)
             alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
         with as_host_error("look at the containers"):
@@ -395,10 +411,17 @@ class SwarmRuntime:
         return {ROUTER if part in routers else part: code for part, code in self._codes.items()}
 
     def restart(self, part: str) -> int | None:
-        raise HostError(
-            f"the {part} has ended, and where devices are on many hosts it is not started again: start "
-            "a new run. Its log says why."
-        )
+        with as_host_error(f"start the {part} again"):
+            self._pool.submit(self._start_again, part).result()
+        self._codes.pop(part, None)
+        self._server_pids.clear()
+        return None  # the broker has the same socket here
+
+    def _start_again(self, part: str) -> None:
+        service = self._services[part]
+        earlier = swarm_executor.start_again(self._manager, service)
+        found = self._site.running({service: 1}, {service: part}, earlier)
+        self._located(part, found[service][0])
 
     def telemetry(self) -> list[Telemetry]:
         """Nothing: the devices send their own."""
@@ -431,6 +454,7 @@ class SwarmRuntime:
         return self._gates.loads(at, used)
 
     def stop(self) -> None:
+        self._doors.be_patient()
         self._pool.shutdown(cancel_futures=True)
         if self._folder_fd is not None:
             os.close(self._folder_fd)
@@ -439,4 +463,4 @@ class SwarmRuntime:
 
     def _limit(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
-            executor.limit(self._at[device].engine, self._at[device].id, limits)
+            executor.limit(self._at[device].engine, self._at[device].id, by_itself(limits))

@@ -17,7 +17,6 @@ from testbed.plan.agent_configs import TLS_PORT
 from testbed.runtimes import doors, executor, swarm_executor
 from testbed.runtimes.containers import PART_LABEL, Attachment
 from testbed.runtimes.doors import node_container
-from testbed.runtimes.executor import as_host_error
 from testbed.runtimes.swarm_site import Site
 
 GATE, CLOCK_GATE = "node.gate", "node.clock"
@@ -132,7 +131,7 @@ class Gates:
         for node in self._containers:
             if node != self._site.doors.here:
                 name = self._site.names[node]
-                with as_host_error(f"read the clock of {name}"):
+                with self._site.asking(node):
                     estimate = self._clock(node)
                 found[name] = math.inf if estimate is None else estimate["uncertainty"] / 1e9
         return found
@@ -144,7 +143,7 @@ class Gates:
             node = planned.id
             if planned.here or node not in self._containers:
                 continue
-            with as_host_error(f"look at the load of {planned.name}"):
+            with self._site.asking(node):
                 text = self._read(node, _STAT)
             if text is None:
                 continue

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import docker
 
+from agents.topics import AGGREGATOR
+from testbed.broker import BROKER
+from testbed.errors import HostError
+from testbed.host import docker_engine
+from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import executor, swarm_executor
-from testbed.runtimes.containers import Launch
+from testbed.runtimes.containers import PART_LABEL, CpuLimits, Launch
 from testbed.runtimes.doors import Doors
-from testbed.runtimes.launch import name_of
+from testbed.runtimes.launch import DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, name_of
 from testbed.runtimes.services import Volume, short
+
+_SINGLE, _MOST = 1024, 262_144
+"""CPU weight of a single process, and the most that a container can have."""
+_OF_A_CORE = 10_000
+"""CPU weight of a device with a whole core, among others of its run."""
+INFRASTRUCTURE_PER_CORE = round(INFRASTRUCTURE_WEIGHT * _SINGLE)
+"""CPU weight of what is no device of the run's, by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Site:
         return At(engine, task["Status"]["ContainerStatus"]["ContainerID"])
 
     def running(
-        self, expected: Mapping[str, int], parts: Mapping[str, str]
+        self, expected: Mapping[str, int], parts: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
         """See `swarm_executor.running`; `parts` are the names of the services."""
         return swarm_executor.running(
@@ -64,9 +77,40 @@ class Site:
             expected,
             lambda service: parts[service],
             lambda node: self.names.get(node, node),
+            earlier,
         )
+
+    @contextmanager
+    def asking(self, node: str) -> Iterator[None]:
+        """Inside, the engine of `node` is asked. Raises HostError where it does not answer."""
+        try:
+            yield
+        except docker_engine.ERRORS as error:
+            self.doors.lost.add(node)
+            name = self.names.get(node, node)
+            raise HostError(f"the node {name} does not answer any more: {error}") from error
 
     def addresses(self, node: str) -> dict[str, str]:
         """On the bridge of `node`, by container."""
         found = executor.addresses(self.doors.engines[node], short(self.named("data")))
         return {container: address for container, (_, address) in found.items()}
+
+    def serve(self, node: str) -> None:
+        """Keep what serves the devices of `node` on the CPUs that are for it: all that runs there now
+        and is neither a device nor a server of the run."""
+        planned = next(one for one in self.spec.plan.nodes if one.id == node)
+        limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
+        engine, run = self.doors.engines[node], self.spec.directory.run
+        others = {*(device.name for device in self.spec.plan.devices), BROKER, AGGREGATOR}
+        for container in executor.containers(engine, run):
+            if container["Labels"][PART_LABEL] not in others:
+                executor.limit(engine, container["Id"], limits)
+
+
+def by_itself(limits: CpuLimits) -> CpuLimits:
+    """`limits` of a device that is in no group of the run's: its own weight, against all that is not of
+    the run, is its part of what the group's would be."""
+    if limits.weight is None:
+        return limits
+    weight = round(limits.weight * DEVICES_WEIGHT * _SINGLE / _OF_A_CORE)
+    return replace(limits, weight=min(_MOST, weight))
