@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import pytest
 
 from agents import events
 from testbed import images
-from testbed.runtimes.containers import RUN_LABEL
+from testbed.broker import BROKER
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
 from tests.conftest import unavailable
 from tests.running import Finished, cli, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
@@ -75,33 +76,41 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
 
 
 def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+    """With a scenario, and a broker that is killed once that is over."""
     file = topology(
         tmp_path,
         scenario=[
-            {"at": "3s", "set": "second-1", "cpu": 0.1, "link": {"up": "1mbit", "rtt": "60ms"}},
-            {"at": "4s", "crash": "second-2", "restart_after": "2s"},
-            {"at": "5s", "pause": "first", "for": "1s"},
+            {"at": "2s", "set": "second-1", "cpu": 0.1, "link": {"up": "1mbit", "rtt": "60ms"}},
+            {"at": "3s", "crash": "second-2", "restart_after": "1s"},
+            {"at": "3500ms", "pause": "first", "for": "1s"},
         ],
-        stop={"after": "14s"},
+        stop={"after": "13s"},
     )
-    done = cli("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
+    runs = tmp_path / "runs"
+    with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        while "resume" not in acted(Finished.only_one_in(runs)):
+            assert up.poll() is None
+            time.sleep(0.2)
+        (broker,) = parts(on_swarm[0], BROKER)
+        on_swarm[0].client.api.kill(broker)
+        told, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, told
     assert left(on_swarm) == []
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = Finished.only_one_in(runs)
     assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "after")
     assert len(set(run.manifest["placement"].values())) == 2
     assert {u.client for u in run.updates} == {"first", "second-1", "second-2"}
-    acted = [(r.device, r.details["action"]) for r in run.records if isinstance(r, events.Acted)]
-    assert acted == [
-        ("second-1", "set"),
-        ("second-1", "set"),
-        ("second-2", "crash"),
-        ("first", "pause"),
-        ("second-2", "restart"),
-        ("first", "resume"),
-    ]
-    again = [u for u in run.updates if u.client == "second-2" and u.dispatched > 6]
-    assert again
+    assert acted(run) == ["set", "set", "crash", "pause", "restart", "resume"]
+    assert [u for u in run.updates if u.client == "second-2" and u.dispatched > 4]
+    (broken,) = [r for r in run.records if isinstance(r, events.Note) and "started again" in r.message]
+    assert "the broker ended with exit code 137" in broken.message
+    after = {u.client for u in run.updates if u.dispatched > broken.at}
+    assert after == {
+        "first",
+        "second-1",
+        "second-2",
+    }
     rejected = {r.reason for r in run.records if isinstance(r, events.UpdateRejected)}
     assert rejected <= {"arrived after the run had ended"}
     for u in run.updates:
@@ -118,16 +127,42 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
     }
 
 
-def test_down_after_the_controller_was_killed(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
-    file = topology(tmp_path, stop={"after": "5min"})
-    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs") as up:
-        until_printed(up, "the run clock starts")
+def acted(run: Finished) -> list[str]:
+    """What has been done to devices."""
+    return [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
+
+
+def parts(engine: Engine, part: str) -> list[str]:
+    """Containers of that part, of any run, that run."""
+    found = engine.client.api.containers(filters={"label": f"{PART_LABEL}={part}"})
+    return [one["Id"] for one in found]
+
+
+def test_a_run_goes_on_after_its_controller_was_killed(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    file = topology(tmp_path, stop={"updates": 60}, evaluate={"every": "500ms"})
+    runs = tmp_path / "runs"
+    with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
+        until_printed(up, "version")
+        until_printed(up, "version")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    run = next((tmp_path / "runs").iterdir()).name
+    run = next(runs.iterdir()).name
     assert f"{run}" in cli("ps", cwd=tmp_path).stdout
     assert "Denied" not in cli("logs", run, cwd=tmp_path).stdout
-    shutil.rmtree(tmp_path / "runs")  # what it is found by is on the Swarm
-    done = cli("down", "--all", cwd=tmp_path)
+    done = cli("down", "--all", cwd=tmp_path / "..")
     assert done.returncode == 0, done.stdout + done.stderr
     assert left(on_swarm) == []
+    before = Finished.only_one_in(runs)
+    assert 0 < len(before.updates) < 60
+    done = cli("up", "--resume", run, "--runs", runs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left(on_swarm) == []
+    after = Finished.only_one_in(runs)
+    assert (after.manifest["runtime"], after.manifest["outcome"]) == ("swarm", "updates")
+    assert after.records[: len(before.records)] == before.records
+    versions = [r.version for r in after.records if isinstance(r, events.VersionMade)]
+    assert versions == list(range(1, len(versions) + 1))
+    keys = {(u.client, u.sequence) for u in after.updates}
+    assert len(keys) == len(after.updates) >= 60  # nothing is applied twice

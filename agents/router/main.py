@@ -95,8 +95,8 @@ def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) 
     rules = forwarding_rules(targets, inside, outside)
     stays = [rule for rule in rules if "POSTROUTING" in rule]
     return [
-        "-F FORWARD".split(),
-        "-t nat -F PREROUTING".split(),
+        ["-F", "FORWARD"],
+        ["-t", "nat", "-F", "PREROUTING"],
         *(rule for rule in rules if rule not in stays),
     ]
 
@@ -178,7 +178,7 @@ class Router:
         return {addresses[host]: port for host, port in self._config.targets.items()}
 
     def _follow(self, addresses: Mapping[str, str], inside: str, outside: str) -> None:
-        """Lead to the servers' new addresses, where a Swarm has started one again, and given it another."""
+        """Lead to the servers' new addresses, where a Swarm has started one again."""
         known = dict(addresses)
         while True:
             time.sleep(_LOOK_SECONDS)

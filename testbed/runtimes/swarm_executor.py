@@ -83,9 +83,9 @@ def running(
     node_name: Callable[[str], str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until each service of `expected`, by id, has so many tasks that run, beside the `earlier` ones
-    (their ids); return them. `named` and `node_name` tell what a service and a node are called. Raises
-    HostError."""
+    """Wait until each service of `expected`, by id, has so many tasks that run, beside those that were
+    there `earlier`, by id; return them. `named` and `node_name` tell what a service and a node are
+    called. Raises HostError."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
     while True:

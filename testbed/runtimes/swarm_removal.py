@@ -59,10 +59,11 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
     def answering() -> list[tuple[str, docker.DockerClient]]:
         return [(node, engine) for node, engine in made.engines.items() if node not in failed]
 
-    for node, engine in answering() if directory is not None and directory.logs.is_dir() else ():
-        with on(node):
-            unsaved += executor.save_logs(engine, run, directory, doors.is_last)
-            unsaved += _keep_disks(engine, run, directory)
+    if directory is not None and directory.logs.is_dir():
+        for node, engine in answering():
+            with on(node):
+                unsaved += executor.save_logs(engine, run, directory, doors.is_last)
+                unsaved += _keep_disks(engine, run, directory)
     with as_host_error("remove the services"):
         found = swarm_executor.services(manager, run)
         swarm_executor.remove_services(
@@ -104,9 +105,7 @@ def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
             unsaved.append(f"{disk}: {error}")
 
     known = {path.name for path in directory.disks.glob("*")}  # whatever a label says
-    found = [
-        one for one in executor.containers(engine, run) if one["Labels"].get(PART_LABEL) in known
-    ]
+    found = [one for one in executor.containers(engine, run) if one["Labels"].get(PART_LABEL) in known]
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(keep, found))
     return unsaved
