@@ -28,6 +28,7 @@ def add_to(app: typer.Typer) -> None:
         app.command(rich_help_panel=_PANEL)(command)
     images = typer.Typer(no_args_is_help=True, help="Images for devices and broker.")
     images.command()(build)
+    images.command()(prune)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
 
@@ -109,6 +110,13 @@ def build(
     with closing(docker_engine.connect()) as client:
         built = images.ensure(client, print_text, force=force, cuda=gpu)
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
+
+
+def prune() -> None:
+    """Remove images that nothing uses: here old ones, on other nodes of a Swarm all that was copied."""
+    from testbed.runtimes import swarm_visit
+
+    swarm_visit.prune_images(print_text)
 
 
 def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:

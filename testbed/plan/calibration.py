@@ -12,31 +12,21 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import os
-import platform
 import statistics
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import AwareDatetime
 
+from agents import core_speed
 from testbed.errors import BadInputError
 from testbed.host import cache
+from testbed.host.nodes import Node
 from testbed.plan.work import KINDS, Work, count
 from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, Training
 
-if TYPE_CHECKING:
-    import torch
-
-_SIZE = 1024
-"""Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
-_MIN_PRODUCTS = 3
-"""However long one takes."""
-_KIND_PART = 0.25
-"""Of the seconds for the double-precision products, for each kind of work in training."""
 _STEADY_SHARE = 0.8
 """Of the highest speed: where the median is below it, other work disturbed most products."""
 
@@ -78,6 +68,12 @@ class Calibration(Model):
         """Whether most products were about as fast as the fastest."""
         return self.median >= _STEADY_SHARE * self.high
 
+    def scaled(self, factor: float) -> Calibration:
+        """Of a core that is `factor` times as fast, in every kind of work."""
+        speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
+        found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
+        return self.model_copy(update={**found, "training": Training(**speeds)})
+
     def as_dict(self) -> dict[str, Any]:
         """In one level, for programs."""
         values = self.model_dump(mode="json", exclude={"training": {"error"}})
@@ -102,10 +98,21 @@ class Calibration(Model):
         return "\n".join(lines)
 
 
+class _OfNode(Model):
+    """Of another machine of a Swarm."""
+
+    node: str
+    """Its id."""
+    image: str
+    """What it was measured with: the tag of the libraries' image."""
+    calibration: Calibration
+
+
 class _Cache(Model):
     format: Literal[2] = 2
     calibrations: tuple[Calibration, ...] = ()
     """One for each host: a home directory may be shared by many."""
+    nodes: tuple[_OfNode, ...] = ()
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
@@ -113,39 +120,48 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
 
     It is kept for this host and this torch, unless the folder of the cache cannot be written.
     """
-    path, host = cache.folder() / "calibration.json", this_host()
-    kept = _read(path)
-    for calibration in kept if not refresh else ():
+    kept, host = _read(), this_host()
+    for calibration in kept.calibrations if not refresh else ():
         if calibration.host == host:
             return calibration
     new = measure(seconds)
-    others = tuple(calibration for calibration in kept if calibration.host != host)
-    text = _Cache(calibrations=(*others, new)).model_dump_json(indent=2) + "\n"
-    cache.keep(path, text)
+    others = tuple(calibration for calibration in kept.calibrations if calibration.host != host)
+    _keep(kept.model_copy(update={"calibrations": (*others, new)}))
     return new
 
 
+def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
+    """The calibrations of other machines that were measured with `image`, by the node's id."""
+    cores = {node.id: node.cores for node in nodes}
+    return {
+        one.node: one.calibration
+        for one in _read().nodes
+        if one.image == image and one.calibration.host.cores == cores.get(one.node)
+    }
+
+
+def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
+    """Keep the calibrations of other machines, by the node's id, for later plans."""
+    kept = _read()
+    others = (one for one in kept.nodes if one.node not in found)
+    new = (_OfNode(node=node, image=image, calibration=one) for node, one in found.items())
+    _keep(kept.model_copy(update={"nodes": (*others, *new)}))
+
+
 def measure(seconds: float = 2.0) -> Calibration:
-    """Time products of matrices on one thread, for about `seconds`.
+    """Measure one core of this host on one thread, for about twice as many `seconds`."""
+    return of_times(core_speed.measure(seconds), this_host())
 
-    In CPU time, as that is what a device gets a share of: work of others on this host does not count.
-    """
-    import torch  # late: a second, that a calibration from the cache does not need
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        generator = torch.Generator().manual_seed(0)
-        shape = (_SIZE, _SIZE)
-        left, right = (torch.rand(shape, dtype=torch.float64, generator=generator) for _ in range(2))
-        product = torch.empty(shape, dtype=torch.float64)
-        times = _times(lambda: torch.mm(left, right, out=product), seconds)
-        speeds = [2 * _SIZE**3 / each / 1e9 for each in times]
-        training = Training(**{kind: _speed(kind, _KIND_PART * seconds) for kind in KINDS})
-    finally:
-        torch.set_num_threads(threads)
+def of_times(found: core_speed.Times, host: Host) -> Calibration:
+    """The speeds that these times tell of a core of `host`."""
+    speeds = [2 * core_speed.SIZE**3 / each / 1e9 for each in found.products]
+    done = {kind: count(make()) for kind, make in core_speed.pieces().items()}
+    training = Training(
+        **{kind: getattr(done[kind], kind) / seconds for kind, seconds in found.kinds.items()}
+    )
     return Calibration(
-        host=this_host(),
+        host=host,
         low=min(speeds),
         median=statistics.median(speeds),
         high=max(speeds),
@@ -153,51 +169,6 @@ def measure(seconds: float = 2.0) -> Calibration:
         training=training,
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
-
-
-def _times(run: Callable[[], object], seconds: float) -> list[float]:
-    """CPU seconds of each of the runs that fit into `seconds`."""
-    run()  # sets the library up
-    times: list[float] = []
-    end = time.monotonic() + seconds
-    while len(times) < _MIN_PRODUCTS or time.monotonic() < end:
-        begin = time.thread_time()
-        run()
-        times.append(time.thread_time() - begin)
-    return times
-
-
-def _speed(kind: str, seconds: float) -> float:
-    """Of this thread in work of `kind`, as a network's training has it: forward and backward."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-
-    def rand(*shape: int) -> torch.Tensor:
-        return torch.rand(shape, generator=generator).requires_grad_()
-
-    def backward(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], object]:
-        gradient = torch.rand_like(run(*inputs))
-        return lambda: torch.autograd.grad(run(*inputs), inputs, gradient)
-
-    functional = torch.nn.functional
-    run = {
-        "convolution": lambda: backward(
-            lambda x, w: functional.conv2d(x, w, padding=1), rand(4, 128, 28, 28), rand(128, 128, 3, 3)
-        ),
-        "depthwise": lambda: backward(
-            lambda x, w: functional.conv2d(x, w, padding=1, groups=128),
-            rand(4, 128, 28, 28),
-            rand(128, 1, 3, 3),
-        ),
-        "matrix": lambda: backward(torch.mm, rand(_SIZE, _SIZE), rand(_SIZE, _SIZE)),
-        "memory": lambda: backward(
-            lambda x, w: functional.relu(functional.batch_norm(x, None, None, w, training=True)),
-            rand(16, 64, 56, 56),
-            rand(64),
-        ),
-    }[kind]()
-    return float(getattr(count(run), kind)) / statistics.median(_times(run, seconds))
 
 
 def share(
@@ -235,24 +206,23 @@ def _matrix(speeds: Training) -> float:
 
 
 def this_host() -> Host:
-    return Host(cpu=_cpu_model(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch"))
+    return Host(
+        cpu=core_speed.cpu_model(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch")
+    )
 
 
-def _cpu_model() -> str:
-    """As the kernel calls it; on Arm the kernel names the board, if anything."""
-    facts: dict[str, str] = {}
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), value.strip())
-    named = (facts.get(key) for key in ("model name", "Model", "Hardware"))
-    return next(filter(None, named), None) or platform.processor() or platform.machine()
+def _path() -> Path:
+    return cache.folder() / "calibration.json"
 
 
-def _read(path: Path) -> tuple[Calibration, ...]:
+def _keep(all_of_it: _Cache) -> None:
+    cache.keep(_path(), all_of_it.model_dump_json(indent=2) + "\n")
+
+
+def _read() -> _Cache:
     """From the cache; nothing where the file is damaged, or another program's or version's."""
     try:
         # Not strict, as JSON has neither tuples nor dates.
-        return _Cache.model_validate_json(path.read_bytes(), strict=False).calibrations
+        return _Cache.model_validate_json(_path().read_bytes(), strict=False)
     except (OSError, ValueError):
-        return ()
+        return _Cache()

@@ -50,7 +50,11 @@ class StepCost:
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
         this host's."""
-        return 0.0 if device.gflops is not None or device.cpu is None else self.update / device.cpu
+        return (
+            0.0
+            if device.gflops is not None or device.cpu is None
+            else self.update / (device.cpu * device.core)
+        )
 
     def per_start(self, device: PlannedDevice) -> float:
         """Seconds from the start of a client on `device` until it is ready; 0 likewise."""
@@ -61,7 +65,7 @@ class StepCost:
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.seconds is not None:
-            return self.seconds / device.cpu
+            return self.seconds / (device.cpu * device.core)
         return 0.0
 
 

@@ -71,7 +71,7 @@ class Doors:
         self._manager = manager
         self._nodes = nodes
         self._image = image
-        self._run = run
+        self.run = run
         self._labels = labels
         self._folder = folder
         self._again = again
@@ -201,7 +201,7 @@ class Doors:
         )
 
     def _named(self, what: str) -> str:
-        return name_of(self._run, f"{what}{self._again}")
+        return name_of(self.run, f"{what}{self._again}")
 
     def _labelled(self, part: str) -> dict[str, str]:
         return {**self._labels, PART_LABEL: part}
@@ -224,8 +224,8 @@ class Doors:
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
                 with suppress(*docker_engine.ERRORS):
-                    executor.remove_containers(engine, self._run, self._is_own)
-                    executor.remove_containers(engine, self._run)
+                    executor.remove_containers(engine, self.run, self._is_own)
+                    executor.remove_containers(engine, self.run)
         self._close()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
@@ -243,6 +243,14 @@ class Doors:
 def is_last(container: Mapping[str, Any]) -> bool:
     """Whether a container is one that engines are reached by."""
     return container["Labels"].get(PART_LABEL) in PARTS
+
+
+def image_of(manager: docker.DockerClient, run: str) -> str | None:
+    """What the doors of `run` were made of, if there are any."""
+    for one in swarm_executor.services(manager, run):
+        if one["Spec"]["Labels"].get(PART_LABEL) == DOORS:
+            return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
+    return None
 
 
 def node_container(

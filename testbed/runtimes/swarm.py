@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import ImageNotFound
 
 from agents.config import Broker
 from agents.device_actions import Action, Join, Restart, SetCpu
@@ -48,7 +47,15 @@ from testbed.images import Images
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
-from testbed.runtimes import LiveRun, container_files, doors, executor, swarm_executor, swarm_removal
+from testbed.runtimes import (
+    LiveRun,
+    container_files,
+    doors,
+    executor,
+    swarm_executor,
+    swarm_images,
+    swarm_removal,
+)
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import (
     DIRECTORY_LABEL,
@@ -95,6 +102,8 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
         built = images.ensure(client, view.progress, container_files.own_image(spec))
+        registry = spec.topology.runtime.registry
+        built = swarm_images.pushed(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))
         runtime = SwarmRuntime(client, nodes, built, spec, view)
         spec.directory.write_manifest(
@@ -133,7 +142,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             if not any(swarm_removal.things(manager, run)):
                 return True
         nodes = swarm.nodes(manager)
-        image = images.current_tags(images.FOLDER, images.AGENTS)["base"]
+        image = doors.image_of(manager, run) or images.current_tags(images.FOLDER, images.AGENTS)["base"]
         with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
             # Whoever made the doors that may be there has taken their keys along.
             again = f"-{secrets.token_hex(2)}"
@@ -231,7 +240,10 @@ class SwarmRuntime:
         container_files.prepare(self._spec, self._owner, accounts, identity)
         with as_host_error("start the services"):
             self._doors.open()
-            self._bring_images(used)
+            if self._spec.topology.runtime.registry is None:
+                swarm_images.bring(
+                    self._manager, self._doors, used, self._images.agent, self._view.progress
+                )
             self._make_networks()
             self._start_servers(identity.certificate)
             routers = self._routers.start(used)
@@ -251,17 +263,6 @@ class SwarmRuntime:
         """By the folder's number, as a path of a Unix socket has at most 107 characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
-
-    def _bring_images(self, nodes: Sequence[str]) -> None:
-        """Copy the agents' image to the nodes that lack it, by the engines' own save and load."""
-        for node in nodes:
-            api: Any = self._doors.engines[node].api
-            try:
-                api.inspect_image(self._images.agent)
-            except ImageNotFound:
-                self._view.progress(f"Copying {self._images.agent} to {self._site.names[node]}")
-                for _ in api.load_image(self._manager.api.get_image(self._images.agent)):
-                    pass
 
     def _make_networks(self) -> None:
         for network in self._launch.networks:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ def nodes(*cores: int, memory: int = 64 * GIB) -> tuple[Node, ...]:
     )
 
 
-def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: bool) -> Plan:
+def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: Any) -> Plan:
     parsed = topology.parse(
         "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
         f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"

@@ -1,0 +1,115 @@
+"""Images on the nodes of a Swarm: by a registry, where the topology names one, else by the engines' own
+save and load. What was copied to a node is remembered, so that it can be removed there again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import docker
+from docker.errors import APIError, ImageNotFound
+
+from testbed import images
+from testbed.errors import HostError
+from testbed.host import cache
+from testbed.images import Images
+from testbed.runtimes.doors import Doors
+
+Progress = Callable[[str], None]
+
+
+class Push(NamedTuple):
+    """An image of this machine, and what it is called in a registry."""
+
+    tag: str
+    repository: str
+    version: str
+
+
+def pushes(built: Images, registry: str) -> list[Push]:
+    """What nodes pull; broker and aggregator are on this machine, but are services as all others."""
+    return [
+        Push(tag, *named(tag, registry).rsplit(":", 1))
+        for tag in (built.base, built.agent, built.broker)
+    ]
+
+
+def named(tag: str, registry: str) -> str:
+    """What an image of this machine is called in `registry`."""
+    return f"{registry.rstrip('/')}/{tag}"
+
+
+def pushed(
+    manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
+) -> Images:
+    """`built` by the names in the registry, where there is one, and it has them. Raises HostError."""
+    if registry is None:
+        return built
+    for tag, repository, version in pushes(built, registry):
+        manager.api.tag(tag, repository, version)
+        for entry in manager.api.push(repository, version, stream=True, decode=True):
+            if "error" in entry:
+                raise HostError(
+                    f"the registry {registry} does not take {tag}: {entry['error']}. The engine's own "
+                    "login is used: docker login, or insecure-registries of its configuration"
+                )
+        progress(f"{repository}:{version} is in the registry")
+    names = {field: named(getattr(built, field), registry) for field in ("base", "agent", "broker")}
+    return replace(built, **names)
+
+
+def bring(
+    manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str, progress: Progress
+) -> None:
+    """Copy an image to those of `nodes` that lack it; what was copied before and no checkout uses any
+    more is removed there."""
+    for node in nodes:
+        api: Any = doors.engines[node].api
+        try:
+            api.inspect_image(tag)
+        except ImageNotFound:
+            progress(f"Copying {tag} to {doors.names[node]}")
+            for _ in api.load_image(manager.api.get_image(tag)):
+                pass
+            _remember(node, {*_copied().get(node, ()), tag})
+            _remove(doors, node, {*_copied()[node]} - images.registered() - {tag})
+
+
+def prune(doors: Doors, progress: Progress) -> None:
+    """Remove what was copied to the other nodes and no container there uses."""
+    for node in doors.others:
+        for tag in sorted(_remove(doors, node.id, _copied().get(node.id, ()))):
+            progress(f"{tag}: removed from {node.name}")
+
+
+def _remove(doors: Doors, node: str, tags: Collection[str]) -> set[str]:
+    """Remove images from a node, but for those in use; return which are gone."""
+    gone = set()
+    for tag in tags:
+        with suppress(APIError):  # in use
+            with suppress(ImageNotFound):
+                doors.engines[node].images.remove(tag)
+            gone.add(tag)
+    _remember(node, set(_copied().get(node, ())) - gone)
+    return gone
+
+
+def _copied() -> dict[str, list[str]]:
+    """Tags of what this user has copied to nodes, by the node's id."""
+    try:
+        found = json.loads(_path().read_bytes())
+        return {str(node): [str(tag) for tag in tags] for node, tags in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
+def _remember(node: str, tags: Collection[str]) -> None:
+    kept = {**_copied(), node: sorted(tags)}
+    cache.keep(_path(), json.dumps({one: tags for one, tags in kept.items() if tags}))
+
+
+def _path() -> Any:
+    return cache.folder() / "images-on-nodes.json"
