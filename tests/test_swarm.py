@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ import pytest
 from agents import events
 from testbed import images
 from testbed.broker import BROKER
+from testbed.plan.agent_configs import DISK
+from testbed.runtimes import executor
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
 from tests.conftest import unavailable
-from tests.running import Finished, cli, interrupt, started, until_printed, write_topology
+from tests.running import Finished, cli, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
 
 LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
@@ -27,6 +31,8 @@ DEVICES: list[dict[str, Any]] = [
     {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
 ]
 """With the names of the nodes, which have the same host name, to be filled in."""
+KINDS = ("agent", "broker", "base")
+NAMES = {"first", "second-1", "second-2"}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +46,8 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
         swarm(Path(folder)) as found,
     ):
-        carry([tag for kind, tag in tags.items() if not kind.endswith("cuda")], found[0])
-        carry([tags["base"]], found[1])
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(carry, [[tags[kind] for kind in KINDS], [tags["base"]]], found))
         yield found
 
 
@@ -75,8 +81,8 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
     return found
 
 
-def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
-    """With a scenario, and a broker that is killed once that is over."""
+def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+    """With a scenario; then the broker is killed, then the controller, and the run is resumed."""
     file = topology(
         tmp_path,
         scenario=[
@@ -85,29 +91,58 @@ def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path
             {"at": "2500ms", "pause": "first", "for": "1s"},
         ],
         stop={"after": "5min"},
+        evaluate={"every": "500ms"},
     )
-    names, runs = {"first", "second-1", "second-2"}, tmp_path / "runs"
+    runs = tmp_path / "runs"
     with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
-        run = until(runs, lambda run: "resume" in acted(run))
+        until(runs, lambda run: "resume" in acted(run))
         (broker,) = parts(on_swarm[0], BROKER)
         on_swarm[0].client.api.kill(broker)
         # Over each node's router to the new one; for second-2 a new client, too.
-        until(runs, lambda run: since(run, "the broker ended with exit code 137") == names)
-        assert f"{run.path.name}" in cli("ps", cwd=tmp_path).stdout
-        _, told = interrupt(up)
-    assert up.returncode == 130, told
+        run = until(runs, lambda run: since(run, "the broker ended with exit code 137") == NAMES)
+        (second,) = parts(on_swarm[1], "second-1")
+        executor.put(on_swarm[1].client, second, DISK, {"kept": b"by its client"})
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    name = run.path.name
+    assert name in cli("ps", cwd=tmp_path).stdout
+    assert "Denied" not in cli("logs", name, cwd=tmp_path).stdout
+    done = cli("down", "--all", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert left(on_swarm) == []
+    assert "aggregator" in {path.stem for path in (run.path / "logs").iterdir()}
+    assert (run.path / "state/clients/second-1/kept").read_text() == "by its client"
+
+    before = Finished.only_one_in(runs)
+    shorten(run.path / "topology.yaml", len(before.updates) + 60)
+    with started("up", "--resume", name, "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (second,) = parts(on_swarm[1], "second-1")
+        assert executor.read_file(on_swarm[1].client, second, f"{DISK}/kept") == b"by its client"
+        told, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, told
     assert left(on_swarm) == []
     run = Finished.only_one_in(runs)
-    assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "interrupted")
+    assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "updates")
     assert len(set(run.manifest["placement"].values())) == 2
+    assert run.records[: len(before.records)] == before.records
     assert acted(run) == ["set", "set", "crash", "pause", "restart", "resume"]
+    versions = [r.version for r in run.records if isinstance(r, events.VersionMade)]
+    assert versions == list(range(1, len(versions) + 1))
+    assert len({(u.client, u.sequence) for u in run.updates}) == len(run.updates)  # none applied twice
     for u in run.updates:
         times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
         assert times == sorted(times)
-    assert {s["device"] for s in run.telemetry} == names
+    assert {s["device"] for s in run.telemetry} == NAMES
     assert '"clocks"' in (run.path / "fidelity.json").read_text()
-    assert {path.stem for path in (run.path / "logs").iterdir()} >= {*names, BROKER, "node.gate"}
+    assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.gate"}
+
+
+def shorten(file: Path, updates: int) -> None:
+    """Have a run that is interrupted end after so many updates."""
+    stop = f"stop: {{updates: {updates}}}\n"
+    file.write_text(re.sub(r"(?m)^stop:\n( .*\n)+", stop, file.read_text()))
 
 
 def until(runs: Path, there: Callable[[Finished], bool]) -> Finished:
@@ -134,33 +169,3 @@ def parts(engine: Engine, part: str) -> list[str]:
     """Containers of that part, of any run, that run."""
     found = engine.client.api.containers(filters={"label": f"{PART_LABEL}={part}"})
     return [one["Id"] for one in found]
-
-
-def test_a_run_goes_on_after_its_controller_was_killed(
-    on_swarm: tuple[Engine, Engine], tmp_path: Path
-) -> None:
-    file = topology(tmp_path, stop={"updates": 60}, evaluate={"every": "500ms"})
-    runs = tmp_path / "runs"
-    with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
-        until_printed(up, "version")
-        until_printed(up, "version")
-        os.kill(up.pid, signal.SIGKILL)
-        up.wait()
-    run = next(runs.iterdir()).name
-    assert f"{run}" in cli("ps", cwd=tmp_path).stdout
-    assert "Denied" not in cli("logs", run, cwd=tmp_path).stdout
-    done = cli("down", "--all", cwd=tmp_path / "..")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert left(on_swarm) == []
-    before = Finished.only_one_in(runs)
-    assert 0 < len(before.updates) < 60
-    done = cli("up", "--resume", run, "--runs", runs)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert left(on_swarm) == []
-    after = Finished.only_one_in(runs)
-    assert (after.manifest["runtime"], after.manifest["outcome"]) == ("swarm", "updates")
-    assert after.records[: len(before.records)] == before.records
-    versions = [r.version for r in after.records if isinstance(r, events.VersionMade)]
-    assert versions == list(range(1, len(versions) + 1))
-    keys = {(u.client, u.sequence) for u in after.updates}
-    assert len(keys) == len(after.updates) >= 60  # nothing is applied twice

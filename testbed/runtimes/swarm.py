@@ -241,9 +241,7 @@ class SwarmRuntime:
         with as_host_error("start the services"):
             self._doors.open()
             if self._spec.topology.runtime.registry is None:
-                swarm_images.bring(
-                    self._manager, self._doors, used, self._images.agent, self._view.progress
-                )
+                self._bring_images(used)
             self._make_networks()
             self._start_servers(identity.certificate)
             routers = self._routers.start(used)
@@ -264,6 +262,13 @@ class SwarmRuntime:
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
+    def _bring_images(self, nodes: Sequence[str]) -> None:
+        agent = self._images.agent
+        swarm_images.bring(self._manager, self._doors, nodes, agent, self._view.progress)
+        self._site.ids.update(swarm_images.ids(self._manager, self._doors, nodes, agent))
+        here = (self._doors.here,)
+        self._site.ids.update(swarm_images.ids(self._manager, self._doors, here, self._images.broker))
+
     def _make_networks(self) -> None:
         for network in self._launch.networks:
             bridge = network.name == self._site.named("data")
@@ -276,9 +281,9 @@ class SwarmRuntime:
         """Start broker, aggregator and the gates."""
         at = Placed(nodes=(f"node.id == {self._doors.here}",), binds=True)
         servers = (self._launch.broker, self._launch.aggregator)
-        made = {
-            swarm_executor.create(self._manager, part, at): (part.part, 1) for part in servers
-        } | self._gates.create(certificate)
+        made = {self._site.create(part, at): (part.part, 1) for part in servers} | self._gates.create(
+            certificate
+        )
         found = self._site.running(
             {one: count for one, (_, count) in made.items()},
             {one: part for one, (part, _) in made.items()},
@@ -339,7 +344,7 @@ class SwarmRuntime:
             cores=0.0 if self._spec.plan.oversubscribed else planned.share,
         )
         container = replace(container, group=0)
-        return swarm_executor.create(self._manager, container, at)
+        return self._site.create(container, at)
 
     def _furnish(self, container: Container) -> None:
         """Send a device its shard, and what else it reads: checked by hash, in pieces."""

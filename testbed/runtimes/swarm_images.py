@@ -78,6 +78,18 @@ def bring(
             _remove(doors, node, {*_copied()[node]} - images.registered() - {tag})
 
 
+def ids(manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str) -> dict[str, str]:
+    """The id of an image by its tag, where all of `nodes` know it by the same: engines that keep images
+    in different ways do not."""
+    found = str(manager.images.get(tag).id)
+    try:
+        for node in nodes:
+            doors.engines[node].images.get(found)
+    except ImageNotFound:
+        return {}
+    return {tag: found}
+
+
 def prune(doors: Doors, progress: Progress) -> None:
     """Remove what was copied to the other nodes and no container there uses."""
     for node in doors.others:

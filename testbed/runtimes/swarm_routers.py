@@ -11,7 +11,7 @@ from agents.topics import ROUTER
 from testbed.broker import Account, router_user
 from testbed.errors import HostError
 from testbed.plan import agent_configs
-from testbed.runtimes import executor, swarm_executor
+from testbed.runtimes import executor
 from testbed.runtimes.containers import PART_LABEL
 from testbed.runtimes.services import Placed
 from testbed.runtimes.swarm_site import At, Site
@@ -49,7 +49,7 @@ class Routers:
             )
             volume = site.volume(f"{part}-files", FILES)
             at = Placed(nodes=(f"node.id == {node}",), volumes=[volume])
-            made[swarm_executor.create(site.manager, own, at)] = part
+            made[site.create(own, at)] = part
             self._parts[node] = part
         for service, found in site.running(dict.fromkeys(made, 1), made).items():
             self.at[made[service]] = site.located(found[0])

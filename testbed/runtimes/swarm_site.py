@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import docker
@@ -16,10 +16,10 @@ from testbed.host import docker_engine
 from testbed.plan import cpuset
 from testbed.plan.agent_configs import RunSpec
 from testbed.runtimes import executor, swarm_executor
-from testbed.runtimes.containers import PART_LABEL, CpuLimits, Launch
+from testbed.runtimes.containers import PART_LABEL, Container, CpuLimits, Launch
 from testbed.runtimes.doors import Doors
 from testbed.runtimes.launch import DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, name_of
-from testbed.runtimes.services import Volume, short
+from testbed.runtimes.services import Placed, Volume, short
 
 _SINGLE, _MOST = 1024, 262_144
 """CPU weight of a single process, and the most that a container can have."""
@@ -49,6 +49,13 @@ class Site:
     labels: Mapping[str, str]
     """Of all that is the run's."""
     doors: Doors
+    ids: dict[str, str] = field(default_factory=dict)
+    """Of images, by tag, that all nodes have: of these no engine asks a registry."""
+
+    def create(self, container: Container, at: Placed) -> str:
+        """Create the service of `container`; return its id."""
+        image = self.ids.get(container.image, container.image)
+        return swarm_executor.create(self.manager, replace(container, image=image), at)
 
     def named(self, what: str) -> str:
         """Name of an object of the run."""
