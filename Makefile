@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench bench-dashboard predict dilation profiles papers mutants clean
+.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -17,6 +17,15 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation as a site, which needs no network to be read.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
+
+# The pictures of docs/asynchronous.md, from runs in virtual time.
+figures: $(VENV)/.installed
+	$(BIN)/python docs/figures.py
 
 # Which changes to the source no test notices (CONTRIBUTING.md).
 mutants: $(VENV)/.installed-dev

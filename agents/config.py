@@ -219,6 +219,8 @@ class ClientConfig:
     """Bytes of the GPU's memory that PyTorch may take; None: not limited."""
     keepalive: float = KEEPALIVE
     """Of MQTT. A ping waits behind a model that is under way, and its answer too."""
+    verbose: bool = False
+    """Say in the log when each round begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Payloads as messages of MQTT: a large one goes as several messages of one topic.
 
-A part is `_HEAD` (magic number; which body of the sender's; its number; how many there are) and its
-share of the payload: part 0 has the header, the others the body. MQTT keeps the order of a topic's
-messages, and may repeat some after a reconnect; where one is lost, the payload is, until it is sent once
-more.
+A part is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes of the
+body) and its share of the payload: part 0 has the header, the others the body. MQTT keeps the order of a
+topic's messages, and may repeat some after a reconnect; where one is lost, the payload is, until it is
+sent once more.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MOST = 2**20
-"""Bytes that one message carries. MQTT's own limit is 268 MB. But whenever paho has sent some of a
-message it copies the rest, and what it has received three times; and nothing else gets through in
-between, not even the ping that keeps a connection."""
+"""Bytes that one message carries. MQTT's own limit is 268 MB. But nothing else gets through in between,
+not even the ping that keeps a connection."""
 _MAGIC = b"testbed\xff"
 """No message of ours begins like this: a header of safetensors would be longer than any."""
-_HEAD = struct.Struct("<8sQII")
+HEAD = struct.Struct("<8sQIIQ")
 _MAX_PARTS = 4096
 MOST_TOGETHER = _MAX_PARTS * MOST
 """Bytes of a payload."""
@@ -36,25 +35,29 @@ class Body:
     """All of it; None where it is large."""
     number: int = 0
     parts: Messages = ()
+    size: int = 0
+    """Bytes of all of it."""
 
 
 def cut(views: Sequence[bytes | bytearray | memoryview], most: int = MOST) -> Body:
     """The body that `views` make, one after the other; they are copied."""
-    if sum(map(len, views)) <= most:
+    size = sum(map(len, views))
+    if size <= most:
         return Body(b"".join(views))
     shares = [
         memoryview(view)[start : start + most] for view in views for start in range(0, len(view), most)
     ]
     number, count = secrets.randbits(63), 1 + len(shares)
-    heads = (_HEAD.pack(_MAGIC, number, index, count) for index in range(1, count))
-    return Body(None, number, tuple(map(b"".join, zip(heads, shares, strict=True))))
+    heads = (HEAD.pack(_MAGIC, number, index, count, size) for index in range(1, count))
+    return Body(None, number, tuple(map(b"".join, zip(heads, shares, strict=True))), size)
 
 
 def messages(head: bytes, body: Body) -> Messages:
     """What carries `head` and, after it, `body`."""
     if body.whole is not None:
         return (head + body.whole,)
-    return _HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts)) + head, *body.parts
+    first = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts), body.size)
+    return first + head, *body.parts
 
 
 def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages:
@@ -65,9 +68,12 @@ def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages
 @dataclass(slots=True)
 class _Unfinished:
     number: int
+    count: int
     payload: bytearray
-    following: int = 1
+    following: int = 0
     """Number of the part that comes next."""
+    filled: int = 0
+    """Bytes that are there."""
 
 
 @dataclass(slots=True)
@@ -79,26 +85,48 @@ class Joiner:
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
         """The payload, once all of it is there; None until then, and for parts that make none."""
-        if not message.startswith(_MAGIC):
+        if not is_part(message):
             return message
-        if len(message) < _HEAD.size:
+        if len(message) < HEAD.size:
             return None
-        _, number, index, count = _HEAD.unpack_from(message)
+        share = memoryview(message)[HEAD.size :]
+        place = self.place(topic, message[: HEAD.size], len(share))
+        if place is None:
+            return None
+        place[:] = share
+        return self.filled(topic, len(share))
+
+    def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
+        """Where the share of `size` bytes of the part with this `head` is to be put, before `filled` is
+        called; None: nowhere, as it makes no payload."""
+        _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_PARTS:
             return None
-        share = memoryview(message)[_HEAD.size :]
-        found = self._unfinished.get(topic)
         if index == 0:
-            found = self._unfinished[topic] = _Unfinished(number, bytearray(share))
-        elif found is None or (number, index) != (found.number, found.following):
+            self._unfinished.pop(topic, None)
+            if size + body > self.most:
+                return None
+            self._unfinished[topic] = _Unfinished(number, count, bytearray(size + body))
+        found = self._unfinished.get(topic)
+        if found is None or (number, index) != (found.number, found.following):
             return None  # repeated, or after one that was lost
-        else:
-            found.payload += share
-            found.following += 1
-        if len(found.payload) > self.most:
+        if found.filled + size > len(found.payload):
             del self._unfinished[topic]
             return None
-        if found.following < count:
+        return memoryview(found.payload)[found.filled : found.filled + size]
+
+    def filled(self, topic: str, size: int) -> bytearray | None:
+        """The payload on `topic`, where the `size` bytes that have just been put in place are its last
+        ones."""
+        found = self._unfinished[topic]
+        found.filled += size
+        found.following += 1
+        if found.following < found.count:
             return None
         del self._unfinished[topic]
-        return found.payload
+        return found.payload if found.filled == len(found.payload) else None
+
+
+def is_part(message: bytes | bytearray) -> bool:
+    """Whether a message that begins like this is a part."""
+    return message.startswith(_MAGIC)

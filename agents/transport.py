@@ -1,6 +1,6 @@
 """MQTT 3.1.1 through paho, and nothing else of it: callbacks only pass messages on, to a queue's put.
 
-This is the only module that imports paho. Its quirks, met here:
+Beside `agents.streaming` this is the only module that imports paho. Its quirks, met here:
 
 - `connect` blocks and raises OSError where nobody listens, while a refused login is a callback: both
   become ConnectionFailedError.
@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
-from agents import parts
+from agents import parts, streaming
 from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
 from agents.parts import Messages
@@ -75,7 +74,6 @@ class Connection:
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
         self._sink = sink
-        self._parts = parts.Joiner(largest)
         self._answered = threading.Event()
         self._refusal: str | None = None
         self._will = will
@@ -89,8 +87,9 @@ class Connection:
         """What is published before all that is older has been sent again; None: nothing is held."""
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
-        self._paho = paho.Client(
-            CallbackAPIVersion.VERSION2,
+        self._paho = streaming.Client(
+            parts.Joiner(largest),
+            self._on_payload,
             client_id=broker.username,  # as no other's: the broker ends a session for one of its id
             clean_session=not keeps_session,
             protocol=paho.MQTTv311,
@@ -107,7 +106,6 @@ class Connection:
         self._paho.on_connect = self._on_connect
         self._paho.on_disconnect = self._on_disconnect
         self._paho.on_subscribe = self._on_subscribe
-        self._paho.on_message = self._on_message
         self._paho.on_socket_open = _without_delay
 
     def open(self, timeout: float = 30.0) -> None:
@@ -209,10 +207,8 @@ class Connection:
         self._subscribed = True
         self._in_order_again()  # now, as our status may bring an answer
 
-    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        payload = self._parts.add(message.topic, bytes(message.payload))  # bytes already: no copy
-        if payload is not None:
-            self._sink(Received(message.topic, payload, time.monotonic_ns()))
+    def _on_payload(self, topic: str, payload: bytes | bytearray) -> None:
+        self._sink(Received(topic, payload, time.monotonic_ns()))
 
 
 def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:

@@ -10,9 +10,9 @@ the page cache takes them: the disk comes later.
     python -m benchmarks.aggregator durability [FOLDER]
 
 What `durability: update` costs: updates per second with every input logged ahead and synced on FOLDER's
-disk, checkpoints included, as a ratio to those with `durability: none`, which syncs the records of new
-versions; in batches of eight updates, and one by one; rounds of both alternate. The default folder is
-this one. Absolute numbers are this machine's; the ratios are to be compared.
+disk, checkpoints included, as a ratio to those with `durability: none`, which syncs nothing; in batches
+of eight updates, and one by one; rounds of both alternate. The default folder is this one. Absolute
+numbers are this machine's; the ratios are to be compared.
 """
 
 from __future__ import annotations

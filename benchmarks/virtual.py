@@ -1,12 +1,13 @@
 """Virtual time, and the local training in it, against plain loops over the clients.
 
-    python -m benchmarks.virtual
+    python -m benchmarks.virtual [stacks]
 
 Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as three
 loops over the clients in the same run make: one as tutorials write it (DataLoader, torch.optim), a lean
 one in PyTorch (autograd, SGD by hand), and for logistic regression a lean one in NumPy (the gradient by
 hand, all in place). Of the batched trainer with all clients at once; of a whole run of AREA, where
 far fewer are pending when the next result is needed; and of the trainer by how many there are.
+`stacks` prints what it brings to train a perceptron's clients as one stack (docs/virtual-time.md).
 
 All take turns, and of each the median counts. Absolute numbers are this machine's. MNIST and CIFAR-10
 come from TESTBED_DATA where that is set, else noise of their shape is as good.
@@ -19,11 +20,14 @@ import functools
 import itertools
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -48,6 +52,7 @@ from testbed.run import up
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.partition import Indices
 from testbed.view import View
+from testbed.virtual import objectives
 from testbed.virtual.run import run
 from testbed.virtual.training import BatchTrainer, Job
 
@@ -63,6 +68,9 @@ _CLASSES = 10
 _STEPS = 1024
 """Client-steps of a loop in one turn, about."""
 _AT_ONCE = (1, 4, 14, 64, 128)
+_STACKS = ((10, 32), (16, 32), (32, 32), (100, 32), (16, 100), (100, 100))
+"""Clients and hidden units of a perceptron."""
+_WIDTHS = (16, 9, 11, 8, 14, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +274,12 @@ class WholeRun:
     """A run of AREA in virtual time: rule, aggregator, clients, records and journal included."""
 
     def __init__(self, setting: Setting) -> None:
-        topology = {
+        topology: dict[str, Any] = {
             "name": "benchmark",
             **({"code": perceptron.__file__} if type(setting.task) is Perceptron else {}),
             "task": {
                 "name": _NAMES[type(setting.task)],
+                **vars(setting.task),
                 "local": {"steps": setting.steps, "batch_size": setting.batch_size, "lr": setting.lr},
             },
             "rule": {"name": "area", "criterion": "every", "every": 4},
@@ -369,7 +378,50 @@ def by_number_at_once(setting: Setting) -> None:
         print(f"{number:>16}{1e6 * seconds:>8.1f}{loop / seconds:>7.2f}")
 
 
+def without_stacks(contender: Callable[[], int]) -> Callable[[], int]:
+    """The same, each client trained by itself: no number of clients is enough for a stack."""
+
+    def client_steps() -> int:
+        with patch.object(objectives, "_FEW", sys.maxsize):
+            return contender()
+
+    return client_steps
+
+
+def stacks() -> None:
+    """What it brings to train the clients of a perceptron as one stack."""
+    mnist, threads = _images("ylecun/mnist", (60_000, 28, 28)), torch.get_num_threads()
+    print(f"µs per client-step of a perceptron on MNIST, 10 steps of 16 samples, {threads} threads\n")
+    for heads in (
+        ("all clients", "in", "one after", "lean", "a whole run", "without"),
+        ("at once, units", "stacks", "the other", "loop", "of AREA", "stacks"),
+    ):
+        _row(*heads)
+    for clients, hidden in _STACKS:
+        torch.set_num_threads(threads)  # which the loops change
+        task = Perceptron(hidden=hidden)
+        setting = Setting("perceptron", task, mnist, clients, batch_size=16, steps=10, updates=300)
+        stacked, whole = Batched(setting, clients).client_steps, WholeRun(setting).client_steps
+        with patch.object(objectives, "_FEW", sys.maxsize):  # a trainer finds out when it is made
+            single = Batched(setting, clients).client_steps
+        contenders = stacked, without_stacks(single), whole, without_stacks(whole)
+        together, apart, run, plain, *loop = (
+            1e6 * each for each in seconds_per_step(*contenders, *one_by_one(Lean(setting)))
+        )
+        figures = f"{clients}, {hidden}", *map(round, (together, apart, min(loop), run, plain))
+        print(
+            "".join(f"{one:>{width}}" for one, width in zip(figures, _WIDTHS, strict=True)), flush=True
+        )
+
+
+def _row(*cells: object) -> None:
+    print("".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)), flush=True)
+
+
 def main() -> None:
+    if sys.argv[1:] == ["stacks"]:
+        stacks()
+        return
     print("Client-steps per second, and how many times as many as each loop over the clients")
     for setting in settings():
         compare(setting)

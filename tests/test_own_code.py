@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
+from docker.errors import ImageNotFound
 
+from testbed import images
 from tests.running import Finished, cli
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-code.md"
@@ -25,6 +30,29 @@ def example(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
 
 
+@pytest.fixture
+def own_image(example: Path, engine: docker.DockerClient) -> Iterator[Path]:
+    """Gives `slow` an image of its own: a folder with a Dockerfile, which is removed again."""
+    folder = example.parent / "sensor"
+    folder.mkdir()
+    (folder / "driver.py").write_text("READING = 21\n")
+    (folder / "Dockerfile").write_text(
+        "ARG BASE\nFROM ${BASE}\nCOPY driver.py /opt/sensor/\n"
+        "ENV PYTHONPATH=${PYTHONPATH}:/opt/sensor\nRUN python3 -c 'import driver'\n"
+    )
+    text = example.read_text(encoding="utf-8")
+    example.write_text(text.replace("cpu: 0.1}", "cpu: 0.1, image: sensor/Dockerfile}"))
+    yield folder
+    for tag in tags_for(folder / "Dockerfile"):
+        with contextlib.suppress(ImageNotFound):
+            engine.images.remove(tag)
+
+
+def tags_for(path: Path) -> list[str]:
+    """Of the images built for it."""
+    return [tag for tag, user in images.registered().items() if user == str(path)]
+
+
 @pytest.mark.together
 @pytest.mark.parametrize(
     "runtime", [pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"]
@@ -34,7 +62,7 @@ def test_the_example_runs_and_is_replayed(
 ) -> None:
     """From another folder; what is beside the topology by then does not count."""
     if runtime == "docker":
-        request.getfixturevalue("engine")
+        sensor = request.getfixturevalue("own_image")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "mlp.py").write_text("raise AssertionError\n")
@@ -44,6 +72,10 @@ def test_the_example_runs_and_is_replayed(
     assert (run.manifest["task"], run.manifest["rule"]) == ("mlp:Mlp", "cautious:Cautious")
     assert len(run.updates) == 40
     assert run.best_accuracy > 0.3
+    if runtime == "docker":
+        (tag,) = tags_for(sensor / "Dockerfile")
+        assert run.manifest["images"]["groups"] == {"slow": tag}
+        assert {update.client for update in run.updates} == {"fast", "slow"}
     weights = {update.weight for update in run.updates}
     assert max(weights) == 0.8  # of updates of at most the mean norm; the others' are less
     assert 0 < min(weights) < 0.8

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import pexpect
 import pytest
 
 from agents import events, wire
@@ -159,6 +160,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         assert device.attrs["HostConfig"]["Memory"] == device.attrs["HostConfig"]["MemorySwap"] > 0
         processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
+        a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
         attacked = attack_from(device, by_part)
         interrupt_leaves_nothing(up, engine)
     run = Finished.only_one_in(tmp_path / "runs")
@@ -167,6 +169,23 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     assert [row for row in attacked if row["refused by"] is None] == []
     assert len(attacked) > 100
     assert_no_effect_on("two", run)
+
+
+def a_shell_is_the_clients(run: Path, device: str) -> None:
+    """`testbed shell` on a terminal, and for one command."""
+    arguments = ["-m", "testbed", "shell", str(run), device]
+    shell = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(33, 99))
+    shell.expect_exact("$ ")
+    shell.sendline("stty size; hostname; id -u; exit 3")
+    shell.expect("33 99\r\n")
+    shell.expect(f"{device}\r\n10001\r\n")
+    shell.expect(pexpect.EOF)
+    shell.close()
+    assert shell.exitstatus == 3
+    said = cli("shell", run, device, "sh", "-c", "echo out; echo err >&2; exit 4")
+    assert (said.returncode, said.stdout, said.stderr) == (4, "out\n", "err\n")
+    refused = cli("shell", run, device)
+    assert (refused.returncode, "a shell needs a terminal" in refused.stderr) == (2, True)
 
 
 def attack_from(device: Any, by_part: dict[str, Any]) -> list[dict[str, str | None]]:

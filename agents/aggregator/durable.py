@@ -10,7 +10,7 @@ models are then what they were, to the bit. How much of this is done is `config.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,6 +76,8 @@ class DurableCore:
         its state is in `directory`. Raises RecordingError or SnapshotError where it cannot."""
         self._directory, self._schema = directory, setup.settings.schema
         self._durability, self._record = durability, record
+        self._keeps = durability != "none" or setup.settings.evaluate_after
+        """Whether models wait for their evaluation in files."""
         folder = directory / "state" / "aggregator"
         folder.mkdir(parents=True, exist_ok=True)
         self._checkpoint = folder / "checkpoint.bin"
@@ -116,11 +118,15 @@ class DurableCore:
         """How many inputs and other records it was given in the whole run."""
         return self._state.entries
 
-    def evaluating(self) -> Iterator[tuple[int, Vector, Buffers]]:
-        """Version and model of each evaluation that has been asked for and is not done."""
-        for version in self._state.evaluating:
-            w, _, buffers = wire.unpack(self._waiting(version).read_bytes())
-            yield version, w, buffers
+    @property
+    def evaluating(self) -> Sequence[int]:
+        """The version of each evaluation that has been asked for and is not done, in order."""
+        return self._state.evaluating
+
+    def kept(self, version: int) -> tuple[Vector, Buffers]:
+        """The model of one of these versions, from its file. Any thread may ask."""
+        w, _, buffers = wire.unpack(self._waiting(version).read_bytes())
+        return w, buffers
 
     @property
     def _logs(self) -> bool:
@@ -149,11 +155,9 @@ class DurableCore:
                 self._log.sync()
             else:
                 self._log.flush()
+        if self._log is not None or self._durability == "none":
             self._remove_evaluated()
-        if self._durability == "update":
-            self._journal.flush()  # it can be made again from the log
-        else:
-            self._journal.sync()
+        self._journal.flush()  # with a log it can be made again; else a checkpoint syncs it, and the end
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
         if self._due or (self._log is not None and not self._record and self._log.size > most):
             self._due = False
@@ -162,7 +166,6 @@ class DurableCore:
     def close(self) -> None:
         if self._log is not None:
             self._log.close()
-        self._journal.sync(at_once=True)
         self._journal.close()
 
     def _take(self, event: inputs.Input) -> act.Actions:
@@ -181,8 +184,9 @@ class DurableCore:
                     self._journal.write(record)
                 case act.Evaluate(version):
                     state.evaluating.append(version)
-                    with self._waiting(version).open("wb") as file:
-                        file.writelines(wire.pack(server.w, {}, server.buffers))
+                    if self._keeps:
+                        with self._waiting(version).open("wb") as file:
+                            file.writelines(wire.pack(server.w, {}, server.buffers))
                 case act.Save(version, final) as save:
                     folder, schema = self._directory / "models", self._schema
                     storage.save_model(folder, save.name, server.w, server.buffers, version, schema)
@@ -254,7 +258,7 @@ class DurableCore:
             return
         if self._log is not None:
             self._log.sync()
-        self._journal.sync(at_once=True)
+        self._journal.sync()
         self._state.journal = self._journal.size()
         self._size = snapshot.save(self._state, self._checkpoint)
         self._remove_evaluated()

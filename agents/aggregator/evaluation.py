@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +20,6 @@ from agents.tasks.interface import Task
 from agents.vectors import Vector
 
 _BATCH = 500
-_BYTES = 4
-"""Of a parameter, which is a float32."""
 _NICE = 19
 """In Linux niceness is a thread's own."""
 
@@ -44,8 +39,8 @@ class Evaluator:
     """Evaluates models in its own thread, which gives way to updates and to the broker, and hands each
     result, or what went wrong, to `done`.
 
-    With a folder `until_released`, models wait there, in a file without a name, until `release`. With
-    `cpus` the thread runs on these.
+    `kept` reads the model of a version, where that is kept. With `until_released` models wait there
+    until `release`. With `cpus` the thread runs on these.
     """
 
     def __init__(
@@ -54,7 +49,8 @@ class Evaluator:
         test_set: Shard,
         done: Callable[[Future[Evaluation]], object],
         *,
-        until_released: Path | None = None,
+        kept: Callable[[int], tuple[Vector, Buffers]] | None = None,
+        until_released: bool = False,
         cpus: Sequence[int] = (),
         start: Start = FROM_TASK,
         parts: Parts = NO_PARTS,
@@ -67,37 +63,34 @@ class Evaluator:
         self._device_set = None if parts.device_set is None else _tensors(parts.device_set)
         self._done = done
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
-        self._waiting: list[tuple[int, Buffers]] | None = None
-        """Version and buffers of the models in the file, in order; None: they are evaluated at once."""
-        if until_released is not None:
-            self._waiting = []
-            self._file = tempfile.TemporaryFile(dir=until_released)  # noqa: SIM115
+        self._kept = kept
+        self._waiting: list[int] | None = [] if until_released else None
+        """Versions, in order, of the models that wait; None: they are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
-        """Evaluate a copy of `w`, shape (d,), with `buffers`."""
+        """Evaluate a copy of `w`, shape (d,), with `buffers`; or the one that is kept, once released."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
-            self._waiting.append((version, buffers))
-            self._thread.submit(w.copy().tofile, self._file).add_done_callback(self._written)
+            self._waiting.append(version)
+
+    def submit_kept(self, version: int) -> None:
+        """Evaluate the model of `version` that is kept."""
+        if self._waiting is None:
+            self._thread.submit(self._evaluate_kept, version).add_done_callback(self._done)
+        else:
+            self._waiting.append(version)
 
     def release(self) -> None:
         """Evaluate what waits, and from now on at once."""
         waiting, self._waiting = self._waiting or [], None
-        for place, (version, buffers) in enumerate(waiting):
-            self._thread.submit(self._evaluate, version, place, buffers).add_done_callback(self._done)
-        if waiting:
-            self._thread.submit(self._file.close)
+        for version in waiting:
+            self.submit_kept(version)
 
-    def _written(self, writing: Future[Any]) -> None:
-        if writing.exception() is not None:
-            self._done(writing)
-
-    def _evaluate(self, version: int, place: int, buffers: Buffers) -> Evaluation:
-        """Evaluate the model at `place` of the file."""
-        count = self._flat.w.numel()
-        self._file.seek(place * count * _BYTES)
-        return self.evaluate(version, np.fromfile(self._file, np.float32, count), buffers)
+    def _evaluate_kept(self, version: int) -> Evaluation:
+        if self._kept is None:
+            raise RuntimeError("no models are kept")
+        return self.evaluate(version, *self._kept(version))
 
     def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
         self._flat.load(w, buffers)

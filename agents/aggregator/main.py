@@ -134,13 +134,13 @@ class Aggregator:
         self._clients = list(cfg.clients)
         self._topics = topics.Topics(cfg.run)
         self._inbox: Inbox[_Other] = Inbox(_WAITING)
-        later = directory / "models" if cfg.evaluate_after else None
         test_set = shards.load(Path(cfg.test_set))
         self._evaluator = Evaluator(
             task,
             test_set,
             self._inbox.put,
-            until_released=later,
+            kept=self._durable.kept,
+            until_released=cfg.evaluate_after,
             cpus=cfg.evaluation_cpus,
             start=cfg.start,
             parts=Parts(
@@ -149,8 +149,8 @@ class Aggregator:
                 cfg.device_samples,
             ),
         )
-        for waiting in self._durable.evaluating():
-            self._evaluator.submit(*waiting)
+        for version in self._durable.evaluating:
+            self._evaluator.submit_kept(version)
         if self._core.ended is not None:
             self._evaluator.release()
         names, status = self._topics, self._topics.status(topics.AGGREGATOR)
@@ -172,8 +172,8 @@ class Aggregator:
         self._connection.open()
         self._connection.publish_status(status, _READY)
         self._outbox: list[tuple[str, bytes | parts.Messages]] = []
-        self._bodies: dict[int, parts.Body] = {}
-        """Of the models in the outbox, by version."""
+        self._newest: tuple[int, parts.Body] | None = None
+        """Version and body of the model that was sent last."""
         self._acknowledgements: list[messages.Acknowledgement] = []
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
@@ -207,7 +207,6 @@ class Aggregator:
             for topic, payload in self._outbox:
                 self._connection.publish(topic, payload)
             self._outbox.clear()
-            self._bodies.clear()
             self._acknowledgements.clear()
 
     def _was_away(self) -> None:
@@ -399,9 +398,10 @@ class Aggregator:
                 buffers=self._server.buffers,
             )
         )
-        if version not in self._bodies:
-            self._bodies[version] = parts.cut(views)
-        return parts.messages(head, self._bodies[version])
+        if self._newest is None or self._newest[0] != version:
+            self._newest = None  # not two at once
+            self._newest = version, parts.cut(views)
+        return parts.messages(head, self._newest[1])
 
 
 if __name__ == "__main__":

@@ -22,11 +22,9 @@ class Journal:
         self._file.seek(path.stat().st_size if begin is None else begin)
         self._lines: list[str] = []
         """Not in the file yet: it must not have what the log of inputs, written first, lacks."""
-        self._new_version = False
 
     def write(self, record: events.Record) -> None:
         self._lines.append(events.to_line(record))
-        self._new_version |= isinstance(record, events.VersionMade | events.RunEnded)
 
     def flush(self) -> None:
         """Hand all to the operating system: readers see it, the disk may not have it yet."""
@@ -34,12 +32,10 @@ class Journal:
         self._file.flush()
         self._lines.clear()
 
-    def sync(self, *, at_once: bool = False) -> None:
-        """`flush` and, where there is a new version or `at_once`, put it on the disk."""
+    def sync(self) -> None:
+        """`flush`, and put it on the disk."""
         self.flush()
-        if self._new_version or at_once:
-            os.fdatasync(self._file.fileno())
-            self._new_version = False
+        os.fdatasync(self._file.fileno())
 
     def size(self) -> int:
         """Bytes that are written, once all is flushed."""

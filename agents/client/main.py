@@ -26,7 +26,7 @@ from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.clock import Clock
 from agents.config import ClientConfig
-from agents.nanoseconds import Nanoseconds, from_seconds
+from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -86,6 +86,8 @@ class Client:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
         self._core = core.ClientCore(identity, self._thinking_time(), known, attacker)
         self._pace = Pace()
+        self._busy_since = time.monotonic()
+        """The host's clock when there was something to do after the last pause."""
         self._publish_state("ready")
 
     def _thinking_time(self) -> Callable[[Nanoseconds], Nanoseconds]:
@@ -111,13 +113,15 @@ class Client:
     def _next_actions(self) -> core.Actions:
         """What comes next: all that has arrived goes before the end of a thinking time, so that of
         several models that came during training only the newest is trained."""
-        until = self._thinking_until
+        until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
             event = self._inbox.get(timeout=left)
         except queue.Empty:
             self._thinking_until = None
+            self._busy_since = time.monotonic()
             return self._core.thought(self._clock.now())
+        self._busy_since = idle if event is None else max(idle, to_seconds(event.at))
         return self._handle(event)
 
     def _handle(self, message: Received | None) -> core.Actions:
@@ -180,7 +184,8 @@ class Client:
 
     def _train(self, model: wire.ModelMessage, sequence: int) -> None:
         self._cut = False
-        self._pace.begin()
+        self._log(f"round {sequence} begins, from version {model.version}")
+        self._pace.begin(self._busy_since)
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         name = self._config.task.name
         with own_code.running(name), accelerator.memory_named(self._config):
@@ -192,11 +197,17 @@ class Client:
                     model.vector, rng, lr, self._interrupted, buffers=model.buffers
                 )
         self._keep_pace()
+        how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
+        self._log(f"round {sequence} {how}: {result.steps} steps, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.trained(trained))
+
+    def _log(self, what: str) -> None:
+        if self._config.verbose:
+            sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
         """Wait until this training has taken as long as it does at the device's share, or must end."""

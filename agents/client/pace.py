@@ -31,7 +31,8 @@ class Pace:
     """Says when a piece of work of this process may be over.
 
     All CPU time of the process since the end of the piece before counts, so that what an update costs
-    beside its training is part of the next one.
+    beside its training is part of the next one; and the piece begins where the work on it does, with the
+    model that came, so that no CPU time is waited for twice.
     """
 
     def __init__(
@@ -43,10 +44,14 @@ class Pace:
         self._share, self._cpu, self._clock = share, cpu, clock
         self._paid = cpu()
         self._began, self._share_then = clock(), share()
+        self._ended = self._began
 
-    def begin(self) -> None:
-        """A piece of work begins."""
-        self._began, self._share_then = self._clock(), self._share()
+    def begin(self, since: float | None = None) -> None:
+        """A piece of work begins; it has since the time `since` of the clock, where there was no other
+        piece then."""
+        now = self._clock()
+        self._began = now if since is None else min(now, max(since, self._ended))
+        self._share_then = self._share()
 
     def end(self) -> float:
         """It is done; for how many seconds of the host its device would still be at it, or 0. Where the
@@ -57,6 +62,9 @@ class Pace:
         cpu = self._cpu()
         used, self._paid = cpu - self._paid, cpu
         shares = [one for one in (self._share_then, self._share()) if one is not None]
+        self._ended = self._clock()
         if len(shares) < 2:
             return 0.0
-        return max(0.0, self._began + used / max(shares) - self._clock())
+        left = max(0.0, self._began + used / max(shares) - self._ended)
+        self._ended += left
+        return left

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import typer
 
 from testbed.cli.arguments import DEFAULT_RUNS, Runs
 from testbed.errors import BadInputError
-from testbed.host import die_with_parent
+from testbed.host import die_with_parent, run_module
 from testbed.plan import Plan
 from testbed.run import live_runs
 from testbed.run.up import Options
@@ -136,7 +135,7 @@ def _page(
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
         report(f"Dashboard: {address}{f'run?{query}' if query else ''}")
         arguments = [*(str(directory.path) for directory in named), "--runs", str(runs)]
-        dashboard = [sys.executable, "-m", "testbed", "dashboard", *arguments]
+        dashboard = run_module.command("testbed", "dashboard", *arguments)
         page = subprocess.Popen(
             [*die_with_parent.prefix(cpus), *dashboard, "--descriptor", str(listening.fileno())],
             stdin=subprocess.DEVNULL,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from agents import events
+from testbed.host import run_module
 from testbed.run.up import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
@@ -29,7 +29,7 @@ def start(
     with log.open("ab") as output, log.open(encoding="utf-8", errors="replace") as lines:
         lines.seek(0, os.SEEK_END)
         controller = subprocess.Popen(
-            [sys.executable, "-m", "testbed", "up", *_arguments(directory, topology, options)],
+            run_module.command("testbed", "up", *_arguments(directory, topology, options)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

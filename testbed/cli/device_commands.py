@@ -1,4 +1,4 @@
-"""`testbed set`, `kill`, `pause`, `resume` and `restart`: commands to the devices of a run."""
+"""`testbed set`, `kill`, `pause`, `resume`, `restart` and `shell`: commands to the devices of a run."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ _ACTIONS: dict[str, tuple[Action, str]] = {
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     app.command("set", rich_help_panel=_PANEL)(_set)
+    # Of options after the device, those of its command are not ours.
+    context = {"allow_interspersed_args": False}
+    app.command("shell", rich_help_panel=_PANEL, context_settings=context)(_shell)
     for name, (action, help_text) in _ACTIONS.items():
         app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
 
@@ -69,6 +72,21 @@ def _set(
         _send(run, devices, runs, SetCpu(cpu))
     if link:
         _send(run, devices, runs, SetLink(link))
+
+
+def _shell(
+    run: Run,
+    device: Annotated[str, typer.Argument(help="The device.")],
+    command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Get into a device's container, as its client's user.
+
+    What is done there takes the device's CPU, memory and link, and shows in the run's figures.
+    """
+    from testbed.run import shell
+
+    raise typer.Exit(shell.run(run, device, command or [], runs))
 
 
 def _send(run: str, devices: list[str], runs: Path, action: Action) -> None:

@@ -9,13 +9,25 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.text import Text
 
-from testbed.cli import dashboard, data, detach, device_commands, experiments, new, reference
+from testbed import bundle
+from testbed.cli import (
+    dashboard,
+    data,
+    detach,
+    device_commands,
+    examples,
+    experiments,
+    new,
+    reference,
+    traces,
+)
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -46,6 +58,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="An edge-device emulation testbed with containers for asynchronous federated learning.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print_text(f"testbed {metadata.version('edge-fl-testbed')}")
+    except metadata.PackageNotFoundError:
+        print_text(f"testbed, not installed: from {bundle.ROOT}")
+    raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """What is common to all commands."""
 
 
 TopologyFile = Annotated[Path, typer.Argument(help="The topology file.", metavar="TOPOLOGY")]
@@ -123,9 +155,10 @@ def down(
     """
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    live = [found for found in live_runs.find() if everything or found.run == Path(run or "").name]
-    known = {found.run for found in live}
-    live += [left for left in live_runs.leftovers(run, runs) if left.run not in known]
+    found = {left.run: left for left in live_runs.leftovers(run, runs)}
+    found |= {live.run: live for live in live_runs.find()}
+    named = None if run is None else live_runs.whole_id(Path(run).name, found)
+    live = [one for one in found.values() if everything or one.run == named]
     if not live:
         print_text("Nothing is running." if everything else f"{run}: nothing is running.")
         return
@@ -265,21 +298,30 @@ def plan_command(
         Path | None,
         typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
     ] = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Also draw it here, as text.")] = False,
+    draw_to: Annotated[
+        Path | None,
+        typer.Option("--draw-to", help="Write a drawing to this SVG file.", metavar="FILE.svg"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be launched on this host, and how long a round is expected to take."""
-    from testbed.plan import by_node, describe
+    from testbed.plan import by_node, describe, drawing
     from testbed.plan.rounds import by_device, by_group, remarks
 
     options = up.Options(runtime, oversubscribe, data, nodes=nodes)
     parsed, plan = up.planned(topology, options)
     rounds = up.planned_rounds(parsed, plan, options)
+    if draw_to is not None:
+        draw_to.write_text(drawing.as_svg(drawing.picture(parsed, plan)), encoding="utf-8")
     if as_json:
         print_json(by_device(plan, rounds))
     else:
         show(describe(plan), "", as_json=False)
         print_text("")
         show(by_group(plan, rounds), "", as_json=False)
+        if draw:
+            print_text("\n" + drawing.as_text(drawing.picture(parsed, plan)))
         if plan.nodes:
             print_text("")
             show(by_node(plan), "", as_json=False)
@@ -414,3 +456,5 @@ device_commands.add_to(app)
 experiments.add_to(app)
 reference.add_to(app)
 new.add_to(app)
+examples.add_to(app)
+traces.add_to(app)

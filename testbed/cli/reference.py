@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,8 @@ import typer
 from rich.text import Text
 
 from testbed.cli.arguments import AsJson
-from testbed.console import out, print_json, print_text, table
+from testbed.console import out, print_json, print_text, show, table
+from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
@@ -27,8 +29,8 @@ def add_to(app: typer.Typer) -> None:
     for command in (schema, rules, tasks, profiles, calibrate, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = typer.Typer(no_args_is_help=True, help="Images for devices and broker.")
-    images.command()(build)
-    images.command()(prune)
+    for command in (list_images, build, prune):
+        images.command(command.__name__.partition("_")[0])(command)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
 
@@ -53,8 +55,68 @@ def tasks(name: Name = None, as_json: AsJson = False) -> None:
     _show_catalog(catalog.tasks(), "task", name, as_json)
 
 
-def profiles(name: Name = None, as_json: AsJson = False) -> None:
-    """List device profiles and link classes, or explain one: figures and their sources."""
+def profiles(
+    name: Name = None,
+    add: Annotated[
+        str | None,
+        typer.Option(
+            "--add",
+            help="Measure this machine for a new profile of this NAME, a minute; or take those of a "
+            "FILE that --script's program has written.",
+            metavar="NAME|FILE",
+        ),
+    ] = None,
+    to: Annotated[Path, typer.Option("--to", help="Where --add adds it.")] = Path("profiles.yaml"),
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="For each kind of work that --add measures.")
+    ] = 8.0,
+    script: Annotated[
+        Path | None,
+        typer.Option("--script", help="Write the program that measures a device, to be copied there."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List device profiles and link classes, or explain one; or add a measured device."""
+    if script is not None:
+        _write_script(script)
+    elif add is not None:
+        _add_profile(add, to, seconds)
+    else:
+        _show_profiles(name, as_json=as_json)
+
+
+def _write_script(to: Path) -> None:
+    from testbed.plan import elementary
+
+    to.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    print_text(
+        f"{to}: copy it to the device, which needs Python and PyTorch, and run python3 {to.name} NAME "
+        "there. Next: testbed profiles --add NAME.yaml"
+    )
+
+
+def _add_profile(what: str, to: Path, seconds: float) -> None:
+    from testbed.plan import elementary
+    from testbed.topology import own_profiles
+
+    if (file := Path(what)).is_file():
+        entries = file.read_text(encoding="utf-8")
+    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
+        raise BadInputError(
+            f"--add {what}: there is no such file; a name has at most 40 lower-case letters, "
+            "digits and -"
+        )
+    else:
+        print_text("All cores are measured at once: close other programs meanwhile.")
+        found = elementary.measure(seconds, print_text)
+        entries = elementary.entry(what, found)
+        for remark in elementary.remarks(found):
+            print_text(remark)
+    names = own_profiles.add(to, entries, what)
+    print_text(f"{to}: {', '.join(names)} added. In a topology beside it: profile: {names[0]}")
+
+
+def _show_profiles(name: str | None, *, as_json: bool) -> None:
     from testbed.topology import profiles
 
     known = profiles.load(Path())
@@ -97,6 +159,46 @@ def doctor(as_json: AsJson = False) -> None:
     out.print(shown)
 
 
+def list_images(as_json: AsJson = False) -> None:
+    """List our images on this engine: their size, and who uses them."""
+    from testbed.host import docker_engine
+    from testbed.images import inventory
+
+    with closing(docker_engine.connect()) as client:
+        found = inventory.listed(client)
+    rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
+    show(rows, "No images. Next: testbed images build", as_json=as_json)
+
+
+def prune(
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+) -> None:
+    """Remove our images that nobody uses: other versions, and what builds have left.
+
+    What a container uses stays, and so do the images of this checkout. On the other nodes of a Swarm,
+    all goes that runs have copied there; the next one copies it again. Another user of this engine may
+    have to build anew what no container of theirs uses.
+    """
+    from testbed.host import docker_engine
+    from testbed.images import inventory
+    from testbed.runtimes import swarm_visit
+
+    with closing(docker_engine.connect()) as client:
+        if dry_run:
+            found = inventory.removable(inventory.listed(client), everything=everything)
+            show([one.row for one in found], "Nothing to remove.", as_json=False)
+            return
+        gone, freed = inventory.prune(client, everything=everything)
+        swarm_visit.prune(client, print_text)
+    for one in gone:
+        print_text(f"{one.image}: removed")
+    print_text(f"{len(gone)} images removed, {freed / 1e6:.0f} MB freed.")
+
+
 def build(
     force: Annotated[bool, typer.Option("--force", help="Rebuild existing images.")] = False,
     gpu: Annotated[
@@ -110,13 +212,6 @@ def build(
     with closing(docker_engine.connect()) as client:
         built = images.ensure(client, print_text, force=force, cuda=gpu)
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
-
-
-def prune() -> None:
-    """Remove images that nothing uses: here old ones, on other nodes of a Swarm all that was copied."""
-    from testbed.runtimes import swarm_visit
-
-    swarm_visit.prune_images(print_text)
 
 
 def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:

@@ -16,6 +16,8 @@ from testbed.traits import is_simulated
 
 OVERLAID = ("accuracy", "loss")
 """Of several runs in the same figure; the others have one for each run."""
+BY_DEVICE = "loss-by-device"
+"""Overlaid too, where a run evaluates per device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 EMULATED = ("cpu", "rates")
 """In virtual time there is nothing to measure."""
@@ -70,10 +72,18 @@ class Board:
     def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
         for name in OVERLAID:
             yield Panel(name, None, CHARTS[name](runs))
+        if any(map(_evaluates_by_device, runs)):
+            yield Panel(BY_DEVICE, None, CHARTS[BY_DEVICE](runs))
         for column, (feed, run) in enumerate(zip(self.feeds, runs, strict=True)):
             simulated = is_simulated(run.manifest.get("runtime"))
             for name in APART if simulated else (*APART, *EMULATED):
                 yield Panel(f"{name}-{column}", column, _chart(name, feed, run))
+
+
+def _evaluates_by_device(run: Run) -> bool:
+    """By its topology: the figures of a page are there from its beginning."""
+    evaluate = run.topology.get("evaluate")
+    return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
 def _chart(name: str, feed: Feed, run: Run) -> Chart:

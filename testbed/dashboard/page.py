@@ -17,7 +17,7 @@ from analysis import summary
 from analysis.charts import screen
 from analysis.charts.chart import INKS, Theme
 from analysis.load import Run
-from testbed.dashboard.board import Board
+from testbed.dashboard.board import BY_DEVICE, Board
 from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity
 from testbed.traits import is_simulated
@@ -75,7 +75,7 @@ class _View:
 
     def _join_times(self) -> None:
         """Axes of time that are compared are zoomed together."""
-        pairs = [("accuracy", "loss")]
+        pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
         for column in range(1, len(self._board.feeds)):
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
         for first, other in pairs:

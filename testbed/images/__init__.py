@@ -21,23 +21,22 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import docker
 from docker.errors import APIError
 
+from testbed import bundle
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
 from testbed.images import debian, wheels
 
-_ROOT = Path(__file__).parents[2]
-FOLDER = _ROOT / "images"
-AGENTS = _ROOT / "agents"
+FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
 """Label of every image and layer of ours; its value is the kind: `base`, `libraries`, ..."""
 
@@ -87,6 +86,8 @@ class Images:
     """What both are built on."""
     gpu: str = ""
     """As `agent`, with CUDA; empty where no device of the run has a GPU."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Of the device groups that have one of their own (`testbed.images.own`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,9 @@ def ensure(
         register(added, own.name)
     if force or _missing(client, tags):
         try:
-            with _one_at_a_time(), _scratch() as scratch:
+            with one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
                 _Builder(client, tags, scratch, progress, own).build(todo)
-                remove_superseded(client, registered())
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     gpu = tags[_of_agents(tags, _CUDA)] if cuda else ""
@@ -217,18 +217,19 @@ def _missing(client: docker.DockerClient, tags: Tags) -> set[str]:
     with_cuda = (_of_agents(tags, _CUDA),) if f"agent{_CUDA}" in tags else ()
     for used in (_of_agents(tags), *with_cuda, "broker"):
         kind: str | None = used
-        while kind is not None and kind not in missing and not _exists(client, tags[kind]):
+        while kind is not None and kind not in missing and not exists(client, tags[kind]):
             missing.add(kind)
             kind = _parent(kind, tags)
     return missing
 
 
-def _exists(client: docker.DockerClient, tag: str) -> bool:
+def exists(client: docker.DockerClient, tag: str) -> bool:
+    """Whether the engine has the image."""
     return bool(client.images.list(name=tag))
 
 
 @contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Lock for building: of two runs started at once, the second waits for the first one's images."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
@@ -334,7 +335,7 @@ class _Builder:
     def _base(self, architecture: str, stop: threading.Event) -> None:
         """Pull and extend Debian's image; bootstrap it where no registry answers."""
         packages = FOLDER / "base" / "packages.txt"
-        if _exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
+        if exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
             return
         with self._step("base", "bootstrapped from Debian's packages, as no registry answers"):
@@ -380,9 +381,11 @@ def engine_build(
     context: IO[bytes],
     arguments: Mapping[str, str],
     network: str | None = "none",
+    dockerfile: str = "Dockerfile",
 ) -> None:
     """Let the engine build `context`, without a network unless `network` is another Docker network mode
-    (None: the engine's default). Whatever ends it early leaves no container and no layer.
+    (None: the engine's default). Whatever ends it early leaves no container and no layer, where the
+    Dockerfile labels its own with BUILD. Raises HostError with the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)
@@ -391,6 +394,7 @@ def engine_build(
             fileobj=context,
             custom_context=True,
             tag=tag,
+            dockerfile=dockerfile,
             buildargs={"BUILD": token, **arguments},
             network_mode=network,
             nocache=True,  # the tags are the cache
@@ -423,39 +427,30 @@ def _discard(client: docker.DockerClient, token: str) -> None:
             for container in containers:
                 with contextlib.suppress(APIError):  # the engine was faster
                     container.remove(force=True, v=True)
-            if not containers and not _remove_untagged(client):
+            if not containers and not remove_untagged(client, f"{_BUILD_LABEL}={token}"):
                 return
             time.sleep(0.3)
 
 
 def register(tags: Tags, own: str = "") -> None:
-    """Keep in the cache which images this checkout uses, or with it the `own` code of that name: no
-    other checkout's build removes them."""
+    """Keep in the cache which images this checkout uses, or with it the `own` code or Dockerfile of that
+    path: `prune` leaves them."""
     name = hashlib.sha256(f"{FOLDER}{own}".encode()).hexdigest()[:12]
     entry = {"folder": own or str(FOLDER), "tags": [*tags.values()]}
     cache.keep(cache.folder() / _REGISTER / f"{name}.json", json.dumps(entry))
 
 
-def registered() -> set[str]:
-    """The tags that the checkouts of this user use, as far as the checkouts are still there."""
+def registered() -> dict[str, str]:
+    """What this user's checkouts, own code and Dockerfiles use, as far as these are still there: the
+    path of one of them, by tag."""
     registers = [json.loads(path.read_bytes()) for path in (cache.folder() / _REGISTER).glob("*.json")]
-    return {tag for one in registers if Path(one["folder"]).exists() for tag in one["tags"]}
+    return {
+        tag: one["folder"] for one in registers if Path(one["folder"]).exists() for tag in one["tags"]
+    }
 
 
-def remove_superseded(client: docker.DockerClient, used: Collection[str]) -> None:
-    """Remove our images that no checkout uses (`used`: their tags), but for those of a container."""
-    for image in client.images.list(filters={"label": LABEL}):
-        for name in set(image.tags) - set(used):
-            if name.startswith("testbed-"):
-                with contextlib.suppress(APIError):  # in use
-                    client.images.remove(name)
-    _remove_untagged(client)
-
-
-def _remove_untagged(client: docker.DockerClient) -> bool:
-    """Remove our layers that no tag leads to and no container uses; whether there were any.
-
-    They are left-overs: `_one_at_a_time` lets nobody else build meanwhile.
-    """
-    pruned = client.images.prune(filters={"label": LABEL, "dangling": True})
+def remove_untagged(client: docker.DockerClient, label: str, **filters: str) -> bool:
+    """Remove the layers with that label that no tag leads to and no container uses; whether there were
+    any. `filters` are more of the engine's."""
+    pruned = client.images.prune(filters={"label": label, "dangling": True, **filters})
     return bool(pruned["ImagesDeleted"])

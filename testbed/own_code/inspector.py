@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from testbed.errors import BadInputError
-from testbed.host import die_with_parent, subprocesses
+from testbed.host import die_with_parent, run_module, subprocesses
 
 _PATIENCE_S = 120.0
 """For one answer: importing PyTorch alone takes seconds, on a busy host many."""
@@ -81,13 +80,14 @@ class Inspector:
 
 class _Process:
     def __init__(self, folder: Path) -> None:
-        module = [sys.executable, "-B", "-m", "testbed.own_code.inspection", str(folder)]
+        module = run_module.command("testbed.own_code.inspection", str(folder))
         self._popen = subprocess.Popen(
             [*die_with_parent.prefix(), *module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C of the terminal reaches us alone, and we end it
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # no byte code beside the user's
         )
         self.end = weakref.finalize(self, _end, self._popen)
         self._printed = bytearray()

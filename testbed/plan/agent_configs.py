@@ -71,6 +71,8 @@ class RunSpec:
     plan: Plan
     samples: Mapping[str, int]
     """Training samples of each client."""
+    verbose: bool = False
+    """Have clients log each round."""
 
     @property
     def routed(self) -> bool:
@@ -368,6 +370,7 @@ def _client(
         clock=places.clock,
         device=spec.topology.runtime.device if device.gpu is None else "cuda",
         gpu_memory=None if device.gpu is None else device.gpu.memory,
+        verbose=spec.verbose,
     )
 
 

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime
 
-from agents import core_speed
 from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.host.nodes import Node
-from testbed.plan.work import KINDS, Work, count
+from testbed.plan import elementary
+from testbed.plan.work import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, Training
 
@@ -150,23 +150,19 @@ def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
 
 def measure(seconds: float = 2.0) -> Calibration:
     """Measure one core of this host on one thread, for about twice as many `seconds`."""
-    return of_times(core_speed.measure(seconds), this_host())
+    return of_core(elementary.core(seconds), this_host())
 
 
-def of_times(found: core_speed.Times, host: Host) -> Calibration:
-    """The speeds that these times tell of a core of `host`."""
-    speeds = [2 * core_speed.SIZE**3 / each / 1e9 for each in found.products]
-    done = {kind: count(make()) for kind, make in core_speed.pieces().items()}
-    training = Training(
-        **{kind: getattr(done[kind], kind) / seconds for kind, seconds in found.kinds.items()}
-    )
+def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
+    """Of what `elementary.core` has found on a core of `host`."""
+    speeds = found["gflops"]
     return Calibration(
         host=host,
         low=min(speeds),
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
-        training=training,
+        training=Training(**found["training"]),
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
@@ -207,7 +203,7 @@ def _matrix(speeds: Training) -> float:
 
 def this_host() -> Host:
     return Host(
-        cpu=core_speed.cpu_model(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch")
+        cpu=elementary.processor(), cores=os.cpu_count() or 1, torch=importlib.metadata.version("torch")
     )
 
 

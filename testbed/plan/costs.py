@@ -17,10 +17,10 @@ from agents.config import Local, Named
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
-from testbed.plan import PlannedDevice, calibration, model_check
-from testbed.topology import Runtime
+from testbed.plan import Plan, PlannedDevice, calibration, model_check
+from testbed.topology import Runtime, Topology
 
-_MSS = 1448
+MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
 RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
@@ -86,6 +86,18 @@ def _given(own: float | None, measured: float, runtime: Runtime) -> float:
     return measured if runtime.step_time is None else 0.0
 
 
+def measured_here(topology: Topology, plan: Plan) -> bool:
+    """Whether virtual time measures what a step takes: it stands for containers on this host then."""
+    shares = any(device.cpu is not None and device.gflops is None for device in plan.devices)
+    return shares and topology.runtime.step_time is None
+
+
+def packets(topology: Topology, plan: Plan) -> bool:
+    """Whether transfers are in packets, as on emulated links."""
+    given = topology.runtime.packets
+    return measured_here(topology, plan) if given is None else given
+
+
 def timed(runtime: Runtime, step_time: float) -> Runtime:
     """`runtime` with a `step_time` that was measured, and the other costs as they were beside it: it
     gives the same again anywhere."""
@@ -93,6 +105,7 @@ def timed(runtime: Runtime, step_time: float) -> Runtime:
         "step_time": step_time,
         "start_time": start_time(runtime),
         "update_time": update_time(runtime),
+        "packets": runtime.packets is not False,
     }
     return runtime.model_copy(update=found)
 
@@ -143,7 +156,7 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
         return rate
     window = max(math.sqrt(1.5 / loss), 1.054 * math.pow(rtt / loss, 0.75))
     timeouts = min(1.0, 3 * math.sqrt(3 * loss / 8)) * loss * (1 + 32 * loss**2)
-    bound = 8 * _MSS / (rtt / window + (rtt + RTO_MIN) * timeouts)
+    bound = 8 * MSS / (rtt / window + (rtt + RTO_MIN) * timeouts)
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 

@@ -43,6 +43,14 @@ def unsupported(topology: Topology, runtime: str) -> Iterator[Problem]:
                 f"{those(lambda t: t.gpus)} runtime",
                 at_key=True,
             )
+        if group.image is not None and not traits(runtime).images:
+            yield topology.source.problem(
+                (*where, "image"),
+                f"the {runtime} runtime starts no containers, its devices run with this host's packages:"
+                " remove it, and install here what it has, or use the "
+                f"{those(lambda t: t.images)} runtime",
+                at_key=True,
+            )
 
 
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:

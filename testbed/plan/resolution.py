@@ -44,6 +44,7 @@ def resolved(topology: Topology) -> Topology:
     Raises BadInputError for a name that no profile has, and for traces that cannot be read.
     """
     topology = _with_data_path(topology)
+    topology = _with_dockerfiles(topology)
     if (initial := topology.task.initial) is not None:
         path = str(Path(topology.source.name).parent.absolute() / initial)
         topology = topology.with_task(topology.task.model_copy(update={"initial": path}))
@@ -209,6 +210,8 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
             "In virtual time gpu changes nothing: how long a device takes is said by timing, gflops or "
             "cpu; and runtime: {device: cuda} computes the trainings on this host's GPU."
         )
+    if plan.traits.simulated and any(group.image is not None for group in topology.devices):
+        yield "In virtual time image changes nothing: trainings are computed with this host's packages."
     profiled = any(group.profile is not None for group in topology.devices)
     if plan.traits.simulated and profiled:
         yield "In virtual time the cores and the memory of a profile change nothing."
@@ -250,6 +253,22 @@ def _with_data_path(topology: Topology) -> Topology:
         return topology
     path = Path(topology.source.name).parent.absolute() / data.path
     return topology.with_data(data.model_copy(update={"path": str(path)}))
+
+
+def _with_dockerfiles(topology: Topology) -> Topology:
+    """With absolute paths, so that the run directory's topology finds them too."""
+    folder = Path(topology.source.name).parent.absolute()
+    problems, groups = [], []
+    for index, group in enumerate(topology.devices):
+        if (path := group.dockerfile) is not None:
+            if not (folder / path).is_file():
+                where: Where = ("devices", index, "image")
+                problems.append(topology.source.problem(where, f"there is no file {folder / path}"))
+            group = group.model_copy(update={"image": str(folder / path)})
+        groups.append(group)
+    if problems:
+        raise topology.source.error(problems)
+    return topology.with_devices(tuple(groups))
 
 
 def _with_trace(topology: Topology, index: int, group: DeviceGroup) -> DeviceGroup:

@@ -7,6 +7,7 @@ what a crash left behind is found without the topology, the run directory or the
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,17 +35,17 @@ def find() -> list[LiveRun]:
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Runs of this host whose `work/` is still there: of `run` (an id in `runs`, or a path), or of all
-    in `runs`. Of a killed controller that started only processes nothing else is left; or it has started
-    none yet."""
-    if run is not None:
-        found = [directory_of(run, runs)]
-    else:
-        found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
+    """Runs of this host whose `work/` is still there: in `runs`, and the one that `run` is the path
+    of. Of a killed controller that started only processes nothing else is left; or it has started none
+    yet."""
+    found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
+    named = None if run is None else exactly(run, Path())
+    if named is not None and named.path not in {one.path for one in found}:
+        found.append(named)
     return [
         LiveRun(one.run, None, 0, one.path)
         for one in found
-        if one is not None and one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
+        if one.work.is_dir() and not one.work.is_symlink() and _of_this_host(one)
     ]
 
 
@@ -56,7 +57,7 @@ def _of_this_host(directory: RunDirectory) -> bool:
     return True
 
 
-def directory_of(run: str, runs: Path) -> RunDirectory | None:
+def exactly(run: str, runs: Path) -> RunDirectory | None:
     """The directory of `run`, which is a run id in `runs` or a path."""
     for path in (runs / run, Path(run)):
         if (path / "manifest.json").is_file():
@@ -64,12 +65,37 @@ def directory_of(run: str, runs: Path) -> RunDirectory | None:
     return None
 
 
+def whole_id(run: str, known: Collection[str]) -> str | None:
+    """The one of the ids in `known` that `run` is, or begins. Raises BadInputError where it begins
+    several."""
+    if run in known:
+        return run
+    found = sorted(one for one in known if run and one.startswith(run))
+    if len(found) > 1:
+        listed = "".join(f"\n  {one}" for one in found)
+        raise BadInputError(f"{run} is the beginning of {len(found)} runs; give more of it:{listed}")
+    return found[0] if found else None
+
+
+def directory_of(run: str, runs: Path) -> RunDirectory | None:
+    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other.
+    Raises BadInputError where it begins several."""
+    if (found := exactly(run, runs)) is not None or not Path(run).name:
+        return found
+    for path in (runs / run, Path(run)):
+        known = {one.parent.name: one.parent for one in path.parent.glob("*/manifest.json")}
+        if (name := whole_id(path.name, known)) is not None:
+            return RunDirectory(known[name].resolve())
+    return None
+
+
 def located(run: str, runs: Path) -> RunDirectory:
-    """The directory of `run`: an id in `runs`, a path, or the id of one that lives anywhere on this
-    machine. Raises BadInputError where there is none."""
+    """The directory of `run`: as `directory_of`, else the id, or its beginning, of a run that lives
+    anywhere on this machine. Raises BadInputError where there is none, or it begins several."""
     found = directory_of(run, runs)
     if found is None:
-        path = next((live.directory for live in find() if live.run == run), None)
+        live = {live.run: live.directory for live in find()}
+        path = live.get(whole_id(run, live) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
@@ -77,7 +103,7 @@ def located(run: str, runs: Path) -> RunDirectory:
 
 
 def resumable(runs: Path, run: str) -> RunDirectory:
-    """The directory of the ended `run` (its id in `runs`, or its path), made ready to go on.
+    """The directory of the ended `run` (see `directory_of`), made ready to go on.
 
     Raises BadInputError where there is none, or nothing to carry on.
     """
@@ -149,4 +175,4 @@ def _existing(live: LiveRun) -> RunDirectory | None:
     """Its directory, if there is one and it is the run's own: a label may be wrong."""
     if live.directory is None or live.directory.name != live.run:
         return None
-    return directory_of(str(live.directory), Path())
+    return exactly(str(live.directory), Path())

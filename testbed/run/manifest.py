@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from agents import events
+from testbed import bundle
 from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec, importance
 
@@ -98,7 +99,9 @@ def host() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit that the product runs from; `+` where files differ from it; None outside a checkout."""
+    """The commit that the product runs from; `+` where files differ from it; None if unknown."""
+    if bundle.COMMIT.is_file():  # a wheel
+        return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:
         # This file may lie untracked in another project's checkout.
         _git("ls-files", "--error-unmatch", __file__)

@@ -59,6 +59,8 @@ class Options:
     """The same for the Prometheus metrics."""
     nodes: Path | None = None
     """File that describes the machines to plan for; None: those that there are."""
+    verbose: bool = False
+    """Have clients log each round."""
 
 
 def planned(path: Path, options: Options) -> tuple[Topology, Plan]:
@@ -224,7 +226,7 @@ def _prepare(
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
-    spec = RunSpec(directory, topology, plan, samples)
+    spec = RunSpec(directory, topology, plan, samples, options.verbose)
     directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
     if prepared.remarks:
         directory.write_manifest(data=list(prepared.remarks))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import docker
 import psutil
@@ -27,7 +27,7 @@ from testbed.host import cgroups, docker_engine, kernel
 from testbed.host.cgroups import DEVICES
 from testbed.host.docker_engine import available
 from testbed.host.gpus import MPS, Meter, Use
-from testbed.images import Images
+from testbed.images import Images, own
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -55,6 +55,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     with closing(docker_engine.connect()) as client:
         with_gpus = any(device.gpu is not None for device in spec.plan.devices)
         built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
+        built = replace(built, groups=own.of_groups(client, spec.topology, built, view.progress))
         spec.directory.write_manifest(images=asdict(built))
         runtime = DockerRuntime(client, built, spec)
         spec.directory.write_manifest(congestion_control=runtime.congestion_control)

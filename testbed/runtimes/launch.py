@@ -191,7 +191,7 @@ class _SpecificationBuilder:
         disk = Mount(str(run.disk(name)), agent_configs.DISK, read_only=False)
         limits = self._mps_variables(gpu) if gpu is not None and gpu.limited else {}
         return replace(
-            self._container(name, self.images.agent if gpu is None else self.images.gpu),
+            self._container(name, self._image_of(device)),
             user=0,  # and in the group of the run's files
             command=("python3", "-m", "agents.device.main", agent_configs.DEVICE_CONFIG),
             environment={
@@ -216,6 +216,10 @@ class _SpecificationBuilder:
             # It measures its link by echoes.
             sysctls={**self.sysctls, "net.ipv4.ping_group_range": "0 2147483647"},
         )
+
+    def _image_of(self, device: PlannedDevice) -> str:
+        ours = self.images.agent if device.gpu is None else self.images.gpu
+        return self.images.groups.get(device.group, ours)
 
     def mps(self) -> Container:
         """As the user of the devices' clients, whom alone it serves; without any network."""

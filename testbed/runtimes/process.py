@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.fidelity.host_load import HostSample
-from testbed.host import die_with_parent
+from testbed.host import die_with_parent, run_module
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import launch as relay
@@ -117,9 +116,9 @@ class Programs:
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None: the embedded broker."""
-    aggregator: tuple[str, ...] = (sys.executable, "-m", "agents.aggregator.main")
-    client: tuple[str, ...] = (sys.executable, "-m", "agents.client.main")
-    relay: tuple[str, ...] = (sys.executable, "-m", "testbed.relay.main")
+    aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
+    client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
+    relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
@@ -375,7 +374,7 @@ class ProcessRuntime:
         folder = self._directory.work / BROKER
         if self._programs.mosquitto is None:
             config = broker.write_embedded(folder, accounts, at, identity, limits=self._spec.limits)
-            return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
+            return run_module.command("testbed.broker.embedded", str(config))
         conf = broker.write_mosquitto(folder, accounts, at, identity, limits=self._spec.limits)
         pipe = str(folder / "log")
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))

@@ -43,7 +43,7 @@ from testbed.errors import BadInputError
 from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
-from testbed.images import Images
+from testbed.images import Images, own
 from testbed.plan import agent_configs
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.rundir.directory import RunDirectory, last_lines
@@ -102,6 +102,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
         built = images.ensure(client, view.progress, container_files.own_image(spec))
+        built = replace(built, groups=own.of_groups(client, spec.topology, built, view.progress))
         registry = spec.topology.runtime.registry
         built = swarm_images.pushed(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))
@@ -263,9 +264,10 @@ class SwarmRuntime:
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
     def _bring_images(self, nodes: Sequence[str]) -> None:
-        agent = self._images.agent
-        swarm_images.bring(self._manager, self._doors, nodes, agent, self._view.progress)
-        self._site.ids.update(swarm_images.ids(self._manager, self._doors, nodes, agent))
+        """Copy the images of agents and of device groups to the nodes that lack them."""
+        for image in dict.fromkeys((self._images.agent, *self._images.groups.values())):
+            swarm_images.bring(self._manager, self._doors, nodes, image, self._view.progress)
+            self._site.ids.update(swarm_images.ids(self._manager, self._doors, nodes, image))
         here = (self._doors.here,)
         self._site.ids.update(swarm_images.ids(self._manager, self._doors, here, self._images.broker))
 

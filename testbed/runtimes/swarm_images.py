@@ -58,7 +58,8 @@ def pushed(
                 )
         progress(f"{repository}:{version} is in the registry")
     names = {field: named(getattr(built, field), registry) for field in ("base", "agent", "broker")}
-    return replace(built, **names)
+    groups = {group: named(tag, registry) for group, tag in built.groups.items()}
+    return replace(built, **names, groups=groups)
 
 
 def bring(
@@ -75,7 +76,8 @@ def bring(
             for _ in api.load_image(manager.api.get_image(tag)):
                 pass
             _remember(node, {*_copied().get(node, ()), tag})
-            _remove(doors, node, {*_copied()[node]} - images.registered() - {tag})
+            ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
+            _remove(doors, node, ours - images.registered() - {tag})
 
 
 def ids(manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str) -> dict[str, str]:
@@ -107,6 +109,11 @@ def _remove(doors: Doors, node: str, tags: Collection[str]) -> set[str]:
             gone.add(tag)
     _remember(node, set(_copied().get(node, ())) - gone)
     return gone
+
+
+def have_copies() -> bool:
+    """Whether anything was copied to other nodes and not removed there."""
+    return bool(_copied())
 
 
 def _copied() -> dict[str, list[str]]:

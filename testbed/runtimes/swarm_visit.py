@@ -12,18 +12,17 @@ from pathlib import Path
 
 import docker
 
-from agents import core_speed
 from testbed import images
 from testbed.host import docker_engine, swarm
 from testbed.host.nodes import Node
-from testbed.plan import agent_configs
+from testbed.plan import agent_configs, elementary
 from testbed.plan.calibration import (
     Calibration,
     Host,
     calibrate,
     keep_of_nodes,
     kept_of_nodes,
-    of_times,
+    of_core,
 )
 from testbed.runtimes import swarm_images, swarm_removal
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
@@ -79,7 +78,7 @@ def _measured(made: Doors, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
     told = made.engines[node.id].containers.run(
         image,
-        ["-m", "agents.core_speed", f"{_SECONDS:g}"],
+        ["-c", Path(elementary.__file__).read_text("utf-8"), "--core", "--seconds", f"{_SECONDS:g}"],
         entrypoint="python3",
         labels={RUN_LABEL: made.run, PART_LABEL: _PART},
         user=f"{agent_configs.CLIENT_USER}:{agent_configs.CLIENT_USER}",
@@ -90,17 +89,16 @@ def _measured(made: Doors, node: Node, image: str) -> Calibration:
         read_only=True,
         remove=True,
     )
-    times = core_speed.Times(**json.loads(told))
-    return of_times(times, Host(cpu=times.cpu, cores=node.cores, torch=times.torch))
+    found = json.loads(told)
+    return of_core(found, Host(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))
 
 
-def prune_images(progress: Progress) -> None:
-    """Remove images of ours that no checkout uses here; and on the other nodes of a Swarm that this
-    engine manages, all that was copied there, which the next run copies again. Raises HostError."""
-    with closing(docker_engine.connect()) as manager, as_host_error("remove images"):
-        images.remove_superseded(manager, images.registered())
+def prune(manager: docker.DockerClient, progress: Progress) -> None:
+    """Remove what was copied to the other nodes of the Swarm that this engine manages, if it does: the
+    next run copies it again. Raises HostError."""
+    with as_host_error("remove images"):
         nodes = swarm.nodes(manager) if swarm.manages(manager.info()) else []
-        if len(nodes) > 1:
+        if len(nodes) > 1 and swarm_images.have_copies():
             base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
             with doors(manager, nodes, base, "images") as made:
                 swarm_images.prune(made, progress)

@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 from agents import events
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import Judgement, Validity
-from testbed.host import die_with_parent, subprocesses
+from testbed.host import die_with_parent, run_module, subprocesses
 from testbed.host.signals import interrupting, uninterrupted
 from testbed.plan import Plan
 from testbed.run import up
@@ -145,7 +145,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [*die_with_parent.prefix(), sys.executable, "-m", "testbed.sweep.worker"],
+            [*die_with_parent.prefix(), *run_module.command("testbed.sweep.worker")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

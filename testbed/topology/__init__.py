@@ -1,4 +1,4 @@
-"""The topology: the YAML file of a run (README.md, "A topology").
+"""The topology: the YAML file of a run (docs/topology.md).
 
 `load` returns it with all defaults filled in, and the local training of each group.
 """
@@ -38,6 +38,7 @@ from testbed.topology.fields import (
     expecting,
     with_fields_of,
 )
+from testbed.topology.misplaced import BELONGS
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
@@ -230,6 +231,11 @@ class Runtime(Model):
         description="CPU time on a whole core of an update beside its steps, likewise; where not "
         "given: 0 with a given step_time, else 3ms",
     )
+    packets: bool | None = Field(
+        default=None,
+        description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
+        "the first after a pause passes at once; where not given: where the time of a step is measured",
+    )
 
 
 class Topology(Model):
@@ -343,7 +349,7 @@ def checked(document: Document) -> Topology:
     problems = list(_name_problems(document))
     code, classes, wrong = _read_own_code(document)
     problems += wrong
-    topology = validation_errors.validated(Topology, document, problems, classes)
+    topology = validation_errors.validated(Topology, document, problems, classes, BELONGS)
     problems += [*document.problems, *_conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)

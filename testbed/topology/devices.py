@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -228,6 +229,14 @@ def _gpu(value: Any) -> Any:
     return value
 
 
+def _link(value: Any) -> Any:
+    """`lte` is short for `{class: lte}`."""
+    return {"class": value} if isinstance(value, str) else value
+
+
+_IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Dockerfile"
+
+
 class DeviceGroup(Model):
     """One device, or `count` equal ones. Give at least one of cpu, profile, timing and gflops."""
 
@@ -272,7 +281,17 @@ class DeviceGroup(Model):
         exclude_if=lambda gpu: gpu is None,
         description="true: a whole GPU of the host to train on; or a part of one. For docker",
     )
-    link: Link | None = None
+    image: Annotated[str, Field(min_length=1), expecting(_IMAGE)] | None = Field(
+        default=None,
+        exclude_if=lambda image: image is None,
+        description="What its devices run in: the tag of an image built from ours, or a Dockerfile, by "
+        "its path from this file, whose BASE is ours. In containers",
+    )
+    link: Annotated[Link | None, BeforeValidator(_link, json_schema_input_type=str | Link | None)] = (
+        Field(
+            default=None, description="Its access link; the name of a class is short for {class: name}"
+        )
+    )
     access: Access | None = Field(
         default=None, description="What its devices share with all whose access has the same name"
     )
@@ -330,6 +349,13 @@ class DeviceGroup(Model):
         if self.memory is not None:
             return self.memory
         return DEFAULT_MEMORY if self.gpu is None else DEFAULT_MEMORY_WITH_GPU
+
+    @property
+    def dockerfile(self) -> Path | None:
+        """What its image is built by, where that is a file: its name has Dockerfile in it. No tag can be
+        meant, as names of images have no capital letters."""
+        path = Path(self.image or "")
+        return path if "Dockerfile" in path.name and ":" not in path.name else None
 
     @property
     def has_plain_speed(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -60,13 +61,15 @@ def validated(
     document: Document,
     problems: Iterable[Problem] = (),
     context: Mapping[str, Any] | None = None,
+    belongs: Mapping[str, str] = MappingProxyType({}),
 ) -> M:
-    """`document` as a `model`. Raises FaultyFileError with all that is wrong with it, and `problems`."""
+    """`document` as a `model`; `belongs` says of keys where they do. Raises FaultyFileError with all
+    that is wrong with it, and `problems`."""
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
         errors = (one for one in error.errors(include_url=False) if one["type"] != "reported")
-        found = (_problem(details, document) for details in errors)
+        found = (_problem(details, document, belongs) for details in errors)
         raise document.source.error([*document.problems, *problems, *found]) from None
 
 
@@ -82,14 +85,16 @@ def conflict(document: Document, where: Where, error: ValueError) -> Problem:
     return document.source.problem(where, message)
 
 
-def _problem(details: ErrorDetails, document: Document) -> Problem:
+def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, str]) -> Problem:
     source, context = document.source, details.get("ctx", {})
     is_key = details["loc"][-1:] == ("[key]",)
     where = _where(details["loc"][:-1] if is_key else details["loc"], document.data)
     match details["type"]:
         case "unknown_key":
             known = context["known"]
-            guess = did_you_mean(str(where[-1]), known) or f"expected one of {', '.join(known)}"
+            expected = f"expected one of {', '.join(known)}"
+            key = str(where[-1])
+            guess = belongs.get(key) or did_you_mean(key, known) or expected
             return source.problem(where, f"unknown key; {guess}", at_key=True)
         case "complete":  # the whole message
             return source.problem(where, details["msg"])

@@ -154,8 +154,8 @@ def read(path: Path) -> Document:
         text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
-            f"{path}: there is no such file{_nearby(path)}; name a topology file such as "
-            "topologies/quickstart.yaml"
+            f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
+            "`testbed examples` copy some"
         ) from None
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
@@ -182,7 +182,7 @@ def parse(text: str, name: str = "<text>") -> Document:
     return Document(data, source, tuple(reading.problems))
 
 
-_EMPTY = "the file is empty, expected a topology; topologies/quickstart.yaml is one to start from"
+_EMPTY = "the file is empty, expected a topology; `testbed new topology NAME` writes one"
 
 
 class _Reading:
@@ -257,3 +257,18 @@ def _nearby(path: Path) -> str:
     names = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     match = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.parent / match[0]}?)" if match else ""
+
+
+def with_block(text: str, key: str, block: str) -> str:
+    """YAML `text`, a mapping in blocks, with `block` in place of what it has at the top-level `key`, or
+    at its end; comments and all else stay. Raises ValueError where it is no such mapping."""
+    root = _Loader(text).get_single_node()
+    if not isinstance(root, yaml.MappingNode) or root.flow_style:
+        raise ValueError("is no mapping in blocks, with each key on a line of its own")
+    lines = [f"{line}\n" for line in text.splitlines()]
+    starts = sorted(key_node.start_mark.line for key_node, _ in root.value)
+    begin = next((one.start_mark.line for one, _ in root.value if one.value == key), len(lines))
+    end = next((line for line in starts if line > begin), len(lines))
+    while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1][0] == "#"):
+        end -= 1  # what is before the next key belongs to that
+    return "".join([*lines[:begin], block.rstrip("\n") + "\n", *lines[end:]])

@@ -6,6 +6,10 @@ share it equally, and a message is through when it is through the slowest. So a 
 size over the lowest rate on its path; no pipe ever lets through more than its rate. It is not max-min
 fair: the part of its share that a connection cannot use, because another pipe holds it up, goes to the
 others only after it.
+
+With `packets` a message is as in containers: it has the headers of MQTT and of its packets, the broker
+and both ends take their time for it, and a device's own rate is a token bucket: what that holds after
+a pause passes at once.
 """
 
 from __future__ import annotations
@@ -13,20 +17,28 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 
 from agents.config import Link
+from agents.device.link import burst
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import goodput
+from testbed.plan.costs import MSS, goodput
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
+_HEADERS = 66
+"""Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
+_MQTT = 64
+"""Bytes of a message beside its payload: MQTT's header with the topic."""
+_HOPS = 0.001
+"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
 _NANOSECOND = 1e-9
 """Seconds: what has no more than that to wait in a pipe is through."""
 
@@ -119,8 +131,8 @@ class Direction:
     """One direction between the server and a device: messages arrive in the order they were sent in."""
 
     __slots__ = (
-        *("_events", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
-        *("_free", "_in", "_last", "_messages"),
+        *("_burst", "_events", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
+        *("_free", "_in", "_last", "_messages", "_packets"),
     )
 
     def __init__(
@@ -130,15 +142,19 @@ class Direction:
         latency: Callable[[], Nanoseconds],
         *,
         steady: bool,
+        packets: bool,
     ) -> None:
         """`shared`: the pipes besides the device's own. `latency` gives the time that the next message
         takes beyond that in the pipes. `steady`: once its own rate is set, nothing is going
-        to change."""
+        to change. `packets`: its own rate is a token bucket."""
         self._events = queue
         self._shared = shared
         self._latency = latency
         self._steady = steady and not shared
+        self._packets = packets
         self._rate: float | None = None
+        self._burst: Nanoseconds = 0
+        """How long its own rate takes to fill the bucket."""
         self._own: Pipe | None = None
         """With that rate, once it is needed."""
         self._open = True
@@ -148,16 +164,17 @@ class Direction:
         """Those that the first one is in."""
         self._last: Nanoseconds = 0
         """When the last one arrives."""
-        self._free: Nanoseconds = 0
-        """When the last one is through; of a steady direction, where that is known at once."""
+        self._free: Nanoseconds | None = None
+        """When what was sent so far would be through at its own rate alone, without the bucket; None:
+        nothing was."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Once it is certain when `bits` will be there, `then` is called with that time: when they are
         through the pipes, or at once."""
         if self._steady and self._open:
             takes = from_seconds(bits / self._rate) if self._rate else 0
-            self._free = max(self._free, self._events.now) + takes
-            then(self._arrival(self._free))
+            self._free = self._begins() + takes
+            then(self._arrival(max(self._free, self._events.now)))
             return
         self._messages.append((bits, then))
         if len(self._messages) == 1:
@@ -170,13 +187,17 @@ class Direction:
             return
         if self._in:
             self._messages[0] = self._leave_pipes(), self._messages[0][1]
+            self._free = self._events.now
         self._rate, self._own = rate, None
+        self._burst = from_seconds(8 * burst(int(rate)) / rate) if rate and self._packets else 0
         self._open = is_open
         self._go_on()
 
     def drop(self) -> None:
         """What is under way is lost."""
-        self._leave_pipes()
+        if self._in:
+            self._leave_pipes()
+            self._free = self._events.now
         self._messages.clear()
         self._last = 0
 
@@ -196,14 +217,27 @@ class Direction:
         """The first message, if there is one, begins, or goes on after a change."""
         while self._messages and self._open:
             bits = self._messages[0][0]
-            if bits and (self._rate or self._shared):
-                if self._rate and self._own is None:
-                    self._own = Pipe(self._events, self._rate)
-                self._in = [*self._shared, *([self._own] if self._own else [])]
-                for pipe in self._in:
-                    pipe.enter(self, bits)
+            pipes = dict.fromkeys(self._shared, bits) if bits else {}
+            if bits and self._rate and (own := self._held(bits, self._rate)):
+                self._own = self._own or Pipe(self._events, self._rate)
+                pipes[self._own] = own
+            self._in = list(pipes)
+            for pipe, needs in pipes.items():
+                pipe.enter(self, needs)
+            if pipes:
                 return
             self._arrive()
+
+    def _begins(self) -> Nanoseconds:
+        """When what is sent now begins at its own rate: before now, by what the bucket holds."""
+        full = self._events.now - self._burst
+        return full if self._free is None else max(self._free, full)
+
+    def _held(self, bits: float, rate: float) -> float:
+        """Of `bits` that are sent now, those that the bucket does not let through at once."""
+        begins = self._begins()
+        self._free = begins + from_seconds(bits / rate)
+        return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
 
     def _arrive(self) -> None:
         """It leaves the queue last, so that nothing else begins meanwhile."""
@@ -219,7 +253,7 @@ class Direction:
 class Line:
     """The connection between the server and one device; it outlives the device's crashes."""
 
-    __slots__ = ("_connected", "_draws", "_generator", "_link", "down", "up")
+    __slots__ = ("_connected", "_draws", "_generator", "_link", "_packets", "down", "up")
 
     def __init__(
         self,
@@ -229,25 +263,36 @@ class Line:
         generator: Callable[[], np.random.Generator],
         *,
         steady: bool,
+        packets: bool,
     ) -> None:
         """`shared`: the pipes that it shares with others, up and down. `generator` is called once, when
         something random is needed first. `steady`: nothing is ever changed, unplugged or dropped."""
+        self._packets = packets
         self._link = link
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
         latency = self._latency
-        self.up, self.down = (Direction(queue, pipes, latency, steady=steady) for pipes in shared)
+        self.up, self.down = (
+            Direction(queue, pipes, latency, steady=steady, packets=packets) for pipes in shared
+        )
         self._apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send `size` bytes to the device, 0 for a request of a few; once it is certain when they are
         there, `then` is called with that time."""
-        self.down.send(8 * size, then)
+        self.down.send(self._bits(size), then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send `size` bytes to the server, as in `download`."""
-        self.up.send(8 * size, then)
+        self.up.send(self._bits(size), then)
+
+    def _bits(self, size: int) -> int:
+        """Of a message of `size` bytes, on the link."""
+        if not (size and self._packets):
+            return 8 * size
+        size += _MQTT
+        return 8 * (size + _HEADERS * math.ceil(size / MSS))
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
@@ -274,21 +319,30 @@ class Line:
     def _latency(self) -> Nanoseconds:
         """In one direction, drawn anew where jitter or loss make it random."""
         link = self._link
+        hops = _HOPS if self._packets else 0.0
         if not (link.jitter or link.loss):
-            return from_seconds(link.rtt / 2)
+            return from_seconds(hops + link.rtt / 2)
         if self._draws is None:
             self._draws = self._generator().random
-        return from_seconds(timing.latency(link.rtt, link.jitter, link.loss, self._draws))
+        return from_seconds(hops + timing.latency(link.rtt, link.jitter, link.loss, self._draws))
 
 
 class Network:
     """All links of a run."""
 
     def __init__(
-        self, queue: EventQueue, seed: int, server_link: Link | None = None, *, steady: bool = False
+        self,
+        queue: EventQueue,
+        seed: int,
+        server_link: Link | None = None,
+        *,
+        steady: bool = False,
+        packets: bool = False,
     ) -> None:
-        """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes."""
+        """`seed`: the run's. `steady`: no link changes, and no device is cut off or crashes. `packets`:
+        as emulated links have them."""
         self._steady = steady
+        self._packets = packets
         self._events = queue
         self._seed = seed
         link = server_link or _FREE
@@ -304,7 +358,8 @@ class Network:
             cell_up, cell_down = self._cells[access.name]
             up, down = up + cell_up, down + cell_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
-        return Line(self._events, device.link or _FREE, (up, down), generator, steady=self._steady)
+        link, steady = device.link or _FREE, self._steady
+        return Line(self._events, link, (up, down), generator, steady=steady, packets=self._packets)
 
     def _pipes(self, rate: int | None) -> tuple[Pipe, ...]:
         return () if rate is None else (Pipe(self._events, rate),)

@@ -40,7 +40,9 @@ from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.costs import (
     StepCost,
     keep_step_time,
+    measured_here,
     message_sizes,
+    packets,
     start_time,
     timed,
     update_time,
@@ -205,9 +207,15 @@ class _Fleet:
         self._planned = {device.name: (k, device) for k, device in enumerate(_at_first(spec))}
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
-        self._network = Network(queue, spec.topology.seed, link, steady=not spec.eventful)
-        device = spec.topology.runtime.device
-        trainer = BatchTrainer(task, prepared.train, spec.start, device)
+        runtime = spec.topology.runtime
+        self._network = Network(
+            queue,
+            spec.topology.seed,
+            link,
+            steady=not spec.eventful,
+            packets=packets(spec.topology, spec.plan),
+        )
+        trainer = BatchTrainer(task, prepared.train, spec.start, runtime.device)
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
@@ -293,9 +301,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> Ste
     topology = spec.topology
     flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
     update, start = update_time(topology.runtime), start_time(topology.runtime)
-    shares = [d for d in spec.plan.devices if d.cpu is not None and d.gflops is None]
-    if shares and seconds is None:
-        device = shares[0]
+    if measured_here(topology, spec.plan):
+        device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
         seconds = _measured_step(task, prepared.shard(device.name), device.local, spec.start)
         keep_step_time(topology.task.build(), device.local, seconds, topology.task.frozen)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")

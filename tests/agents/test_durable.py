@@ -467,10 +467,25 @@ def test_a_model_waits_until_it_is_kept_that_it_was_evaluated(tmp_path: Path) ->
     durable = begun(tmp_path / "run")
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable = again(durable, tmp_path / "run")
-    assert [(v, w.tolist()) for v, w, _ in durable.evaluating()] == [(0, [np.float32(0.3)])]
+    assert durable.evaluating == [0]
+    assert durable.kept(0)[0].tolist() == [np.float32(0.3)]
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
     durable.sync(told=False)
     durable = again(durable, tmp_path / "run")
-    assert list(durable.evaluating()) == []
+    assert durable.evaluating == []
     assert not list((tmp_path / "run" / "state" / "aggregator").glob("evaluate-*"))
+    durable.close()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_without_durability_a_model_waits_on_the_disk_only_where_it_waits_for_the_end(
+    tmp_path: Path, *, after: bool
+) -> None:
+    durable = kept(tmp_path, setup_of(FedBuff(), evaluate_after=after), durability="none")
+    durable.handle(inputs.Started(0, 0.0, 0))
+    waiting = tmp_path / "state" / "aggregator" / "evaluate-0.safetensors"
+    assert waiting.exists() == after
+    durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
+    durable.sync(told=False)
+    assert not waiting.exists()
     durable.close()

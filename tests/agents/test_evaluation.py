@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.buffers import NONE, Buffers
 from agents.shards import Shard
 from agents.tasks.quadratic import Quadratic
+from agents.vectors import Vector
 
 
 @dataclass(frozen=True)
@@ -62,31 +64,42 @@ def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert niceness() == before
 
 
-def test_evaluations_for_later_wait_on_the_disk_and_keep_their_order(tmp_path: Path) -> None:
+def test_evaluations_for_later_wait_where_models_are_kept_and_keep_their_order() -> None:
     """Of a model of two parameters each; what is handed in after the release is evaluated then."""
     task = Quadratic(((0.0, 0.0), (0.0, 0.0)))
     done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
-    evaluator = Evaluator(task, task.shards()[0], done.put, until_released=tmp_path)
+    models = {1: (1.0, 0.0), 3: (2.0, 0.0), 5: (0.0, 4.0)}
+    read: list[int] = []
+
+    def kept(version: int) -> tuple[Vector, Buffers]:
+        read.append(version)
+        return np.array(models[version], np.float32), NONE
+
+    evaluator = Evaluator(task, task.shards()[0], done.put, kept=kept, until_released=True)
+    evaluator.submit_kept(1)  # of a run that goes on
     w = np.array([2.0, 0.0], np.float32)
     evaluator.submit(3, w)
     w[:] = 0.0, 4.0
     evaluator.submit(5, w)
     w[:] = 0.0, 0.0
-    assert list(tmp_path.iterdir()) == []  # the file has no name: nothing is left of it
-    assert done.empty()
+    assert (read, done.empty()) == ([], True)
     evaluator.release()
     evaluator.submit(9, w)
-    found = [done.get(timeout=10).result() for _ in range(3)]
-    assert [(each.version, each.loss) for each in found] == [(3, 2.0), (5, 8.0), (9, 0.0)]
+    found = [done.get(timeout=10).result() for _ in range(4)]
+    losses = [(each.version, each.loss) for each in found]
+    assert losses == [(1, 0.5), (3, 2.0), (5, 8.0), (9, 0.0)]
+    assert read == [1, 3, 5]
 
 
-def test_a_model_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+def test_a_kept_model_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     task = Quadratic(((0.0,),))
     done: SimpleQueue[Future[Evaluation]] = SimpleQueue()
-    evaluator = Evaluator(task, task.shards()[0], done.put, until_released=tmp_path)
-    evaluator._file.close()
-    evaluator.submit(1, np.zeros(1, np.float32))
-    with pytest.raises(ValueError, match="closed file"):
+
+    def gone(version: int) -> tuple[Vector, Buffers]:
+        raise FileNotFoundError(tmp_path / f"{version}")
+
+    Evaluator(task, task.shards()[0], done.put, kept=gone).submit_kept(1)
+    with pytest.raises(FileNotFoundError):
         done.get(timeout=10).result()
 
 

@@ -47,6 +47,28 @@ def test_what_an_update_costs_beside_its_training_is_part_of_the_next_one() -> N
     assert host.pace.end() == pytest.approx(0.08)
 
 
+def test_reading_the_model_is_part_of_the_work_on_it() -> None:
+    host = Host()
+    host.work(0.0, 5.0)
+    arrived = host.now
+    host.work(0.02, 0.06)  # it is read
+    host.pace.begin(arrived)
+    host.work(0.5, 1.9)
+    assert host.pace.end() == pytest.approx(0.52 / 0.25 - 1.96)
+
+
+def test_a_model_that_came_during_the_training_before_is_worked_on_after_it() -> None:
+    host = Host()
+    arrived = host.now
+    host.pace.begin(arrived)
+    host.work(0.5, 1.5)
+    assert host.pace.end() == pytest.approx(0.5)  # until 2.0 s
+    host.work(0.0, 0.5)
+    host.pace.begin(arrived + 1.0)
+    host.work(0.5, 1.0)
+    assert host.pace.end() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.25, 0.5), (0.5, 0.25)])
 def test_where_the_share_changes_nothing_is_late(before: float, after: float) -> None:
     host = Host(before)

@@ -30,7 +30,7 @@ def test_payloads_share_a_body(most: int) -> None:
     one, other = parts.messages(b"to a", body), parts.messages(b"to b!", body)
     assert join(Joiner(), [*one, *other]) == [b"to a" + PAYLOAD, b"to b!" + PAYLOAD]
     if most == 100:  # two parts of the first 120 bytes, two of the others
-        assert [len(share) - 24 for share in one] == [4, 100, 20, 100, 30]
+        assert [len(share) - parts.HEAD.size for share in one] == [4, 100, 20, 100, 30]
         assert all(mine is yours for mine, yours in zip(one[1:], other[1:], strict=True))
 
 
@@ -55,7 +55,7 @@ def test_topics_do_not_mix() -> None:
 
 @pytest.mark.parametrize(("index", "count"), [(0, 0), (1, 1), (0, 4097), (2**32 - 1, 2**32 - 1)])
 def test_parts_that_make_no_payload_are_dropped(index: int, count: int) -> None:
-    head = struct.pack("<8sQII", b"testbed\xff", 1, index, count)
+    head = struct.pack("<8sQIIQ", b"testbed\xff", 1, index, count, 1)
     joiner = Joiner()
     assert join(joiner, [head + b"x", head[:9]]) == []
     assert not joiner._unfinished

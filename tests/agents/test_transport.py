@@ -1,7 +1,9 @@
-"""The order of messages over a reconnect, at a broker that does what it is told."""
+"""The order of messages over a reconnect, and large ones, at a broker that does what it is told."""
 
 from __future__ import annotations
 
+import queue
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -9,24 +11,27 @@ from contextlib import closing
 
 import pytest
 
+from agents import parts
 from agents.config import Broker
-from agents.transport import Connection
+from agents.transport import Connection, Received
 
-CONNECT, PUBLISH, SUBSCRIBE = 1, 3, 8
+CONNECT, PUBLISH, PUBACK, SUBSCRIBE = 1, 3, 4, 8
 CONNACK, SUBACK = b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01"
 
 
 class Peer:
-    """One connection to us, by hand: packets are shorter than 128 bytes."""
+    """One connection to us, by hand."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.socket, _ = listener.accept()
 
     def read(self, kind: int) -> bytes:
         """The next packet, which is of this kind, without its head."""
-        head = self._exactly(2)
-        assert head[0] >> 4 == kind
-        return self._exactly(head[1])
+        assert self._exactly(1)[0] >> 4 == kind
+        length, shift = 0, 0
+        while (byte := self._exactly(1)[0]) > 127:
+            length, shift = length | (byte - 128) << shift, shift + 7
+        return self._exactly(length | byte << shift)
 
     def published(self) -> bytes:
         """Payload of the next packet: topics are one byte long, and identifiers two."""
@@ -37,10 +42,10 @@ class Peer:
         self.socket.sendall(SUBACK[:2] + identifier + SUBACK[4:])
 
     def _exactly(self, count: int) -> bytes:
-        found = b""
+        found = bytearray()
         while len(found) < count:
             found += self.socket.recv(count - len(found)) or pytest.fail("the connection was closed")
-        return found
+        return bytes(found)
 
 
 @pytest.fixture
@@ -76,3 +81,78 @@ def test_what_is_published_during_a_reconnect_does_not_overtake_what_is_older(
         second.subscribed()
         assert [second.published(), second.published()] == [b"model", b"question"]
         second.socket.close()
+
+
+def message(topic: str, payload: bytes, identifier: int) -> bytes:
+    """A packet that publishes `payload`, with QoS 1."""
+    rest = len(topic).to_bytes(2, "big") + topic.encode() + identifier.to_bytes(2, "big") + payload
+    length, left = b"", len(rest)
+    while left > 127:
+        length, left = length + bytes([left % 128 + 128]), left // 128
+    return b"\x32" + length + bytes([left]) + rest
+
+
+LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
+
+
+@pytest.mark.parametrize("pieces", ["few", "many"])
+def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
+    listener: socket.socket, pieces: str
+) -> None:
+    """One message, parts, repeated parts, and a topic that is longer than what is looked at; what a
+    lost connection has left unfinished is of no matter to the next one."""
+    arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    port = listener.getsockname()[1]
+    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], arrived.put)
+    connection._paho.reconnect_delay_set(1, 1)
+    head, *shares = parts.split(LARGE, 70_000)
+    sent = [
+        ("model", LARGE[:32_800]),
+        *(("update", part) for part in (head, *shares[:2], *shares)),
+        ("t" * 1500, LARGE[:100_000]),
+        ("status", b"ready"),
+        ("model", LARGE),
+    ]
+    expected = [LARGE[:32_800], LARGE, LARGE[:100_000], b"ready", LARGE]
+    packets = [message(topic, payload, n) for n, (topic, payload) in enumerate(sent, start=1)]
+    with closing(connection):
+        connection._paho.connect_async("127.0.0.1", port)
+        connection._paho.loop_start()
+        for cut_short in (True, False):
+            peer = Peer(listener)
+            peer.read(CONNECT)
+            peer.socket.sendall(CONNACK)
+            peer.subscribed()
+            if cut_short:
+                peer.socket.sendall(packets[-1][:200_000])
+                peer.socket.close()
+        whole, dice = b"".join(packets), random.Random(1)  # noqa: S311
+        while whole:
+            count = len(whole) if pieces == "few" else dice.choice((1, 2, 30, 5_000, 200_000))
+            peer.socket.sendall(whole[:count])
+            whole = whole[count:]
+        assert [arrived.get(timeout=10).payload for _ in expected] == expected
+        for number in range(1, len(packets) + 1):
+            assert peer.read(PUBACK) == number.to_bytes(2, "big")
+        peer.socket.close()
+
+
+def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
+    listener: socket.socket,
+) -> None:
+    port = listener.getsockname()[1]
+    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], lambda _: None)
+    with closing(connection):
+        connection._paho.connect_async("127.0.0.1", port)
+        connection._paho.loop_start()
+        peer = Peer(listener)
+        peer.read(CONNECT)
+        peer.socket.sendall(CONNACK)
+        peer.subscribed()
+        payload = LARGE * 20
+        connection.publish("t", payload)
+        joiner, whole = parts.Joiner(), None
+        while whole is None:
+            whole = joiner.add("t", peer.published())
+        assert whole == payload
+        peer.socket.close()

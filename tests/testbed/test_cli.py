@@ -206,3 +206,27 @@ def test_a_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> No
     assert said.code == 2
     assert "--strict needs the end of the run" in said.err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_beginning_of_a_run_id_is_enough(testbed: Testbed, tmp_path: Path) -> None:
+    for run in ("alpha-1", "alpha-12", "beta-1"):
+        (finished(tmp_path, run).logs / "broker.log").write_text(f"of {run}\n")
+    assert "of beta-1" in testbed("logs", "b", "--runs", tmp_path).out
+    assert "of alpha-12" in testbed("logs", tmp_path / "alpha-12").out
+    assert "of beta-1" in testbed("logs", tmp_path / "bet").out
+    assert "of alpha-1\n" in testbed("logs", "alpha-1", "--runs", tmp_path).out  # it is one itself
+    several = testbed("logs", "alpha", "--runs", tmp_path)
+    assert several.code == 2
+    assert several.err.split()[-2:] == ["alpha-1", "alpha-12"]
+    assert testbed("logs", "", "--runs", tmp_path).code == 2
+
+
+def test_down_takes_the_beginning_of_what_is_left(testbed: Testbed, tmp_path: Path) -> None:
+    """Runs that have nothing left do not make it ambiguous."""
+    for run in ("alpha-1", "alpha-2"):
+        directory = finished(tmp_path, run)
+        if run == "alpha-1":
+            directory.remove_work()
+    assert testbed("down", "alpha", "--runs", tmp_path).out == "alpha-2: down\n"
+    assert not directory.work.exists()
+    assert "nothing is running" in testbed("down", "", "--runs", tmp_path).out

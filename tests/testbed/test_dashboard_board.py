@@ -58,6 +58,17 @@ def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
     assert "not valid: too &lt;slow&gt;" in page.header(feed)
 
 
+def test_losses_by_device_are_shown_where_the_run_has_them(directory: RunDirectory) -> None:
+    line = '{"event":"evaluation_part","at":0.0,"version":0,"part":"device","name":"%s","samples":9,'
+    append(directory.events, *(line % name + '"loss":1.5,"accuracy":0.5}' for name in ("slow", "fast")))
+    for text, shown in (("{}", False), ("{every: 1s, devices: 40}", True), ("[no, map]", False)):
+        directory.topology.write_text(f"name: by-hand\nevaluate: {text}\n")
+        board = Board([Feed(directory.path)])
+        board.refresh(at_once=True)
+        charts = [panel.chart for panel in board.panels if panel.name == "loss-by-device"]
+        assert [chart.empty for chart in charts] == [False] * shown
+
+
 def test_before_the_run_has_a_plan_there_is_nothing_to_draw(tmp_path: Path) -> None:
     board = Board([Feed(tmp_path)])
     board.refresh(at_once=True)

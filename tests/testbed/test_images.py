@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -14,12 +17,12 @@ from shutil import copytree
 
 import docker
 import pytest
-from docker.errors import ImageNotFound
 
 from testbed import images
-from testbed.errors import HostError
+from testbed.errors import BadInputError, HostError
 from testbed.host import subprocesses
-from testbed.images import debian, wheels
+from testbed.images import debian, inside, inventory, own, wheels
+from testbed.topology import parse
 
 pytestmark = pytest.mark.alone
 
@@ -279,30 +282,55 @@ def test_ctrl_c_during_a_build_leaves_nothing(
     assert {image["Id"] for image in engine.api.images(all=True)} == before
 
 
+def test_pruning_leaves_what_anyone_uses() -> None:
+    def image(number: int, *tags: str, shared: int = 600) -> dict[str, object]:
+        return {"Id": f"sha256:{number}", "RepoTags": [*tags], "Size": 1000, "SharedSize": shared}
+
+    found = inventory.entries(
+        [
+            image(1, "testbed-agent:here"),
+            image(2, "testbed-agent:running", "somebody-elses:1"),
+            image(3, "testbed-agent:other", shared=-1),
+            image(4, "testbed-broker:old"),
+            image(5),
+        ],
+        here={"testbed-agent:here"},
+        registered={"testbed-agent:here": "/a", "testbed-agent:other": "/b", "testbed-agent:gone": "/c"},
+        in_containers={"sha256:2"},
+    )
+    assert [(one.image, one.alone, one.user, one.kept) for one in found] == [
+        ("testbed-agent:here", 400, "this checkout", True),
+        ("testbed-agent:other", 1000, "/b", False),
+        ("testbed-agent:running", 400, "containers", True),
+        ("testbed-broker:old", 400, "", False),
+    ]
+
+    def removed(*, everything: bool) -> list[str]:
+        return [one.image for one in inventory.removable(found, everything=everything)]
+
+    assert removed(everything=False) == ["testbed-broker:old"]
+    assert removed(everything=True) == ["testbed-agent:other", "testbed-broker:old"]
+
+
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_superseded_images_go_once_no_container_uses_them(
+def test_an_unused_image_is_listed_and_removed_and_no_other(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
-    old, foreign = "testbed-broker:0ld", "somebody-elses:1"
+    """A tag of an image of ours, as another version's. The engine may have others'."""
+    old = "testbed-broker:0ld"
     user = engine.containers.create(built.broker, "mosquitto")
-    for tag in (old, foreign):  # both carry our label
-        user.commit(*tag.split(":"), message=tag)
-    user.remove()
-    user = engine.containers.create(old, "mosquitto")
-    tags = images.current_tags(images.FOLDER, images.AGENTS)
+    engine.images.get(built.broker).tag(*old.split(":"))
     try:
-        images.remove_superseded(engine, tags.values())
-        engine.images.get(old)  # in use
+        (found,) = [one for one in inventory.listed(engine) if one.image == old]
+        assert (found.user, found.kept) == ("containers", True)
+        assert found not in inventory.removable([found], everything=True)
     finally:
         user.remove()
-    try:
-        images.remove_superseded(engine, tags.values())
-        with pytest.raises(ImageNotFound):
-            engine.images.get(old)
-        engine.images.get(built.broker)
-    finally:
-        engine.images.remove(foreign)  # raises if it had gone as well
+    assert inventory.removed(engine, [found]) == [found]
+    tags = {one.image for one in inventory.listed(engine)}
+    assert old not in tags
+    assert {built.agent, built.broker} <= tags
 
 
 def test_images_of_all_checkouts_that_are_there_are_in_use(
@@ -316,4 +344,74 @@ def test_images_of_all_checkouts_that_are_there_are_in_use(
         images.register({"agent": f"testbed-agent:{checkout.name}-before"})
         images.register({"agent": f"testbed-agent:{checkout.name}"})
     checkouts[2].rmdir()
-    assert images.registered() == {"testbed-agent:one", "testbed-agent:other"}
+    assert images.registered() == {
+        f"testbed-agent:{name}": str(tmp_path / name) for name in ("one", "other")
+    }
+
+
+@pytest.fixture
+def sensor(tmp_path: Path) -> Path:
+    """A Dockerfile, with what it copies, and what it does not."""
+    folder = tmp_path / "sensor"
+    (folder / "data").mkdir(parents=True)
+    (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY driver.py /opt/\n")
+    (folder / "driver.py").write_text("")
+    (folder / "data" / "large.bin").write_bytes(b"large")
+    (folder / ".dockerignore").write_text("# not for the image\ndata\n")
+    return folder / "Dockerfile"
+
+
+def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path) -> None:
+    def tag(base: str = "testbed-agent:1") -> str:
+        return own.Context.read(sensor).tag(base)
+
+    first = tag()
+    assert own.Context.read(sensor).files == (".dockerignore", "Dockerfile", "driver.py")
+    (sensor.parent / "data" / "large.bin").write_bytes(b"another")
+    assert tag() == first
+    assert tag("testbed-agent:2") != first
+    (sensor.parent / "driver.py").write_text("# changed\n")
+    assert tag() != first
+
+
+def test_a_folder_too_large_for_an_image_is_refused(
+    sensor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own, "_MAX_BYTES", 10)
+    with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
+        own.Context.read(sensor)
+
+
+def test_what_an_image_lacks_is_named() -> None:
+    """Looked at with this host's Python, which has all but the image's programs, perhaps."""
+    seen = json.loads(subprocess.check_output([sys.executable, inside.__file__], text=True))
+    assert seen["agents"] == inside.digest(images.AGENTS)
+    assert {lack for lack in seen["lacks"] if not lack.startswith("the program ")} == set()
+    assert list(own._faults({"lacks": [], "agents": "mine"}, "mine")) == []
+    old = list(own._faults({"lacks": ["torch (ImportError: no)"], "agents": "other"}, "mine"))
+    assert old[0] == "torch (ImportError: no)"
+    assert "of this version of the testbed" in old[1]
+    nothing = subprocess.run(
+        [sys.executable, "-I", "-S", inside.__file__], capture_output=True, text=True, check=True
+    )
+    lacks = "; ".join(json.loads(nothing.stdout)["lacks"])
+    assert "torch (ModuleNotFoundError" in lacks
+    assert "the agents' code" in lacks
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
+    engine: docker.DockerClient, built: images.Images
+) -> None:
+    """The broker's: it has no torch."""
+    read = parse(
+        "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedbuff}\n"
+        f"devices:\n  - {{name: a, cpu: 0.1, image: no-such-image:1}}\n"
+        f"  - {{name: b, cpu: 0.1, image: '{built.broker}'}}\nstop: {{after: 1s}}\n"
+    )
+    with pytest.raises(BadInputError) as caught:
+        own.of_groups(engine, read, built, print)
+    text = str(caught.value)
+    assert "devices[0].image: a is to run in no-such-image:1, and the engine has no such image" in text
+    assert f"devices[1].image: {built.broker} cannot be a device: it lacks torch" in text

@@ -6,7 +6,7 @@ After a change that is meant, `python -m tests.testbed.test_launch` writes them 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ TOPOLOGIES = {
     "direct": FLEET
     + """
 rule: {name: fedbuff, buffer_size: 1}
-devices: [{name: pi, cpu: 1.5}, {name: nano, cpu: 0.25}]
+devices: [{name: pi, cpu: 1.5}, {name: nano, cpu: 0.25, image: "my-agent:1"}]
 """,
     "routed": FLEET
     + """
@@ -62,7 +62,8 @@ def described(name: str) -> str:
     host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)
     planned = plan(topology, "docker", host)
     spec = RunSpec(RunDirectory(Path("/runs/fleet-1")), topology, planned, {})
-    images = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1", "testbed-agent-cuda:1")
+    ours = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1", "testbed-agent-cuda:1")
+    images = replace(ours, groups={"nano": "my-agent:1"} if name == "direct" else {})
     cubic, driver = ("cubic", "systemd") if name == "routed" else (None, "cgroupfs")
     launched = asdict(
         launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import Host, plan
+from testbed.topology.misplaced import BELONGS
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
@@ -57,7 +59,7 @@ stop: {after: 60s}
             "named 'pi-1' is there already, from line 6; rename",
         ),
         ("tab", "6:1", "found a tab, expected spaces"),
-        ("empty", "1:1", "the file is empty, expected a topology; topologies/quickstart.yaml is one"),
+        ("empty", "1:1", "the file is empty, expected a topology; `testbed new topology NAME`"),
         (
             "too-much-cpu",
             "5:1: devices",
@@ -317,7 +319,11 @@ def test_speeds_are_those_of_their_distribution(
             "mean: 0.05,",
             "7:66: devices[0].speed.mean: found 0.05, expected at least low, 0.1",
         ),
-        ("{up: 100mbit}", "{rtt: 9ms}", "5:17: server.link.rtt: unknown key; expected one of up, down"),
+        (
+            "{up: 100mbit}",
+            "{rtt: 9ms}",
+            "5:17: server.link.rtt: unknown key; it belongs under link of a group",
+        ),
         ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
         ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
         (
@@ -365,3 +371,58 @@ def test_reading_a_topology_loads_nothing_heavy() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
     )
     assert not {"torch", "docker", "datasets", "pandas", "sklearn"} & set(loaded.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (
+            "stop:",
+            "runtime: {dilation: 2}\nstop:",
+            "runtime.dilation: unknown key; it belongs at the top level",
+        ),
+        (
+            "{after: 60s}",
+            "{after: 60s, every: 2s}",
+            "stop.every: unknown key; it belongs under evaluate",
+        ),
+        ("cpu: 0.1", "cpu: 0.1, up: 1mbit", "devices[0].up: unknown key; it belongs under link"),
+        ("buffer_size: 3", "buffer_size: 3, lr: 1", "rule.lr: unknown key; it belongs under task.local"),
+    ],
+)
+def test_a_key_at_the_wrong_place_is_told_where_it_belongs(old: str, new: str, told: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        topology.parse(MINIMAL.replace(old, new))
+    assert told in str(caught.value)
+
+
+def test_misplaced_keys_are_known_where_they_are_said_to_belong() -> None:
+    """In some part of the schema, at least."""
+    known = set(re.findall(r'"(\w+)": \{', json.dumps(topology.json_schema())))
+    assert set(BELONGS) - known == set()
+
+
+def test_a_link_class_is_short_for_its_link() -> None:
+    short, long = (
+        topology.parse(MINIMAL.replace("cpu: 0.1", f"cpu: 0.1, link: {link}"))
+        for link in ("lte", "{class: lte}")
+    )
+    assert short == long
+    assert short.devices[0].link is not None
+    assert short.devices[0].link.kind == "lte"
+    with pytest.raises(BadInputError, match=r"devices\[0\].link: found 'LTE!', expected a name"):
+        topology.parse(MINIMAL.replace("cpu: 0.1", "cpu: 0.1, link: LTE!"))
+
+
+def test_an_image_is_a_tag_or_a_dockerfile() -> None:
+    def dockerfile(image: str) -> Path | None:
+        return (
+            topology.parse(MINIMAL.replace("cpu: 0.1", f"cpu: 0.1, image: '{image}'"))
+            .devices[0]
+            .dockerfile
+        )
+
+    for tag in ("my-agent", "my-agent:1", "host:5000/team/agent:1", "agent:Dockerfile"):
+        assert dockerfile(tag) is None
+    for path in ("Dockerfile", "./a b/Dockerfile", "sensor/Dockerfile.pi", "x.Dockerfile"):
+        assert dockerfile(path) == Path(path)

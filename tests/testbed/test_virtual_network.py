@@ -33,9 +33,16 @@ def _device(name: str = "a", **fields: Any) -> PlannedDevice:
 class Times:
     """Plays what is planned, and notes when messages arrive."""
 
-    def __init__(self, server_link: Link | None = None, seed: int = 0, *, steady: bool = False) -> None:
+    def __init__(
+        self,
+        server_link: Link | None = None,
+        seed: int = 0,
+        *,
+        steady: bool = False,
+        packets: bool = False,
+    ) -> None:
         self.queue = EventQueue()
-        self.network = Network(self.queue, seed, server_link, steady=steady)
+        self.network = Network(self.queue, seed, server_link, steady=steady, packets=packets)
         self.arrivals: list[tuple[str, float]] = []
 
     def at(self, time: float, happens: Callable[[], None]) -> None:
@@ -306,7 +313,7 @@ def test_what_is_certain_draws_no_random_numbers() -> None:
         raise AssertionError
 
     arrivals: list[Nanoseconds] = []
-    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False)
+    line = Line(EventQueue(), Link(rtt=0.2), ((), ()), generator, steady=False, packets=False)
     line.download(0, arrivals.append)
     assert arrivals == [100_000_000]
 
@@ -360,3 +367,38 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
                 ended[k] = until
         now = until
     return ended
+
+
+@pytest.mark.parametrize("steady", [False, True])
+def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: bool) -> None:
+    """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
+    times = Times(steady=steady, packets=True)
+    line = times.network.line(_device(link=Link(up=100_000)))
+    size = 3 * 1448 - 64  # 4,542 bytes with all headers; the hops take 1 ms
+    for at in (0.0, 0.0, 1.0, 1.3):
+        times.upload(at, line, size)
+    # The second one follows at once; before the third the bucket is filled for 0.39456 s, so it is full;
+    # before the fourth for 0.05776 s.
+    assert times.play_times() == pytest.approx([0.24324, 0.6066, 1.24324, 1.6066])
+
+
+def test_a_request_has_no_payload_with_packets_either() -> None:
+    times = Times(packets=True)
+    line = times.network.line(_device(link=Link(down=100_000)))
+    times.download(0.0, line, 0)
+    assert times.play_times() == [0.001]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 20_000)), min_size=1, max_size=8),
+    st.sampled_from([50_000, 1_000_000, 20_000_000]),
+)
+def test_with_a_steady_link_the_bucket_is_the_same(sends: list[tuple[int, int]], rate: int) -> None:
+    found = []
+    for steady in (False, True):
+        times = Times(steady=steady, packets=True)
+        line = times.network.line(_device(link=Link(up=rate)))
+        for at, size in sorted(sends):
+            times.upload(at / 1e3, line, size)
+        found.append(times.play_times())
+    assert found[0] == pytest.approx(found[1], abs=1e-7)

@@ -1,0 +1,174 @@
+"""paho's client, but large messages go straight from the socket to where they stay, and from there back.
+
+paho copies what it receives as it comes, to put it together, and three times to take the packet apart;
+and of what it sends all that is left, whenever the socket has taken some. For models of megabytes that
+is most of what a message costs a process. Beside `agents.transport` this is the only module that knows
+paho, and the only one that knows its inside: `_in_packet`, the packet that is being read, and the
+methods that are replaced here (paho-mqtt 2.1 and 2.2; tests hold it).
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
+
+from agents import parts
+
+_LARGE = 2**15
+"""Bytes of a packet from which on it is handled here."""
+_BEGINNING = 1024
+"""Bytes of it that are read first: topic, identifier and the head of a part."""
+_TWO_BYTES = struct.Struct("!H")
+_FLAGS, _QOS_1 = 0x0B, 0x02
+"""Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""
+
+Sink = Callable[[str, bytes | bytearray], None]
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A large packet."""
+
+    packet: Any
+    """paho's own record of it: a new one for each packet and each connection."""
+    left: int
+    """Bytes to come."""
+    place: memoryview
+    """Where to put what comes next."""
+    topic: str | None = None
+    """Known once its beginning is there."""
+    identifier: int | None = None
+    """Of QoS 1."""
+    payload: bytearray | None = None
+    """All of it, where it is no part."""
+    share: int | None = None
+    """Bytes of a part that is wanted."""
+
+
+class Client(paho.Client):
+    """`joiner` puts parts together. Payloads, of large messages and small, go to `sink`, called in
+    paho's thread. `options` are paho's own."""
+
+    def __init__(self, joiner: parts.Joiner, sink: Sink, **options: Any) -> None:
+        super().__init__(CallbackAPIVersion.VERSION2, **options)
+        self._joiner, self._sink = joiner, sink
+        self._arriving: _Arriving | None = None
+        self._left_to_paho: object = None
+        """Its record of a large packet that is none of ours."""
+        self.on_message = self._on_small
+
+    def _on_small(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
+        self._take(message.topic, self._joiner.add(message.topic, bytes(message.payload)))
+
+    def _take(self, topic: str, payload: bytes | bytearray | None) -> None:
+        if payload is not None:
+            self._sink(topic, payload)
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        if self._is_large(bufsize):
+            raise BlockingIOError  # to get back to `_packet_read`
+        return super()._sock_recv(bufsize)
+
+    def _is_large(self, left: int) -> bool:
+        """Whether the packet that arrives is a message that has so many bytes `left`, and is ours."""
+        packet = self._in_packet
+        is_message = packet["command"] & ~_FLAGS == MessageType.PUBLISH
+        return left >= _LARGE and is_message and packet is not self._left_to_paho
+
+    def _packet_read(self) -> MQTTErrorCode:
+        code = super()._packet_read()
+        packet = self._in_packet
+        if code != MQTTErrorCode.MQTT_ERR_AGAIN or not self._is_large(packet["to_process"]):
+            return code
+        if self._arriving is None or self._arriving.packet is not packet:
+            self._arriving = _Arriving(packet, packet["to_process"], memoryview(bytearray(_BEGINNING)))
+        try:
+            return self._read_on(self._arriving)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return MQTTErrorCode.MQTT_ERR_AGAIN
+        except ssl.SSLWantWriteError:
+            self._call_socket_register_write()
+            return MQTTErrorCode.MQTT_ERR_AGAIN
+        except (OSError, AttributeError):  # the latter: it was closed meanwhile
+            return MQTTErrorCode.MQTT_ERR_CONN_LOST
+        finally:
+            with self._msgtime_mutex:
+                self._last_bytes_received = time.monotonic()
+
+    def _read_on(self, arriving: _Arriving) -> MQTTErrorCode:
+        """Read what there is of the packet. Raises OSError where there is no more."""
+        sock: socket.socket = cast(Any, self._sock)
+        while arriving.left:
+            count = sock.recv_into(arriving.place)
+            if not count:
+                return MQTTErrorCode.MQTT_ERR_CONN_LOST
+            arriving.left -= count
+            arriving.place = arriving.place[count:]
+            if arriving.topic is None and not arriving.place:
+                self._begin(arriving)
+                if arriving.topic is None:
+                    return MQTTErrorCode.MQTT_ERR_AGAIN
+        return self._arrived(arriving)
+
+    def _begin(self, arriving: _Arriving) -> None:
+        """The beginning of the packet is there: find out what it is, and where the rest goes."""
+        beginning: bytearray = cast(Any, arriving.place.obj)
+        (length,) = _TWO_BYTES.unpack_from(beginning)
+        at = _TWO_BYTES.size + length
+        if at + _TWO_BYTES.size + parts.HEAD.size > len(beginning):  # a topic as none of ours
+            self._left_to_paho = arriving.packet
+            arriving.packet["packet"] += beginning
+            arriving.packet["to_process"] = arriving.left
+            return
+        topic = beginning[_TWO_BYTES.size : at].decode(errors="replace")
+        if arriving.packet["command"] & _QOS_1:
+            (arriving.identifier,) = _TWO_BYTES.unpack_from(beginning, at)
+            at += _TWO_BYTES.size
+        if parts.is_part(beginning[at:]):
+            head, at = bytes(beginning[at : at + parts.HEAD.size]), at + parts.HEAD.size
+            share = len(beginning) - at + arriving.left
+            place = self._joiner.place(topic, head, share)
+            arriving.share = None if place is None else share
+            place = memoryview(bytearray(share)) if place is None else place
+        else:
+            arriving.payload = bytearray(len(beginning) - at + arriving.left)
+            place = memoryview(arriving.payload)
+        there = len(beginning) - at
+        place[:there] = memoryview(beginning)[at:]
+        arriving.topic, arriving.place = topic, place[there:]
+
+    def _arrived(self, arriving: _Arriving) -> MQTTErrorCode:
+        """All of the packet is there."""
+        self._arriving = None
+        self._in_packet = {  # as paho does after each
+            "command": 0, "have_remaining": 0, "remaining_count": [], "remaining_mult": 1,
+            "remaining_length": 0, "packet": bytearray(), "to_process": 0, "pos": 0,
+        }  # fmt: skip
+        if arriving.topic is not None:
+            payload = arriving.payload
+            if arriving.share is not None:
+                payload = self._joiner.filled(arriving.topic, arriving.share)
+            self._take(arriving.topic, payload)
+        if arriving.identifier is None:
+            return MQTTErrorCode.MQTT_ERR_SUCCESS
+        return self._send_puback(arriving.identifier)
+
+    def _packet_queue(
+        self,
+        command: int,
+        packet: bytes | bytearray,
+        mid: int,
+        qos: int,
+        info: paho.MQTTMessageInfo | None = None,
+    ) -> MQTTErrorCode:
+        if len(packet) >= _LARGE:  # what is left of it is a part of a view, not of a copy
+            packet = cast(Any, memoryview(packet))
+        return super()._packet_queue(command, packet, mid, qos, info)

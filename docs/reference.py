@@ -1,0 +1,254 @@
+"""Pages of the documentation that are not written but made, each time the site is built (mkdocs.yml).
+
+The reference comes from what the program itself uses: the schema of the topology, the command line, the
+docstrings of rules and tasks, the catalogue of devices. README, ARCHITECTURE, CONTRIBUTING and CHANGELOG
+become pages of the site with their links adapted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+from testbed.cli import catalog
+from testbed.cli.main import app
+from testbed.topology import json_schema, profiles
+
+ROOT = Path(__file__).parents[1]
+OF_THE_REPOSITORY = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
+PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
+"""Modules whose public names are documented, beside what `testbed` itself exports."""
+_TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
+_VARIANTS = {
+    "rule": ("Rule", "How updates become the next global model.", "rules.md"),
+    "task": ("Task", "What is learned, from which data, and how.", "tasks.md"),
+}
+"""Keys of a topology of which there are many kinds, with a page for these."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """mkdocs calls this with the files that it has found."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Markdown by path in the site."""
+    return {
+        **{to: of_the_repository(name) for name, to in OF_THE_REPOSITORY.items()},
+        "reference/topology.md": topology(json_schema()),
+        "reference/commands.md": commands(),
+        "reference/rules.md": catalogue("Rules", "aggregation rules", catalog.rules()),
+        "reference/tasks.md": catalogue("Tasks", "learning tasks", catalog.tasks()),
+        "reference/profiles.md": device_profiles(),
+        "reference/python.md": python(),
+    }
+
+
+def of_the_repository(name: str) -> str:
+    """A document of the top folder; its links are as from docs/."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+
+    def link(match: re.Match[str]) -> str:
+        page, anchor, place = match[1].partition("#")
+        return f"]({OF_THE_REPOSITORY.get(page, page)}{anchor}{place})"
+
+    return _TO_DOCS.sub(link, text)
+
+
+def commands() -> str:
+    """All commands with their arguments and options, as `--help` tells them."""
+    command = typer.main.get_command(app)
+    context = typer.Context(command)
+    text = get_docs_for_click(obj=command, ctx=context, name="testbed", title="Commands")
+    return text + "\nExit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.\n"
+
+
+def catalogue(title: str, what: str, entries: list[catalog.Entry]) -> str:
+    """Rules or tasks, with their docstrings and parameters."""
+    return "\n\n".join([f"# {title}", f"The {what}, by name.", *map(_entry, entries)])
+
+
+def _entry(entry: catalog.Entry) -> str:
+    facts = [f"- {name}: {value}" for name, value in entry.facts.items() if value not in (None, "no")]
+    rows = [
+        (f"`{p.name}`", p.type, "required" if p.required else f"`{p.default}`", p.description)
+        for p in entry.parameters
+    ]
+    parts = [f"## `{entry.name}`", "\n".join(facts), _prose(entry.about)]
+    return "\n\n".join([*filter(None, parts), table(("parameter", "type", "default", "meaning"), rows)])
+
+
+def _prose(text: str) -> str:
+    """A docstring: indented lines are equations, all else is text without mark-up."""
+    lines = text.splitlines()
+    return "\n".join(line if line.startswith("    ") else line.replace("*", r"\*") for line in lines)
+
+
+def device_profiles() -> str:
+    """Device profiles and link classes that come with the testbed."""
+    catalogue_of = ROOT / "testbed" / "catalog"
+    devices = profiles.read(catalogue_of / "devices.yaml").devices
+    links = profiles.read(catalogue_of / "links.yaml").links
+    parts = ["# Device profiles and link classes", "As `testbed profiles` lists them, with sources."]
+    for title, entries in (("Devices", devices), ("Links", links)):
+        parts.append(f"## {title}")
+        for name, entry in entries.items():
+            figures = ", ".join(f"{key} {_plain(value)}" for key, value in entry.figures().items())
+            parts.append(f"**`{name}`** {entry.description}: {figures}. Source: {entry.source}")
+    return "\n\n".join(parts)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items()) + ")"
+    return str(value)
+
+
+def python() -> str:
+    """Names that `testbed` exports, and the public modules (mkdocstrings fills them in)."""
+    import testbed
+    from testbed.simulate import simulate
+
+    exported = [getattr(testbed, name) for name in getattr(testbed, "__all__", ())] or [simulate]
+    names = [f"{one.__module__}.{one.__qualname__}" for one in exported if hasattr(one, "__qualname__")]
+    return "\n\n".join(["# Python", *(f"::: {name}" for name in [*names, *PYTHON])])
+
+
+def topology(schema: dict[str, Any]) -> str:
+    """The topology file, from its JSON Schema: a table for each kind of mapping in it."""
+    whole = with_common_keys(schema)
+    parts = [
+        "# Topology",
+        "Every key of a topology file, made of the schema that `testbed schema` prints. "
+        "Required keys are bold.",
+    ]
+    for name, definition in _reachable(whole):
+        parts += [f"## {name}", _cell(definition.get("description", "")), _keys(definition, whole)]
+    return "\n\n".join(filter(None, parts))
+
+
+def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    """With one mapping in place of all rules, and of all tasks: the keys that all of them have."""
+    definitions, properties = dict(schema["$defs"]), dict(schema["properties"])
+    for key, (title, description, page) in _VARIANTS.items():
+        options = [option["$ref"] for option in properties[key]["oneOf"] if "$ref" in option]
+        kinds = [definitions[option.removeprefix("#/$defs/")] for option in options]
+        common = set.intersection(*(set(kind["properties"]) for kind in kinds))
+        found = {name: inner for name, inner in kinds[0]["properties"].items() if name in common}
+        found["name"] = {"description": f"One of [these]({page}), or `module:Class` of your own code"}
+        required = [name for name in kinds[0]["required"] if name in common]
+        definitions[title] = {"description": description, "properties": found, "required": required}
+        properties[key] = {"$ref": f"#/$defs/{title}"}
+    return schema | {"$defs": definitions, "properties": properties}
+
+
+def _reachable(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Mappings with keys, each once, in the order in which a reader comes across them."""
+    waiting, seen = [("Topology", schema)], {"Topology"}
+    while waiting:
+        name, definition = waiting.pop(0)
+        yield name, definition
+        for inner in definition["properties"].values():
+            for other in _references(inner, schema):
+                if other not in seen:
+                    seen.add(other)
+                    waiting.append((other, schema["$defs"][other]))
+
+
+def _references(schema: Any, whole: dict[str, Any]) -> Iterator[str]:
+    """Names of the mappings with keys that `schema` refers to."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from _references(inner, whole)
+    elif isinstance(schema, dict):
+        name = schema.get("$ref", "").removeprefix("#/$defs/")
+        if name and "properties" in whole["$defs"][name]:
+            yield name
+        elif name:
+            yield from _references(whole["$defs"][name], whole)
+        for key, inner in schema.items():
+            if key in ("anyOf", "oneOf", "items", "additionalProperties", "prefixItems"):
+                yield from _references(inner, whole)
+
+
+def _keys(definition: dict[str, Any], whole: dict[str, Any]) -> str:
+    required = definition.get("required", ())
+    rows = []
+    for key, inner in definition["properties"].items():
+        default = "" if key in required or "default" not in inner else _default(inner["default"])
+        name = f"**`{key}`**" if key in required else f"`{key}`"
+        rows.append((name, _words(inner, whole), default, inner.get("description", "")))
+    return table(("key", "value", "default", "meaning"), rows)
+
+
+def _words(schema: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A type in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        target = whole["$defs"][name]
+        return f"[{name}](#{name.lower()})" if "properties" in target else _words(target, whole)
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        words = list(dict.fromkeys(_words(o, whole) for o in options if o.get("type") != "null"))
+        return " or ".join(words if len(words) < 4 else [", ".join(words[:-1]), words[-1]])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    match schema.get("type"):
+        case "array":
+            inner = schema.get("items") or {"anyOf": schema.get("prefixItems", [])}
+            return f"list of {_words(inner, whole)}"
+        case "object":
+            inner = schema.get("additionalProperties")
+            return f"names with {_words(inner, whole)}" if isinstance(inner, dict) else "mapping"
+        case "string":
+            return f"such as `{schema['examples'][0]}`" if "examples" in schema else "text"
+        case "integer" | "number" as kind:
+            return {"integer": "whole number", "number": "number"}[kind] + _bounds(schema)
+        case "boolean":
+            return "`true` or `false`"
+    return "text"
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    words = {
+        "minimum": "from",
+        "exclusiveMinimum": "above",
+        "maximum": "to",
+        "exclusiveMaximum": "below",
+    }
+    return "".join(f" {word} {schema[key]:g}" for key, word in words.items() if key in schema)
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return "" if isinstance(value, dict) else f"`{value}`"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """A table in Markdown; empty without rows."""
+    if not rows:
+        return ""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")

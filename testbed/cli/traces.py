@@ -1,0 +1,137 @@
+"""`testbed traces`: published traces of links and devices for a topology (docs/traces.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agents import files
+from testbed.console import print_text
+from testbed.errors import BadInputError
+from testbed.topology import published, yamlfile
+
+_MOST_BYTES = 2 * 2**30
+
+To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print it).")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the commands known."""
+    traces = typer.Typer(no_args_is_help=True, help="Import published traces of links and devices.")
+    for command in (throughput, fedscale):
+        traces.command()(command)
+    app.add_typer(traces, name="traces", rich_help_panel="Reference")
+
+
+def throughput(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"{', '.join(published.FORMATS)}.")],
+    file: Annotated[Path, typer.Argument(help="The trace.")],
+    to: To = None,
+    direction: Annotated[
+        Literal["down", "up"], typer.Option("--direction", help="What of the link it becomes.")
+    ] = "down",
+    scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Multiplies all rates.")] = 1.0,
+) -> None:
+    """Make a published 3G, LTE, 5G or Wi-Fi throughput trace one of a link: {trace: {csv: FILE}}."""
+    if form not in published.FORMATS:
+        raise BadInputError(f"no format is called {form!r}, expected {', '.join(published.FORMATS)}")
+    lines = _read(file).decode("utf-8-sig", "replace").splitlines()
+    about = f"{file.name}, as {form}" + (f", times {scale:g}" if scale != 1 else "")
+    try:
+        text = published.as_csv(published.FORMATS[form](lines), direction, scale=scale, source=about)
+    except ValueError as error:
+        raise BadInputError(f"{file}: {error}") from error
+    _write(text, to, "link: {trace: {csv: " + f"{to}" + "}}")
+
+
+def fedscale(
+    capacity: Annotated[Path, typer.Argument(help="client_device_capacity.")],
+    behaviour: Annotated[
+        Path | None, typer.Argument(help="client_behave_trace (default: devices are always there).")
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--devices", min=1, max=2000, help="How many, drawn by seed.")
+    ] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    cpu: Annotated[
+        float | None, typer.Option("--cpu", min=0.001, help="Share of a core that the fastest has.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Give timing too, of so many local steps.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of a step.")] = 32,
+    begin: Annotated[str, typer.Option("--from", help="Since when of the availability, as 6h.")] = "0s",
+    length: Annotated[
+        str | None, typer.Option("--for", help="How much of it, as 4h (default: all, again and again).")
+    ] = None,
+    speed_up: Annotated[
+        float, typer.Option("--speed-up", min=1e-3, help="Availability goes so many times as fast.")
+    ] = 1.0,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", help="Write this one, with these devices in place of its own."),
+    ] = None,
+    to: To = None,
+) -> None:
+    """Draw devices from FedScale's traces: their speed, link and availability, as device groups."""
+    from testbed.topology import fedscale as reader
+    from testbed.topology import parse, units
+
+    if cpu is None and steps is None:
+        raise BadInputError(
+            "give --cpu (a share of a core for the fastest), or --steps for their timing"
+        )
+    try:
+        since, span = units.duration(begin), None if length is None else units.duration(length)
+    except ValueError as error:
+        raise BadInputError(f"--from {begin}, --for {length}: {error}") from error
+    behaviours = None if behaviour is None else _entries(behaviour)
+    try:
+        chosen = reader.clients(_entries(capacity), behaviours, count, seed)
+    except ValueError as error:
+        raise BadInputError(
+            f"{capacity if behaviour is None else f'{capacity}, {behaviour}'}: {error}"
+        ) from error
+    groups = reader.devices(
+        chosen, cpu=cpu, steps=steps, batch_size=batch_size, begin=since, length=span, speed_up=speed_up
+    )
+    numbers = ", ".join(client.number for client in chosen)
+    head = f"# Of FedScale's traces, seed {seed}: clients {numbers}\n"
+    text = head + yamlfile.write({"devices": groups})
+    if topology is not None:
+        try:
+            text = yamlfile.with_block(topology.read_text(encoding="utf-8"), "devices", text)
+        except (ValueError, OSError) as error:
+            raise BadInputError(f"{topology}: {error}") from error
+        parse(text, str(topology))
+    _write(
+        text, to, f"testbed plan {to}" if topology else "put it in place of the devices of a topology"
+    )
+
+
+def _entries(path: Path) -> dict[str, object]:
+    from testbed.topology import fedscale as reader
+
+    try:
+        return reader.read(_read(path))
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return files.read(path, _MOST_BYTES)
+    except OSError as error:
+        raise BadInputError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from error
+
+
+def _write(text: str, to: Path | None, following: str) -> None:
+    if to is None:
+        print_text(text.rstrip("\n"))
+        return
+    to.write_text(text, encoding="utf-8")
+    print_text(f"{to}: written. Next: {following}")

@@ -1,0 +1,47 @@
+"""What an image of a user's own must have, looked at from inside a container of it.
+
+Its text is given to the image's own Python (`python3 -c`), so it takes nothing of ours, and says what is
+missing as JSON on its standard output.
+"""
+
+import hashlib
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+LEAST_PYTHON = (3, 11)
+MODULES = ("torch", "numpy", "paho.mqtt.client", "psutil", "safetensors.numpy")
+PROGRAMS = ("ip", "tc")
+
+
+def digest(package: Path) -> str:
+    """Of the modules of a package."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def main() -> None:
+    lacks = []
+    if sys.version_info[:2] < LEAST_PYTHON:
+        lacks.append("Python {}.{} or newer (it has {}.{})".format(*LEAST_PYTHON, *sys.version_info[:2]))
+    for module in MODULES:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001  # whatever a foreign package raises
+            reason = " ".join(str(error).split())[:200]
+            lacks.append(f"{module.partition('.')[0]} ({type(error).__name__}: {reason})")
+    lacks += [f"the program {program}" for program in PROGRAMS if shutil.which(program) is None]
+    agents = None
+    try:
+        agents = digest(Path(importlib.import_module("agents").__file__ or "").parent)
+    except Exception:  # noqa: BLE001
+        lacks.append("the agents' code")
+    sys.stdout.write(json.dumps({"lacks": lacks, "agents": agents}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

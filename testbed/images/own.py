@@ -1,0 +1,206 @@
+"""Images of a user's own for device groups: checked, or built by a Dockerfile on top of ours.
+
+    devices:
+      - {name: nano, cpu: 0.25, image: my-agent:1}           # built by the user, FROM an image of ours
+      - {name: cam, cpu: 0.25, image: camera/Dockerfile}     # built here, with ours as its BASE
+
+Broker, aggregator and router always run in ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, ContainerError, ImageNotFound
+from docker.utils import build as docker_build
+
+from testbed import images
+from testbed.errors import BadInputError, HostError
+from testbed.host import cache, docker_engine
+from testbed.images import Images, Progress, inside
+from testbed.topology import Topology
+from testbed.topology.devices import DeviceGroup
+
+KIND = "device"
+_MAX_BYTES = 512 * 2**20
+_MAX_FILES = 20_000
+_CLIENT = "10001:10001"
+"""User and group of devices' clients (`testbed.plan.agent_configs.CLIENT_USER`)."""
+
+
+def of_groups(
+    client: docker.DockerClient, topology: Topology, ours: Images, progress: Progress
+) -> dict[str, str]:
+    """The tag of the image of each group that has one of its own, built where that is missing.
+
+    Raises BadInputError that says what is wrong with each, and where; HostError where the engine fails.
+    """
+    problems, tags = [], {}
+    for index, group in enumerate(topology.devices):
+        if group.image is None:
+            continue
+        base = ours.agent if group.gpu is None else ours.gpu
+        try:
+            tag = _tag_of(client, group, base, progress, with_code=topology.code is not None)
+            _check(client, tag, base)
+            tags[group.name] = tag
+        except BadInputError as error:
+            problems.append(topology.source.problem(("devices", index, "image"), str(error)))
+        except docker_engine.ERRORS as error:
+            raise HostError(f"The Docker engine failed on the image of {group.name}: {error}") from error
+    if problems:
+        raise topology.source.error(problems)
+    return tags
+
+
+def _tag_of(
+    client: docker.DockerClient, group: DeviceGroup, base: str, progress: Progress, *, with_code: bool
+) -> str:
+    if group.dockerfile is not None:
+        return _built(client, Context.read(group.dockerfile), base, progress)
+    tag = group.image or ""
+    if with_code:
+        raise BadInputError(
+            f"{tag} does not have what this topology's code adds: give a Dockerfile instead, whose BASE "
+            "then has it"
+        )
+    try:
+        client.images.get(tag)
+    except ImageNotFound:
+        raise BadInputError(
+            f"{group.name} is to run in {tag}, and the engine has no such image: build it (FROM {base}),"
+            f" or fetch it with docker pull {tag}; for a file, give its path, as in sensor/Dockerfile"
+        ) from None
+    return tag
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a user's image is built from: the folder of its Dockerfile."""
+
+    dockerfile: Path
+    files: tuple[str, ...]
+    """By their paths in the folder."""
+    digest: str
+    """Of their contents."""
+
+    @classmethod
+    def read(cls, dockerfile: Path) -> Context:
+        """Without what a .dockerignore beside it names. Raises BadInputError where it is too large."""
+        folder = dockerfile.parent
+        if not dockerfile.is_file():
+            raise BadInputError(f"there is no {dockerfile}: give its path from the topology's folder")
+        ignored = folder / ".dockerignore"
+        patterns = ignored.read_text(encoding="utf-8").splitlines() if ignored.is_file() else []
+        rules = [line.strip() for line in patterns if line.strip() and not line.startswith("#")]
+        found = hashlib.sha256()
+        size, names = 0, []
+        for name in sorted(docker_build.exclude_paths(str(folder), rules, dockerfile=dockerfile.name)):
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                continue
+            names.append(name)
+            size += path.lstat().st_size
+            if size > _MAX_BYTES or len(names) > _MAX_FILES:
+                raise BadInputError(
+                    f"{folder} holds more than {_MAX_FILES:,} files or {_MAX_BYTES >> 20} MiB, and all "
+                    "of it goes to the engine: put the Dockerfile into a folder with what it copies, or "
+                    "name the rest in a .dockerignore"
+                )
+            found.update(f"\0{name}\0{path.lstat().st_mode & 0o111}\0".encode())
+            found.update(str(path.readlink()).encode() if path.is_symlink() else path.read_bytes())
+        return cls(dockerfile, tuple(names), found.hexdigest())
+
+    def tag(self, base: str) -> str:
+        """Of the image on top of `base`."""
+        made = hashlib.sha256(f"{base}\n{self.dockerfile.name}\n{self.digest}".encode())
+        return f"testbed-{KIND}:{made.hexdigest()[:12]}"
+
+
+def _built(client: docker.DockerClient, context: Context, base: str, progress: Progress) -> str:
+    """The user's image on top of `base`. Raises BadInputError with the engine's last lines."""
+    tag, folder = context.tag(base), str(context.dockerfile.parent)
+    images.register({KIND: tag}, str(context.dockerfile))
+    if images.exists(client, tag):
+        return tag
+    progress(f"Building {tag} by {context.dockerfile}")
+    # One file at a time to the disk: it may be larger than what memory is free.
+    with images.one_at_a_time(), tempfile.TemporaryFile(dir=cache.folder()) as file:
+        docker_build.create_archive(folder, [*context.files], fileobj=file)
+        file.seek(0)
+        try:
+            images.engine_build(
+                client,
+                tag,
+                file,
+                {"BASE": base},
+                network=None,  # a user's steps may fetch
+                dockerfile=context.dockerfile.name,
+            )
+        except HostError as error:
+            raise BadInputError(f"{context.dockerfile}: {error}") from error
+        except APIError as error:
+            raise BadInputError(f"{context.dockerfile}: {error.explanation or error}") from error
+    return tag
+
+
+def _check(client: docker.DockerClient, tag: str, base: str) -> None:
+    """Look at the image from inside, once for each image and version of ours. Raises BadInputError."""
+    image = client.images.get(tag)
+    expected = inside.digest(images.AGENTS)
+    known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"
+    if known.is_file():
+        return
+    if entrypoint := image.attrs["Config"].get("Entrypoint"):
+        raise BadInputError(
+            f"{tag} has an ENTRYPOINT ({' '.join(entrypoint)}), and devices are started by a command of "
+            "ours: write ENTRYPOINT [] at the end of its Dockerfile"
+        )
+    if faults := list(_faults(_seen_inside(client, tag), expected)):
+        raise BadInputError(
+            f"{tag} cannot be a device: it lacks {', '.join(faults)}. Build it on top of ours: ARG BASE,"
+            f" FROM ${{BASE}} in a Dockerfile whose path is given here, or FROM {base}"
+        )
+    cache.keep(known, "")
+
+
+def _seen_inside(client: docker.DockerClient, tag: str) -> dict[str, object]:
+    script = Path(inside.__file__).read_text(encoding="utf-8")
+    try:
+        output = client.containers.run(
+            tag,
+            ["-c", script],
+            entrypoint="python3",
+            user=_CLIENT,
+            network_mode="none",
+            read_only=True,
+            cap_drop=["ALL"],
+            remove=True,
+        )
+        found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])
+    except ContainerError as error:
+        text = error.stderr or ""
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        said = text.strip().splitlines()[-1:]
+        return {"lacks": [f"a Python that works ({' '.join(said) or f'exit {error.exit_status}'})"]}
+    except APIError as error:
+        if "executable file not found" not in str(error) and "no such file" not in str(error):
+            raise
+        return {"lacks": ["Python (no python3 in it)"]}
+    except (ValueError, IndexError):
+        return {"lacks": ["a Python that answers (python3 printed something else)"]}
+    return found if isinstance(found, dict) else {}
+
+
+def _faults(seen: dict[str, object], expected: str) -> Iterator[str]:
+    """What the image lacks, by what was `seen` in it; `expected`: the digest of our agents' code."""
+    lacks = seen.get("lacks")
+    yield from map(str, lacks) if isinstance(lacks, list) else ("an answer",)
+    if seen.get("agents") not in (expected, None):
+        yield "the agents' code of this version of the testbed (it has another's)"

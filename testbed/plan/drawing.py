@@ -1,0 +1,201 @@
+"""A picture of a plan, as text or SVG: servers, links and device groups.
+
+aggregator ─ broker ─ router
+├─ fast × 2  0.25 cpu, 512 MiB ── no limits
+└─ wifi, shared: up 20mbit, down 50mbit
+   └─ home × 3  0.1 cpu, 512 MiB ── up 1mbit, rtt 80ms ± 10ms, loss 1%
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from xml.sax.saxutils import escape
+
+from agents.config import Access, Link
+from testbed.plan import Plan, PlannedDevice
+from testbed.topology import Topology
+from testbed.topology.units import format_duration, format_rate
+
+T = TypeVar("T")
+_NO_LIMITS = "no limits"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Devices that are drawn as one."""
+
+    title: str
+    hardware: str
+    link: str
+    """Each device's own."""
+    cell: str | None = None
+    """What they share with other groups: its title."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    servers: tuple[str, ...]
+    """From the aggregator to the devices."""
+    groups: tuple[Group, ...]
+    """Those of one cell beside each other."""
+    cells: Mapping[str, str]
+    """Rates of what several devices share, by title."""
+
+
+def picture(topology: Topology, plan: Plan) -> Picture:
+    """What is to be drawn of the plan of `topology`, in device time."""
+    first: dict[str, PlannedDevice] = {}
+    for device in plan.devices:
+        first.setdefault(device.group, device)
+    cells: dict[str, str] = {}
+    groups = []
+    for group in topology.devices:
+        device = first[group.name]
+        cell = None
+        if device.access is not None:
+            cell = device.access.name
+            cells[cell] = _rates(device.access)
+        count = len(group.device_names)
+        image = f", image {group.image}" if group.image and plan.traits.images else ""
+        gpu = f", {device.gpu.told}" if device.gpu else ""
+        link = "" if device.link is None else _link(device.link, device)
+        if group.link is not None and group.link.trace is not None:
+            link = f"{link}, by a trace" if link else "by a trace"
+        groups.append(
+            Group(
+                group.name if count == 1 else f"{group.name} × {count}",
+                f"{device.profile}{gpu}{image}",
+                link or _NO_LIMITS,
+                cell,
+            )
+        )
+    order = {cell: number for number, cell in enumerate([None, *cells])}
+    groups.sort(key=lambda group: order[group.cell])
+    between = {True: ("router",), False: ("relay",)}[plan.traits.cgroups] if plan.shaper else ()
+    return Picture((f"aggregator ({topology.rule.name})", "broker", *between), tuple(groups), cells)
+
+
+def as_text(drawn: Picture) -> str:
+    """In lines, for a terminal."""
+    titles = max(len(group.title) for group in drawn.groups)
+    hardware = max(len(group.hardware) for group in drawn.groups)
+
+    def told(group: Group) -> str:
+        return f"{group.title:{titles}}  {group.hardware:{hardware}} ── {group.link}"
+
+    branches: list[tuple[str, list[str]]] = []
+    for cell, members in itertools.groupby(drawn.groups, lambda group: group.cell):
+        if cell is None:
+            branches += [(told(group), []) for group in members]
+        else:
+            branches.append((f"{cell}, shared: {drawn.cells[cell]}", [told(group) for group in members]))
+    lines = [" ─ ".join(drawn.servers)]
+    for mark, bar, (line, below) in _marked(branches):
+        lines.append(f"{mark} {line}")
+        lines += [f"{bar}  {inner} {each}" for inner, _, each in _marked(below)]
+    return "\n".join(lines)
+
+
+def _marked(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
+    """Each with the mark of its branch, and what goes on beside what is below it."""
+    for number, item in enumerate(items, 1):
+        last = number == len(items)
+        yield ("└─" if last else "├─"), (" " if last else "│"), item
+
+
+_ROW, _BOX, _MARGIN = 56, 40, 16
+"""Pixels: height of a row, of a box, and around everything."""
+_CHARACTER = 7.3
+"""Width of a character of 13 pixels, about."""
+_STYLE = (
+    "text{font:13px sans-serif;fill:#1f2933}.small{font-size:11px;fill:#52606d}"
+    "rect{fill:#fff;stroke:#52606d;rx:6}.cell{fill:#eef4fb;stroke:#3d7ab8}path{stroke:#9aa5b1;fill:none}"
+)
+
+
+def as_svg(drawn: Picture) -> str:
+    """As an SVG image, as high as there are groups, on a white ground."""
+    groups = drawn.groups
+    height = 2 * _MARGIN + _ROW * max(1, len(groups))
+    middle = height / 2
+    shapes: list[str] = []
+    x = float(_MARGIN)
+    for number, server in enumerate(drawn.servers):
+        if number:
+            shapes.append(_line(x - 30, middle, x, middle))
+        width = _width(server)
+        shapes += _box(x, middle, width, server)
+        x += width + 30
+    trunk = x - 30
+    cells = {cell: f"{cell}: {rates}" for cell, rates in drawn.cells.items()}
+    cell_width = max(map(_width, cells.values()), default=0.0)
+    at_cells, at_groups = trunk + 60, trunk + 60 + (cell_width + 40 if cells else 0)
+    links = max(_width(group.link) for group in groups)
+    boxes = max(max(_width(group.title), _width(group.hardware)) for group in groups)
+    rows = [_MARGIN + _ROW * (number + 0.5) for number in range(len(groups))]
+    for cell in cells:
+        mine = [y for y, group in zip(rows, groups, strict=True) if group.cell == cell]
+        y = sum(mine) / len(mine)
+        shapes.append(_line(trunk, middle, at_cells, y))
+        shapes += _box(at_cells, y, cell_width, cells[cell], kind="cell")
+    for y, group in zip(rows, groups, strict=True):
+        begin = (trunk, middle)
+        if group.cell is not None:
+            mine = [row for row, one in zip(rows, groups, strict=True) if one.cell == group.cell]
+            begin = (at_cells + cell_width, sum(mine) / len(mine))
+        shapes.append(_line(*begin, at_groups, y))
+        shapes.append(_line(at_groups, y, at_groups + links, y))
+        shapes.append(_text(at_groups + links / 2, y - 5, group.link, "middle", small=True))
+        shapes += _box(at_groups + links, y, boxes, group.title, group.hardware)
+    width = at_groups + links + boxes + _MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
+        f'viewBox="0 0 {width:.0f} {height}"><style>{_STYLE}</style>'
+        f'<rect width="100%" height="100%" style="stroke:none"/>{"".join(shapes)}</svg>\n'
+    )
+
+
+def _width(text: str) -> float:
+    return len(text) * _CHARACTER + 20
+
+
+def _line(x: float, y: float, to_x: float, to_y: float) -> str:
+    """A curve that begins and ends level."""
+    bend = (x + to_x) / 2
+    return f'<path d="M{x:.0f} {y:.0f}C{bend:.0f} {y:.0f} {bend:.0f} {to_y:.0f} {to_x:.0f} {to_y:.0f}"/>'
+
+
+def _box(x: float, y: float, width: float, *lines: str, kind: str = "box") -> list[str]:
+    """Around `lines`, with its left side's middle at `x`, `y`."""
+    shape = (
+        f'<rect class="{kind}" x="{x:.0f}" y="{y - _BOX / 2:.0f}" width="{width:.0f}" height="{_BOX}"/>'
+    )
+    first = y + 4 if len(lines) == 1 else y - 4
+    return [shape] + [
+        _text(x + width / 2, first + 16 * number, line, "middle", small=number > 0)
+        for number, line in enumerate(lines)
+    ]
+
+
+def _text(x: float, y: float, text: str, anchor: str, *, small: bool = False) -> str:
+    kind = ' class="small"' if small else ""
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+
+
+def _rates(link: Link | Access) -> str:
+    found = [f"{name} {format_rate(rate)}" for name in ("up", "down") if (rate := getattr(link, name))]
+    return ", ".join(found)
+
+
+def _link(link: Link, device: PlannedDevice) -> str:
+    """As a topology has it, without what it does not add."""
+    facts = [_rates(link)]
+    if link.rtt or link.jitter:
+        jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
+        facts.append(f"rtt {format_duration(link.rtt)}{jitter}")
+    facts.append(f"loss {link.loss:.3g}" if link.loss else "")
+    facts.append(device.compression.name if device.compression else "")
+    return ", ".join(filter(None, facts))

@@ -1,0 +1,75 @@
+"""A shell, or one command, in a device's container: as its client's user, within its limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import BadInputError, HostError
+from testbed.host import docker_engine, terminal
+from testbed.plan.agent_configs import CLIENT_USER
+from testbed.run import live_runs
+from testbed.runtimes import executor
+from testbed.runtimes.containers import PART_LABEL
+from testbed.traits import RUNTIMES, those
+
+_SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
+
+
+def run(name: str, device: str, command: Sequence[str], runs: Path) -> int:
+    """Give the user a shell in `device` of the run, or run `command` there; return its exit code.
+
+    Raises BadInputError where there is no such device, or it has no container here.
+    """
+    directory = live_runs.located(name, runs)
+    manifest = directory.read_manifest()
+    devices, runtime = manifest.get("devices", {}), manifest.get("runtime")
+    if device not in devices:
+        raise BadInputError(f"{directory.run} has no device {device}; it has {', '.join(devices)}")
+    if runtime not in RUNTIMES or not RUNTIMES[runtime].images:
+        raise BadInputError(
+            f"{directory.run} ran in the {runtime} runtime, whose devices are no containers: there is "
+            f"nothing to get into. Use the {those(lambda t: t.images)} runtime"
+        )
+    if not command and not terminal.is_here():
+        raise BadInputError(
+            "a shell needs a terminal; or give a command, as in testbed shell RUN nano ip a"
+        )
+    with docker_engine.if_present() as client, executor.as_host_error(f"get into {device}"):
+        if client is None:
+            raise HostError("No Docker engine answers: `testbed doctor` tells the fix")
+        found = [
+            one
+            for one in executor.containers(client, directory.run)
+            if one["Labels"][PART_LABEL] == device and one["State"] == "running"
+        ]
+        if not found:
+            node = manifest.get("nodes", {}).get(manifest.get("placement", {}).get(device), {})
+            where = f"; it was placed on {node['name']}, where this has to be run" if node else ""
+            raise BadInputError(f"{device} of {directory.run} does not run here now{where}")
+        return _execute(client.api, found[0]["Id"], command)
+
+
+def _execute(api: Any, container: str, command: Sequence[str]) -> int:
+    made = api.exec_create(
+        container,
+        list(command or _SHELL),
+        stdin=not command,
+        tty=not command,
+        user=f"{CLIENT_USER}:{CLIENT_USER}",
+        environment={"TERM": os.environ.get("TERM", "xterm")},
+    )["Id"]
+    if command:
+        for out, err in api.exec_start(made, stream=True, demux=True):
+            for text, stream in ((out, 1), (err, 2)):
+                while text:
+                    text = text[os.write(stream, text) :]
+    else:
+        answer = api.exec_start(made, tty=True, socket=True)
+        try:
+            terminal.connect(getattr(answer, "_sock", answer), lambda h, w: api.exec_resize(made, h, w))
+        finally:
+            answer.close()
+    return int(api.exec_inspect(made)["ExitCode"] or 0)

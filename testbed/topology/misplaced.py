@@ -1,0 +1,33 @@
+"""Where keys belong that are often written somewhere else: `dilation` under `runtime`, say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_TOP = ("churn", "code", "dilation", "durability", "record", "requirements", "scenario", "seed")
+_PARTS: Mapping[str, str] = {
+    "at the top level": " ".join(_TOP),
+    "under task": "frozen importance initial",
+    "under task.local": "batch_size epochs lr momentum optimizer precision steps weight_decay",
+    "under task.partition": "alpha scheme",
+    "under rule": "buffer_size mixing server_lr trim",
+    "in a device group (devices: [{...}])": "access availability byzantine count cpu gflops gpu hosts "
+    "image memory placement power profile speed thermal think timing",
+    "under link of a group or of a scenario's set": "compression delay down jitter loss rtt trace up",
+    "under evaluate": "classes cores every samples when",
+    "under stop": "after target_accuracy",
+    "under start": "quorum timeout",
+    "under bounds": "norm",
+    "under broker": "tls",
+    "under runtime": "shaper start_time step_time update_time",
+}
+"""Place in a topology -> the keys that are known there."""
+
+_EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "record": "record: updates"}
+
+BELONGS: Mapping[str, str] = {
+    key: f"it belongs {place}" + (f": {_EXAMPLES[key]}" if key in _EXAMPLES else "")
+    for place, keys in _PARTS.items()
+    for key in keys.split()
+}
+"""By key, what to say where it is unknown."""

@@ -1,0 +1,51 @@
+"""A user's `profiles.yaml`, and measured devices that are added to it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+from agents import files
+from testbed.errors import BadInputError
+from testbed.topology import profiles
+
+_DEVICES = re.compile(r"^devices:[ \t]*(#.*)?$", re.MULTILINE)
+_INDENT = "  "
+
+
+def add(to: Path, entries: str, source: str) -> list[str]:
+    """Add the devices in `entries`, the text of a profiles file (called `source` in errors), to the file
+    `to`, and leave all else in it as it is. Returns their names. Raises BadInputError."""
+    names = list(profiles.parse(entries, source).devices)
+    if not names:
+        raise BadInputError(f"{source}: has no devices to add")
+    text = to.read_text(encoding="utf-8") if to.is_file() else ""
+    known = profiles.read(to).devices if to.is_file() else {}
+    for name in names:
+        if name in known:
+            raise BadInputError(f"{to} has a device {name} already: remove it there, or rename this one")
+    new = added(text, entries)
+    profiles.parse(new, str(to))
+    with files.whole(to) as partial:
+        partial.write_text(new, encoding="utf-8")
+    return names
+
+
+def added(text: str, entries: str) -> str:
+    """The `text` of a profiles file with the devices in another one's, of blocks, `entries`. Raises
+    BadInputError where `text` does not have its own in blocks."""
+    body = textwrap.dedent(_DEVICES.split(entries, maxsplit=1)[-1].strip("\n"))
+    found = _DEVICES.search(text)
+    if found is None:
+        if re.search(r"^devices:", text, re.MULTILINE):
+            raise BadInputError(
+                "its devices are not in blocks, so none can be added by itself: add this by hand\n\n"
+                f"{textwrap.indent(body, _INDENT)}"
+            )
+        before = f"{text.rstrip()}\n" if text.strip() else ""
+        return f"{before}devices:\n{textwrap.indent(body, _INDENT)}\n"
+    rest = text[found.end() :]
+    inside = re.match(r"(?:\s*#.*\n|\s*\n)*([ \t]+)\S", rest)
+    indent = inside[1] if inside else _INDENT
+    return f"{text[: found.end()]}\n{textwrap.indent(body, indent)}\n{rest.lstrip(chr(10))}"

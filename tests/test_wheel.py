@@ -1,0 +1,111 @@
+"""The built wheel, installed where there is no checkout, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testbed import images
+from tests.running import Finished, write_small_topology
+
+pytestmark = pytest.mark.together
+
+ROOT = Path(__file__).parents[1]
+SOURCES = (
+    *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"),
+    *("testbed", "agents", "analysis", "images", "topologies"),
+)
+FOREIGN = "raise RuntimeError('another package of that name')\n"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in an environment that has all else from the tests' own."""
+
+    python: Path
+    packages: Path
+    folder: Path
+    """Has nothing but a package `agents`, as the environment has another: neither is ours."""
+
+    def run(self, *command: str | Path) -> str:
+        """What `command`, a program of the environment, prints; it ends well."""
+        unset = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONSAFEPATH")
+        environment = {name: value for name, value in os.environ.items() if name not in unset}
+        program, *arguments = map(str, command)
+        done = subprocess.run(
+            [str(self.python.parent / program), *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("wheel")
+    source, environment, work = (folder / name for name in ("source", "environment", "work"))
+    source.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source)
+    (source / "COMMIT").write_text("0123abc+\n")
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    build = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w"]
+    subprocess.run([*build, str(folder), str(source)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    shutil.rmtree(source)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    (packages / "all-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for place in (packages, work):
+        (place / "agents").mkdir(parents=True)
+        (place / "agents" / "__init__.py").write_text(FOREIGN)
+    return Installed(python, packages, work)
+
+
+def test_it_takes_no_name_but_its_own(installed: Installed) -> None:
+    names = {path.name.partition("-")[0] for path in installed.packages.iterdir()}
+    assert names - {"agents", "all", "__pycache__"} == {"testbed", "edge_fl_testbed"}
+
+
+def test_it_says_its_version(installed: Installed) -> None:
+    (info,) = installed.packages.glob("edge_fl_testbed-*.dist-info")
+    assert installed.run("testbed", "--version").split() == ["testbed", info.stem.split("-")[1]]
+
+
+def test_its_images_are_those_of_the_checkout(installed: Installed) -> None:
+    """The tags are hashes of the Dockerfiles and of the code of the agents."""
+    program = "from testbed import images as i; print(i.current_tags(i.FOLDER, i.AGENTS))"
+    told = installed.run("python", "-c", program)
+    assert told.strip() == str(images.current_tags(images.FOLDER, images.AGENTS))
+
+
+def test_examples_are_planned_run_and_looked_at(installed: Installed) -> None:
+    """In a folder with somebody's package `agents`; processes and the notebook find ours."""
+    assert "testbed up examples/topologies/quickstart.yaml" in installed.run("testbed", "examples")
+    options = ("--runtime", "process", "--oversubscribe")
+    planned = installed.run("testbed", "plan", "examples/topologies/quickstart.yaml", *options)
+    assert "process: 6 devices ask for" in planned
+    topology = write_small_topology(installed.folder, stop={"updates": 2})
+    installed.run("testbed", "up", topology, *options)
+    ran = Finished.only_one_in(installed.folder / "runs")
+    assert len(ran.updates) >= 2
+    assert ran.manifest["git_commit"] == "0123abc+"
+    notebook = installed.folder / "examples" / "notebooks" / "1-first-look.ipynb"
+    installed.run("python", "-m", "IPython", "--no-banner", notebook)
+    assert list(installed.folder.glob("**/runs/first-look-*/manifest.json"))

@@ -1,0 +1,42 @@
+"""`agents` and `analysis` are ours, or an error says why not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from testbed import bundle
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `code` where `folder` comes first among the places of modules."""
+    program = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(bundle.ROOT)!r}]\n{code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+
+def foreign(folder: Path) -> Path:
+    package = folder / "agents"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    return package
+
+
+def test_ours_come_before_others_of_that_name(tmp_path: Path) -> None:
+    foreign(tmp_path)
+    told = python("import testbed, agents; print(agents.__file__)", tmp_path).stdout
+    assert told.strip() == str(bundle.AGENTS / "__init__.py")
+
+
+def test_another_one_that_is_imported_already_is_named(tmp_path: Path) -> None:
+    package = foreign(tmp_path)
+    ended = python("import agents, testbed", tmp_path)
+    error = ended.stderr.splitlines()[-1]
+    assert error.startswith("ImportError: testbed has a package 'agents'")
+    assert f"{package}/__init__.py" in error
+    assert "Import testbed first" in error
+
+
+def test_ours_may_be_imported_already(tmp_path: Path) -> None:
+    told = python("import agents, analysis, testbed; print(agents.__file__)", tmp_path)
+    assert told.stdout.strip() == str(bundle.AGENTS / "__init__.py"), told.stderr

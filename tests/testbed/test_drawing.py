@@ -1,0 +1,68 @@
+"""`testbed plan --draw`: a plan as text and as SVG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from testbed.plan import Host, drawing, plan
+from testbed.topology import parse
+from tests.running import Testbed
+
+TOPOLOGY = """
+name: t
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff}
+devices:
+  - {name: home, count: 3, cpu: 0.1, link: {up: 1mbit, rtt: 80ms, jitter: 10ms, loss: 1%}, access: &wifi
+      {name: wifi, up: 20mbit, down: 50mbit}}
+  - {name: fast, count: 2, cpu: 0.25, image: "<mine>:1"}
+  - {name: tv, cpu: 0.1, access: *wifi}
+stop: {after: 60s}
+"""
+HOST = Host((0, 1), 2**34, "this kernel has no netem")
+
+
+def test_text_has_servers_cells_groups_and_links() -> None:
+    topology = parse(TOPOLOGY)
+    drawn = drawing.picture(topology, plan(topology, "docker", HOST))
+    assert drawing.as_text(drawn).splitlines() == [
+        "aggregator (fedbuff) ─ broker ─ router",
+        "├─ fast × 2  0.25 cpu, 512 MiB, image <mine>:1 ── no limits",
+        "└─ wifi, shared: up 20mbit, down 50mbit",
+        "   ├─ home × 3  0.1 cpu, 512 MiB                  ── up 1mbit, rtt 80ms ± 10ms, loss 0.01",
+        "   └─ tv        0.1 cpu, 512 MiB                  ── no limits",
+    ]
+
+
+@pytest.mark.parametrize(("runtime", "between"), [("docker", "router"), ("virtual", None)])
+def test_the_svg_is_one_and_its_texts_are_within(runtime: str, between: str | None) -> None:
+    topology = parse(TOPOLOGY)
+    image = ElementTree.fromstring(  # noqa: S314  # our own
+        drawing.as_svg(drawing.picture(topology, plan(topology, runtime, HOST)))
+    )
+    width, height = (float(image.attrib[name]) for name in ("width", "height"))
+    texts = {
+        str(one.text): (float(one.attrib["x"]), float(one.attrib["y"]))
+        for one in image.iter()
+        if one.tag.endswith("text")
+    }
+    assert {"aggregator (fedbuff)", "broker", "home × 3", "tv", "wifi: up 20mbit, down 50mbit"} <= set(
+        texts
+    )
+    assert (between in texts) == (between is not None)
+    assert any(text.endswith("image <mine>:1") for text in texts) == (runtime == "docker")
+    assert all(0 < x < width and 0 < y < height for x, y in texts.values())
+    # From left to right: servers, what is shared, devices.
+    assert texts["broker"][0] < texts["wifi: up 20mbit, down 50mbit"][0] < texts["tv"][0]
+
+
+def test_plan_draws(testbed: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(TOPOLOGY)
+    to = tmp_path / "t.svg"
+    said = testbed("plan", tmp_path / "t.yaml", "--runtime", "virtual", "--draw", "--draw-to", to)
+    assert said.code == 0, said.err
+    assert "└─ wifi, shared: up 20mbit, down 50mbit" in said.out
+    assert to.read_text().startswith("<svg ")

@@ -1,0 +1,99 @@
+"""`testbed profiles --add` and `--script`: a measured device becomes a profile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInputError
+from testbed.plan import elementary, work
+from testbed.topology import own_profiles, profiles
+from tests.running import Testbed
+
+ENTRY = "devices:\n  new:\n    cores: 2\n    source: measured\n"
+
+
+def test_the_pieces_of_work_are_what_they_are_counted_as() -> None:
+    """The program that is copied to a device has no counter: its amounts are constants."""
+    for kind, amount in elementary.WORK.items():
+        counted = work.count(elementary.piece(kind))
+        assert getattr(counted, kind) == pytest.approx(amount, rel=1e-3), kind
+    counted = work.count(elementary.step())
+    assert pytest.approx(counted.model_dump(), rel=1e-3) == elementary.STEP
+    assert min(elementary.STEP.values()) > 0
+
+
+def test_an_entry_is_a_profile() -> None:
+    found = {
+        "model": 'Board "A": rev 1',
+        "cores": 4,
+        "memory": 4 * 2**30,
+        "gflops": 11.87,
+        "speeds": {"convolution": 28.9, "depthwise": 0.448, "matrix": 60.0, "memory": 0.446},
+        "step": 0.5,
+        "predicted": 0.45,
+        "slower": 1.5,
+        "torch": "2.13.0+cpu",
+    }
+    device = profiles.parse(elementary.entry("my-pi", found)).device("my-pi")
+    assert device.training is not None
+    assert (device.gflops, device.cores, device.memory) == (11.9, 4, 4 * 2**30)
+    assert (device.training.memory, device.training.error) == (0.446, 0.1)
+    assert device.description == 'Board "A": rev 1'
+    assert "1.50 times as long at the end" in elementary.remarks(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", ENTRY),
+        ("links:\n  a: {up: 1mbit}\n", "links:\n  a: {up: 1mbit}\n" + ENTRY),
+        (
+            "# mine\ndevices:\n    # old\n    old: {cores: 1}\n",
+            "# mine\ndevices:\n    new:\n      cores: 2\n      source: measured\n"
+            "    # old\n    old: {cores: 1}\n",
+        ),
+    ],
+)
+def test_a_device_is_added_and_all_else_left(before: str, after: str) -> None:
+    assert own_profiles.added(before, ENTRY) == after
+
+
+def test_what_cannot_be_added_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    to = tmp_path / "profiles.yaml"
+    for text, told in (
+        ("devices: {old: {cores: 1}}\n", "not in blocks, so none can be added by itself"),
+        ("devices:\n  new: {cores: 1}\n", "has a device new already"),
+    ):
+        to.write_text(text)
+        with pytest.raises(BadInputError, match=told):
+            own_profiles.add(to, ENTRY, "new.yaml")
+        assert to.read_text() == text
+
+
+def test_the_program_runs_by_itself_and_its_result_is_added(testbed: Testbed, tmp_path: Path) -> None:
+    """From a folder of its own, without this project on its path."""
+    assert testbed("profiles", "--script", tmp_path / "measure.py").code == 0
+    done = subprocess.run(
+        [sys.executable, "-I", "measure.py", "here", "--seconds", "0.01"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (tmp_path / "here.yaml").read_text()
+    to = tmp_path / "profiles.yaml"
+    said = testbed("profiles", "--add", tmp_path / "here.yaml", "--to", to)
+    assert said.code == 0, said.err
+    device = profiles.load(tmp_path).device("here")
+    assert device.training is not None
+    assert device.training.matrix
+    assert device.gflops
+    again = testbed("profiles", "--add", tmp_path / "here.yaml", "--to", to)
+    assert (again.code, "has a device here already" in again.err) == (2, True)
+    wrong = testbed("profiles", "--add", "No/Such", "--to", to)
+    assert (wrong.code, "there is no such file" in wrong.err) == (2, True)

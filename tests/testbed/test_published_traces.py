@@ -1,0 +1,206 @@
+"""Published traces: throughput of links, FedScale's devices. Files are made up, formats not."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from testbed.plan.resolution import resolved
+from testbed.topology import fedscale, load, parse, published, traces, yamlfile
+from tests.running import Testbed
+
+# datasets.simula.no/hsdpa-tcp-logs: the second time is in ms, the first in s; users.ugent.be/~jvdrhoof/
+# dataset-4g: both in ms.
+RIISER = """\
+1289406399 549692 59.851754 10.781778 250000 1000
+1289406400 550772 59.851864 10.781833 0 2000
+1289406402 552893 59.85206  10.781969 125000 0500
+"""
+UCC = """\
+Timestamp,Longitude,Latitude,Speed,Operatorname,CellID,NetworkMode,RSRP,RSRQ,SNR,CQI,RSSI,DL_bitrate,UL_bitrate,State
+2019.12.16_13.40.04,-8.39,51.88,0,B,11,5G,-95,-12,6.0,11,-80,20000,100,D
+2019.12.16_13.40.04,-8.39,51.88,0,B,11,5G,-95,-12,6.0,11,-80,40000,110,D
+2019.12.16_13.40.05,-8.39,51.88,0,B,11,5G,-95,-12,-,-,-,-,-,D
+2019.12.16_13.40.06,-8.39,51.88,0,B,11,5G,-95,-12,6.0,11,-80,3,1,I
+2019.12.16_13.40.08,-8.39,51.88,0,B,11,LTE,-99,-14,2.0,6,-94,5178,194,D
+"""
+PENSIEVE = "0.5 2.0\n1.5 4.25\n\n2.5 0.0\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "rows"),
+    [
+        ("riiser", RIISER, ["0,2000000", "1,0", "3,2000000"]),
+        ("ucc", UCC, ["0,30000000", "4,5178000"]),
+        ("pensieve", PENSIEVE, ["0,2000000", "1,4250000", "2,0"]),
+    ],
+)
+def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) -> None:
+    made = published.as_csv(published.FORMATS[form](text.splitlines()), source="a\nb")
+    assert made.splitlines() == ["# a", "# b", "time,down", *rows]
+    assert len(traces.read_csv(made.splitlines(), loop=True).times) == len(rows)
+    doubled = published.as_csv(published.FORMATS[form](text.splitlines()), "up", scale=2.0)
+    first = 2 * float(rows[0].partition(",")[2])
+    assert doubled.splitlines()[:2] == ["time,up", f"0,{first:.0f}"]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "told"),
+    [
+        ("riiser", "1 2 3\n", "line 1: found 3 columns, expected 6"),
+        ("riiser", "1 2 3 4 -5 6\n", "line 1: bytes is '-5', expected a number from 0 on"),
+        ("ucc", "a,b\n1,2\n", "line 1: found no column DL_bitrate, Timestamp"),
+        ("ucc", "Timestamp,DL_bitrate\nx,2\n", "line 2: found 'x', expected a time as 2019"),
+        ("pensieve", "0 1\n\nnan 1\n", "line 3: time is 'nan'"),
+        ("pensieve", "3 1\n2 1\n", "a time of 2 s follows 3 s"),
+        ("pensieve", "\n", "has no measured throughput"),
+        ("pensieve", "0 1e300\n", "down is '1e\\+306', expected a number from 0 to 1e\\+12"),
+    ],
+)
+def test_a_faulty_trace_is_refused_with_its_line(form: str, text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        published.as_csv(published.FORMATS[form](text.splitlines()))
+
+
+CAPACITY = {
+    7: {"computation": 162.0, "communication": 5648.109619499134},
+    8: {"computation": 40.5, "communication": 1000.0},
+}
+BEHAVIOUR = {
+    1: {
+        "duration": 211625,
+        "inactive": [30, 90, 100],
+        "finish_time": 100,
+        "active": [10, 60, 80],
+        "model": "CPH1801",
+    }
+}
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, lambda data: json.dumps(data).encode()])
+def test_fedscales_clients_become_device_groups(dump: object) -> None:
+    capacity, behaviour = (fedscale.read(dump(data)) for data in (CAPACITY, BEHAVIOUR))  # type: ignore[operator]
+    chosen = fedscale.clients(capacity, behaviour, 2, seed=3)
+    assert {client.number for client in chosen} == {"7", "8"}
+    slow, fast = fedscale.devices(chosen, cpu=0.4, steps=10, batch_size=20)
+    assert slow == {
+        "name": "client-1",
+        "cpu": 0.1,
+        "timing": "97200ms",  # 3 × 162 ms × 200 samples
+        "link": {"up": "5784kbit", "down": "5784kbit"},  # kbit of 1024
+        "availability": {
+            "trace": [["0s", "off"], ["10s", "on"], ["30s", "off"], ["1min", "on"]],
+            "loop": "100s",
+        },
+    }
+    assert (fast["cpu"], fast["timing"]) == (0.4, "24300ms")
+
+
+def test_a_part_of_the_availability_goes_over_the_end_of_a_pass() -> None:
+    (client,) = fedscale.clients(fedscale.read(pickle.dumps({8: CAPACITY[8]})), _plain(BEHAVIOUR), 1, 0)
+
+    def of(**part: float) -> object:
+        return fedscale.devices([client], cpu=1.0, **part)[0].get("availability")  # type: ignore[arg-type]
+
+    assert of(begin=170.0, length=80.0, speed_up=10.0) == {
+        "trace": [["0s", "on"], ["3s", "off"], ["4s", "on"], ["6s", "off"]]
+    }
+    assert of(begin=65.0, length=30.0) is None  # there all the time
+    assert of(begin=30.0, length=30.0) == {"trace": [["0s", "off"]]}
+
+
+def _plain(data: object) -> dict[str, object]:
+    return fedscale.read(json.dumps(data).encode())
+
+
+def test_a_pickle_is_data_and_never_a_program() -> None:
+    with pytest.raises(
+        ValueError, match=r"neither a pickle of plain data nor JSON: it names datetime\."
+    ):
+        fedscale.read(pickle.dumps({1: datetime.date(2020, 1, 1)}))
+    for damaged in (b"", b"\x80\x04nonsense", b"{", pickle.dumps([1]), b"{}"):
+        with pytest.raises(ValueError, match=r"is neither a pickle|holds no dictionary"):
+            fedscale.read(damaged)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "behaviour", "told"),
+    [
+        ({"1": {"computation": 0, "communication": 1}}, None, "of client 1 computation is 0"),
+        ({"1": {"computation": 1}}, None, "of client 1 communication is None"),
+        ({"1": 5}, None, "of client 1 computation is None"),
+        (CAPACITY, None, "has 2 clients, and 3 are wanted"),
+        (
+            {"1": CAPACITY[7], "2": CAPACITY[7], "3": CAPACITY[7]},
+            {"9": {"finish_time": 5, "active": 3, "inactive": []}},
+            "of client 9 active or inactive is no list of times",
+        ),
+    ],
+)
+def test_faulty_traces_of_devices_are_refused(
+    capacity: dict[object, object], behaviour: object, told: str
+) -> None:
+    count = 1 if len(capacity) == 1 else 3
+    with pytest.raises(ValueError, match=told):
+        fedscale.clients(_plain(capacity), behaviour and _plain(behaviour), count, 0)  # type: ignore[arg-type]
+
+
+TOPOLOGY = """\
+name: t
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff}
+# ours
+devices:
+  - name: a
+    cpu: 0.1
+
+# how it ends
+stop: {after: 60s}  # a minute
+"""
+
+
+def test_a_block_is_replaced_and_all_else_left() -> None:
+    replaced = yamlfile.with_block(TOPOLOGY, "devices", "devices: [{name: b, cpu: 1.0}]\n")
+    assert replaced == TOPOLOGY.replace(
+        "devices:\n  - name: a\n    cpu: 0.1\n", "devices: [{name: b, cpu: 1.0}]\n"
+    )
+    assert parse(replaced).device_names == ("b",)
+    assert yamlfile.with_block("a: 1", "b", "b: 2") == "a: 1\nb: 2\n"
+    with pytest.raises(ValueError, match="no mapping in blocks"):
+        yamlfile.with_block("{a: 1}", "b", "b: 2")
+
+
+def test_the_commands_write_what_a_topology_reads(testbed: Testbed, tmp_path: Path) -> None:
+    (tmp_path / "t.yaml").write_text(TOPOLOGY)
+    (tmp_path / "capacity").write_bytes(pickle.dumps(CAPACITY))
+    (tmp_path / "behave").write_bytes(pickle.dumps(BEHAVIOUR))
+    (tmp_path / "bus.log").write_text(RIISER)
+    fleet = tmp_path / "fleet.yaml"
+    said = testbed(
+        *("traces", "fedscale", tmp_path / "capacity", tmp_path / "behave", "--devices", 2),
+        *("--cpu", 0.4, "--topology", tmp_path / "t.yaml", "--to", fleet),
+    )
+    assert said.code == 0, said.err
+    read = load(fleet)
+    assert [group.cpu for group in read.devices] == [0.1, 0.4]
+    assert "clients 7, 8" in fleet.read_text()
+    said = testbed("traces", "throughput", "riiser", tmp_path / "bus.log", "--to", tmp_path / "bus.csv")
+    assert said.code == 0, said.err
+    fleet.write_text(TOPOLOGY.replace("cpu: 0.1", "cpu: 0.1\n    link: {trace: {csv: bus.csv}}"))
+    link = resolved(load(fleet)).devices[0].link
+    assert link is not None
+    assert link.trace is not None
+    for wrong, told in (
+        (("throughput", "nomahi", tmp_path / "bus.log"), "no format is called 'nomahi'"),
+        (("throughput", "ucc", tmp_path / "bus.log"), "bus.log: line 1: found no column"),
+        (("fedscale", tmp_path / "capacity"), "give --cpu"),
+        (("fedscale", tmp_path / "none", "--cpu", 1), "none: No such file"),
+        (("fedscale", tmp_path / "capacity", "--cpu", 1, "--devices", 3), "has 2 clients, and 3 are"),
+    ):
+        refused = testbed("traces", *wrong)
+        assert refused.code == 2
+        assert told in refused.err
