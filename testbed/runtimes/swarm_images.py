@@ -77,7 +77,7 @@ def bring(
                 pass
             _remember(node, {*_copied().get(node, ()), tag})
             ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
-            _remove(doors, node, ours - images.registered() - {tag})
+            _remove(doors, node, ours - {*images.registered()} - {tag})
 
 
 def ids(manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str) -> dict[str, str]:
