@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from agents.rules.interface import ClientSide
+from agents.client_side import ClientSide
 
 T = TypeVar("T")
 KEEPALIVE = 30

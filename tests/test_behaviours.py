@@ -21,6 +21,8 @@ import yaml
 
 from agents import events, wire
 from testbed.host import docker_engine as docker_engine
+from testbed.host import run_module
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
 
@@ -191,9 +193,10 @@ def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:
         in_docker("kill", container)
         return lambda: in_docker("start", container)
     (found,) = [info for info in process.find() if (info.run, info.part) == (run.name, device)]
-    command, environment = found.process.cmdline(), found.process.environ()
+    environment = found.process.environ()
     found.process.kill()
-    with_own_parent = ["setsid", "--fork", *command]
+    config = RunDirectory(run).config(device)
+    with_own_parent = ["setsid", "--fork", *run_module.command("agents.client.main", str(config))]
     return lambda: subprocess.run(with_own_parent, env=environment, check=True)
 
 

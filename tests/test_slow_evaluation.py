@@ -85,7 +85,7 @@ def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> 
     assert 2 <= ended.at < 3
     assert max(record.at for record in run.records) == ended.at
     assert run.manifest["outcome"] == "after"
-    assert last_sample(run) < 4
+    assert last_sample(run) < 5
     assert replay(RunDirectory(run.path)).updates == len(run.updates) > 0
 
 

@@ -32,7 +32,7 @@ from tests.running import (
 @pytest.mark.together
 def test_runs_to_the_end(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
-    Devices are evaluated one by one."""
+    Devices are evaluated one by one. With `-v` their clients say what they do."""
     task = {"name": "digits-logreg", "frozen": ["1.bias"], "local": {"steps": 20, "lr": 0.1}}
     topology = write_small_topology(
         tmp_path,
@@ -41,9 +41,13 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
         evaluate={"every": "1s", "devices": 20},
         stop={"updates": 20, "after": "60s"},
     )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
+    said = cli("logs", run.path, "fast", "--tail", "1000").stdout
+    assert re.search(r"Z round 1 begins, from version 0\n.*Z round 1 ends: 20 steps, loss \d", said), (
+        said
+    )
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.records[-1].reason == "updates"
     assert len(run.updates) >= 20
@@ -80,6 +84,7 @@ def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
     assert re.search(rf" as a \(.*k{4 * KEEPALIVE}\b", broker), broker
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     """At first the link is measured, for 5 s."""
@@ -92,8 +97,8 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert up.returncode == 130, output
     assert "Traceback" not in output
     assert took < 10
-    assert left_as_processes() == []
     (path,) = (tmp_path / "runs").iterdir()
+    assert left_as_processes(path.name) == []
     judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
     judged.append("CPU: " in output)
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
@@ -121,17 +126,18 @@ def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     assert manifest["refused"].keys() == {"fast", "?"}
 
 
+@pytest.mark.together
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
         until_printed(up, "the run clock starts")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    deadline = time.monotonic() + 5
-    while left_as_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_as_processes() == []
     (path,) = (tmp_path / "runs").iterdir()
+    deadline = time.monotonic() + 5
+    while left_as_processes(path.name) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_as_processes(path.name) == []
     kept = {
         "events.jsonl",
         "logs",

@@ -31,6 +31,7 @@ _MODULES = {
     "agents.aggregator.progress",
     "agents.allowance",
     "agents.buffers",
+    "agents.client_side",
     "agents.config",
     "agents.device_actions",
     "agents.events",

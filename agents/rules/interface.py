@@ -41,25 +41,10 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from agents.buffers import NONE, Buffers
+from agents.client_side import ClientSide as ClientSide
+from agents.client_side import Kind as Kind
 from agents.nanoseconds import Nanoseconds
 from agents.vectors import Vector
-
-Kind = Literal["delta", "model", "gradient", "residual"]
-"""`delta`: end minus start of local training, so servers add. `model`: its end. `gradient`: one
-mini-batch gradient at the start, no step taken. `residual`: the end minus the end that the client sent
-before (AREA); a client that has sent none sends `model`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSide:
-    """What a rule asks of its clients."""
-
-    kind: Kind = "delta"
-    send_buffer: Literal["overwrite", "hold"] | None = None
-    """None: an update is sent when it is done. Else it waits to be pulled: `overwrite` goes on training
-    meanwhile and replaces it, `hold` trains anew only once it was fetched."""
-    debias: Literal["stochastic", "deterministic"] | None = None
-    """FAVANO: progress is divided by the steps that the client makes of it as a rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

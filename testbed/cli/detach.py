@@ -61,6 +61,8 @@ def _arguments(directory: RunDirectory, topology: Path, options: Options) -> lis
         arguments += ["--data", str(options.data_root.resolve())]
     if options.dashboard is not None:
         arguments += ["--dashboard", "--port", str(options.dashboard)]
+    if options.verbose:
+        arguments.append("--verbose")
     if options.metrics is not None:
         arguments += ["--metrics-port", str(options.metrics)]
     return arguments

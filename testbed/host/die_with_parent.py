@@ -36,14 +36,19 @@ def prefix(cpuset: str = "") -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), cpuset, "--"]
 
 
+def ask(parent: int) -> None:
+    """Ask the kernel to end this process when its parent dies; end at once where that has happened."""
+    import ctypes  # slow to import, so only where it is used
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the controller ended before we began")
+
+
 def main(parent: int, cpuset: str, command: list[str]) -> None:
     """Become `command`, or exit with 1 and the reason."""
     if sys.platform == "linux":
-        import ctypes  # slow to import, so only where it is used
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-        if os.getppid() != parent:
-            sys.exit("the controller ended before we began")
+        ask(parent)
     try:
         if sys.platform == "linux":
             os.sched_setaffinity(0, cpu_numbers(cpuset))

@@ -42,7 +42,8 @@ from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.fidelity.host_load import HostSample
-from testbed.host import die_with_parent, run_module
+from testbed.host import die_with_parent, forkserver, run_module
+from testbed.host.forkserver import Forked, ForkServer
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import launch as relay
@@ -58,6 +59,11 @@ BROKER_TIMEOUT_SECONDS = 10.0
 """Until the broker must accept connections."""
 GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
+
+_MODULE = tuple(run_module.command(""))[:-1]
+"""What the command of a Python module begins with."""
+_LATER = {"agents.client.main": ("agents.client.training",)}
+"""Modules that a program imports when it runs."""
 
 # The environment variables that mark a process as part of a run.
 RUN, PART, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
@@ -93,7 +99,7 @@ def live_runs() -> list[LiveRun]:
         runs[info.run].append(info)
     found = []
     for run, infos in runs.items():
-        parts = sum(info.part != CONTROLLER for info in infos)
+        parts = sum(info.part not in (CONTROLLER, forkserver.NAME) for info in infos)
         runtime = "process" if parts else None
         found.append(LiveRun.labelled(run, runtime, parts, infos[0].directory))
     return found
@@ -112,7 +118,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Command of each part. The agents get the path of their configuration in addition."""
+    """Command of each part. The agents get the path of their configuration in addition; where they are
+    Python modules with a function `main`, all are forked from one process that has imported them."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """None: the embedded broker."""
@@ -129,7 +136,8 @@ class ProcessRuntime:
         self._directory = spec.directory
         self._devices = {device.name: device for device in spec.plan.devices}
         self._programs = programs or Programs()
-        self._children: dict[str, psutil.Popen] = {}
+        self._children: dict[str, psutil.Popen | Forked] = {}
+        self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
         """Of broker and aggregator, for when they are started again."""
         self._logs = LogWriter()
@@ -173,6 +181,7 @@ class ProcessRuntime:
             certificate=identity.certificate if identity else None,
             ports=ports,
         )
+        self._forks = self._fork_server()  # not before the links are measured, which it would disturb
         agent_configs.write(self._spec, accounts, places)
         self._spawn(AGGREGATOR, self._commands[AGGREGATOR])
         absent = self._spec.absent
@@ -336,6 +345,8 @@ class ProcessRuntime:
         end([child for part, child in self._children.items() if part in last])
         for child in self._children.values():
             child.wait()
+        if self._forks is not None:
+            self._forks.close()
         # What is not in self._children: their children, and one whose start was interrupted.
         remove(self._directory.run)
         if failures := self._logs.close():
@@ -379,6 +390,18 @@ class ProcessRuntime:
         pipe = str(folder / "log")
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
+    def _fork_server(self) -> ForkServer | None:
+        """A process that has imported the agents, where they are modules."""
+        programs = self._programs.aggregator, self._programs.client
+        modules: list[str] = []
+        for *start, module in programs:
+            if tuple(start) == _MODULE:
+                modules += (module, *_LATER.get(module, ()))
+        if not (modules and forkserver.AVAILABLE):
+            return None
+        room = max(len(name) for name in (AGGREGATOR, *self._devices))
+        return ForkServer(modules, self._environment(forkserver.NAME), PART, room)
+
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
     ) -> None:
@@ -386,22 +409,31 @@ class ProcessRuntime:
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
         log = self._logs.pipe(self._directory.log(name))
+        *start, module, argument = command
+        forks = self._forks
         try:
+            # Libraries learn the number of threads when they are imported: it is 1 in the fork server.
+            if forks and tuple(start) == _MODULE and module in forks.modules and threads == 1:
+                self._children[name] = forks.fork(module, argument, name=name, cpus=cpus, log=log)
+                return
             self._children[name] = psutil.Popen(
                 [*die_with_parent.prefix(cpus), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    **environment(self._directory, name),
-                    **dict.fromkeys(THREAD_VARIABLES, str(threads)),
-                },
+                env=self._environment(name, threads),
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
         finally:
             os.close(log)
+
+    def _environment(self, part: str, threads: int = 1) -> dict[str, str]:
+        return {
+            **os.environ,
+            **environment(self._directory, part),
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        }
 
     def _wait_for_broker(self, port: int) -> None:
         deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
@@ -447,7 +479,8 @@ def find() -> list[ProcessInfo]:
         except psutil.Error:  # ended meanwhile, or another user's
             continue
         if RUN in marks:
-            found.append(ProcessInfo(process, marks[RUN], marks.get(PART, ""), marks.get(DIRECTORY)))
+            part = marks.get(PART, "").rstrip()  # a fork's has room for the longest
+            found.append(ProcessInfo(process, marks[RUN], part, marks.get(DIRECTORY)))
     return found
 
 

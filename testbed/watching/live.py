@@ -120,6 +120,16 @@ class LiveView(View):
         )
 
 
+class QuietView(LiveView):
+    """Shows nothing of a run, and on standard error what is to be known throughout it."""
+
+    def keep(self, message: str) -> None:
+        console.err().print(message, soft_wrap=True)
+
+    def _print(self, message: str) -> None:
+        pass
+
+
 def render_summary(run: Run) -> RenderableType:
     """Summary of the run: a table of its devices, and the accuracy reached."""
     from analysis import summary

@@ -33,7 +33,7 @@ from agents.device_actions import (
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.errors import BadInputError, HostError
-from testbed.host import die_with_parent
+from testbed.host import die_with_parent, forkserver, run_module
 from testbed.plan import plan, this_host
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
@@ -52,6 +52,12 @@ BROKERS = [None, *filter(None, [process.find_mosquitto()])]
 
 def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
+
+
+def module(folder: Path, code: str) -> tuple[str, ...]:
+    """A Python module with a function `main` that does what `code` says."""
+    (folder / "stand_in.py").write_text(f"def main():\n    exec({code!r}, {{}})\n")
+    return tuple(run_module.command("stand_in"))
 
 
 def spec(path: Path, devices: int = 2, cpu: float = 0.1, more: str = "") -> RunSpec:
@@ -73,12 +79,16 @@ Make = Callable[..., ProcessRuntime]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """A function that makes the runtime of a run; what it starts is gone after the test."""
     made: list[ProcessRuntime] = []
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
-    def make(run: RunSpec, client: str = SLEEP, mosquitto: str | None = BROKERS[-1]) -> ProcessRuntime:
-        made.append(ProcessRuntime(run, Programs(mosquitto, python(SLEEP), python(client))))
+    def make(
+        run: RunSpec, client: str = SLEEP, mosquitto: str | None = BROKERS[-1], *, forked: bool = True
+    ) -> ProcessRuntime:
+        program = module(tmp_path, client) if forked else python(client)
+        made.append(ProcessRuntime(run, Programs(mosquitto, python(SLEEP), program)))
         return made[-1]
 
     yield make
@@ -86,18 +96,28 @@ def make() -> Iterator[Make]:
         runtime.stop()
 
 
+TELL = "import os, sys; print(f'{os.getsid(0) == os.getpid()} {sys.argv[1]} {dict(os.environ)}')"
+
+
+@pytest.mark.parametrize("forked", [True, False])
 @pytest.mark.parametrize("mosquitto", BROKERS, ids=lambda path: "mosquitto" if path else "embedded")
-def test_a_run_from_start_to_stop(make: Make, mosquitto: str | None, tmp_path: Path) -> None:
+def test_a_run_from_start_to_stop(
+    make: Make, mosquitto: str | None, tmp_path: Path, *, forked: bool
+) -> None:
     run = spec(tmp_path)
     directory = run.directory
-    runtime = make(run, f"import os; print(dict(os.environ), flush=True); {SLEEP}", mosquitto)
+    runtime = make(run, f"{TELL}; {SLEEP}", mosquitto, forked=forked)
     log_in(runtime.start())
     log_in(config.load(ClientConfig, directory.config("d-2")).broker)
 
-    environment = log_of(run, "d-1")
-    assert f"'TESTBED_RUN': '{directory.run}'" in environment
-    assert "'OMP_NUM_THREADS': '1'" in environment
-    assert {info.part for info in of(run)} == {"broker", "aggregator", "d-1", "d-2"}
+    told = log_of(run, "d-1")
+    assert told.startswith(f"True {directory.config('d-1')} ")
+    assert f"'TESTBED_RUN': '{directory.run}'" in told
+    assert "'TESTBED_PART': 'd-1'" in told
+    assert "'OMP_NUM_THREADS': '1'" in told
+    assert parts(run) == {"broker", "aggregator", "d-1", "d-2"}
+    (live,) = (one for one in process.live_runs() if one.run == directory.run)
+    assert live.parts == 4
     assert {info.directory for info in of(run)} == {str(directory.path)}
     sample = runtime.telemetry()[0]
     assert isinstance(sample, messages.Sample)
@@ -121,7 +141,7 @@ def test_where_devices_have_links_a_relay_stands_before_the_broker(make: Make, t
     through = config.load(ClientConfig, run.directory.config("d-1")).broker
     assert through.port != direct.port
     log_in(through)
-    assert {info.part for info in of(run)} == {"broker", "router", "aggregator", "d-1", "d-2"}
+    assert parts(run) == {"broker", "router", "aggregator", "d-1", "d-2"}
     assert runtime.act("d-1", Disconnect()) == [("router", messages.DeviceOrder("d-1", Disconnect()))]
     assert runtime.act("d-2", SetLink({"up": None, "rtt": 0.5})) == [
         ("router", messages.DeviceOrder("d-2", SetLink({"up": None, "rtt": 0.5})))
@@ -196,7 +216,7 @@ def test_a_run_does_not_start_on_a_link_that_nobody_knows(
     runtime = make(replace(run, plan=replace(run.plan, devices=tuple(linked))))
     with pytest.raises(HostError, match=r"link of d-1 cannot be measured \(timed out\)"):
         runtime.start()
-    assert {info.part for info in of(run)} == {"broker", "router"}  # which the controller then stops
+    assert parts(run) == {"broker", "router"}  # which the controller then stops
 
 
 def log_in(broker: Broker) -> None:
@@ -294,9 +314,14 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     runtime.start()
     for action in (Disconnect(), Pause(), Crash()):
         runtime.act("d-1", action)
-    eventually(lambda: "d-1" not in {info.part for info in of(run)})
+    eventually(lambda: "d-1" not in parts(run))
     assert runtime.act("d-1", Join()) == [("router", messages.DeviceOrder("d-1", Reconnect()))]
-    (device,) = (info.process for info in of(run) if info.part == "d-1")
+
+    def back() -> list[psutil.Process]:
+        assert runtime.ended() == {}
+        return [info.process for info in of(run) if info.part == "d-1"]
+
+    (device,) = eventually(back)
     assert device.status() != psutil.STATUS_STOPPED
 
 
@@ -309,6 +334,26 @@ def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
     runtime.limit("d-1")
 
 
+def test_modules_that_cannot_be_imported_are_an_error_with_its_reason(
+    make: Make, tmp_path: Path
+) -> None:
+    runtime = make(spec(tmp_path))
+    (tmp_path / "stand_in.py").write_text("import no_such_module")
+    with pytest.raises(HostError, match=r"(?s)exit code 1:\n.*No module named 'no_such_module'"):
+        runtime.start()
+
+
+def test_forks_draw_numbers_of_their_own(make: Make, tmp_path: Path) -> None:
+    draw = "import random, numpy; print(f'{random.random()} {numpy.random.random()}')"
+    run = spec(tmp_path)
+    runtime = make(run, f"{draw}; {SLEEP}")
+    (tmp_path / "stand_in.py").write_text(
+        "import random, numpy\n" + (tmp_path / "stand_in.py").read_text()
+    )
+    runtime.start()
+    assert len({number for part in ("d-1", "d-2") for number in log_of(run, part).split()}) == 4
+
+
 def test_a_broker_that_fails_is_an_error_with_its_last_words(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), mosquitto=sys.executable)  # which takes `-c CONF` for code
     with pytest.raises(HostError, match=r"(?s)exit code 1\..*broker\.log:\n.*SyntaxError"):
@@ -319,8 +364,9 @@ CONTROLLER = """
 import sys, time
 from pathlib import Path
 from tests.testbed.test_process_runtime import *
-run = spec(Path(sys.argv[1]), cpu=0.01, more=CUTS)
-runtime = ProcessRuntime(run, Programs(aggregator=python(SLEEP), client=python(BUSY)))
+folder = Path(sys.argv[1])
+run = spec(folder, cpu=0.01, more=CUTS)
+runtime = ProcessRuntime(run, Programs(aggregator=python(SLEEP), client=module(folder, BUSY)))
 runtime.start()
 log_of(run, "d-1")
 runtime.limit("d-1")
@@ -332,12 +378,14 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_a_killed_controller_leaves_nothing(tmp_path: Path) -> None:
     command, run = [*python(CONTROLLER), str(tmp_path)], f"t-{tmp_path.name}"
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as controller:
+    paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | paths) as controller:
         assert controller.stdout is not None
         assert controller.stdout.readline() == b"started\n"
         left = found(run)
         controller.kill()
-    assert {info.part for info in left} == {"broker", "router", "aggregator", "d-1", "d-2"}
+    started = {"broker", "router", "aggregator", "d-1", "d-2", forkserver.NAME}
+    assert {info.part for info in left} == started
     try:
         eventually(lambda: found(run) == [])
     finally:
@@ -400,6 +448,10 @@ def found(run: str) -> list[process.ProcessInfo]:
 
 def of(run: RunSpec) -> list[process.ProcessInfo]:
     return found(run.directory.run)
+
+
+def parts(run: RunSpec) -> set[str]:
+    return {info.part for info in of(run)} - {forkserver.NAME}
 
 
 def eventually(condition: Callable[[], T | None]) -> T:

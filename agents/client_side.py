@@ -1,0 +1,23 @@
+"""What a rule asks of its clients. Of the rules the device's init needs only this, and not NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["delta", "model", "gradient", "residual"]
+"""`delta`: end minus start of local training, so servers add. `model`: its end. `gradient`: one
+mini-batch gradient at the start, no step taken. `residual`: the end minus the end that the client sent
+before (AREA); a client that has sent none sends `model`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSide:
+    """What a rule asks of its clients."""
+
+    kind: Kind = "delta"
+    send_buffer: Literal["overwrite", "hold"] | None = None
+    """None: an update is sent when it is done. Else it waits to be pulled: `overwrite` goes on training
+    meanwhile and replaces it, `hold` trains anew only once it was fetched."""
+    debias: Literal["stochastic", "deterministic"] | None = None
+    """FAVANO: progress is divided by the steps that the client makes of it as a rule."""

@@ -1,0 +1,251 @@
+"""A process that imports modules once and forks programs from there: each has its modules at once, and
+shares their memory with the others, as far as none writes to it.
+
+    testbed.host.forkserver SOCKET VARIABLE MODULE...
+
+A program is a module's function `main`, as `run_module.py MODULE ARGUMENT` would run it: in a session
+of its own, on its CPUs, printing to its own log, and ending with the fork server, as that does with the
+controller. Nothing may start a thread before: a fork has only the one that forks. Linux only.
+
+Other processes find a fork by the environment, as a program that was started in the usual way. The
+kernel shows them the block that the fork server was started with, where the value of one variable has
+room for the names of all programs, and each fork writes its own name into its copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from testbed.errors import HostError
+from testbed.host import die_with_parent, run_module
+from testbed.host.subprocesses import last_lines
+
+AVAILABLE = sys.platform == "linux"
+NAME = "fork.server"
+"""Of the fork server itself, where its forks have theirs."""
+_PR_SET_NAME = 15
+_MESSAGE_BYTES = 2**16
+_ENV_START, _ENV_END = 47, 48
+"""Of /proc/PID/stat, counted from the field after the program's name."""
+
+
+class ForkServer:
+    """A fork server with `modules`. Use it from one thread that lives as long as the run."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str, room: int):
+        """`environment` is that of all forks, except for the variable `name`, whose value, of at most
+        `room` bytes, is each fork's own."""
+        self.modules = tuple(modules)
+        self._codes: dict[int, int] = {}
+        self._gone = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = f"{theirs.fileno()}", name, *modules
+        with theirs:
+            self._process = subprocess.Popen(
+                [*die_with_parent.prefix(), *run_module.command(__name__, *own)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env={**environment, name: NAME.ljust(room)},
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> Forked:
+        """Start a program; wait until the modules are imported. Raises HostError where they cannot be,
+        OSError where there is no room for another process."""
+        try:
+            order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
+            socket.send_fds(self._socket, [json.dumps(order).encode()], [log])
+            while not (answer := self._received(0)).keys() & {"pid", "error"}:
+                pass
+        except (OSError, EOFError) as error:
+            self._process.wait()
+            raise HostError(
+                f"the process that starts the others ended with exit code {self._process.returncode}:\n"
+                f"{last_lines(self._log)}"
+            ) from error
+        if "error" in answer:
+            raise OSError(*answer["error"])
+        return Forked(self, answer["pid"])
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of a fork, as of `subprocess.Popen`; None while it lives."""
+        with suppress(BlockingIOError, EOFError):
+            while not self._gone:
+                self._received(socket.MSG_DONTWAIT)
+        return self._codes.get(pid, -signal.SIGKILL if self._gone else None)
+
+    def wait(self, pid: int) -> int:
+        while (code := self.code(pid)) is None:
+            select.select([self._socket], [], [])
+        return code
+
+    def _received(self, flags: int) -> dict[str, Any]:
+        """The next message. Raises EOFError, BlockingIOError."""
+        try:
+            data = self._socket.recv(_MESSAGE_BYTES, flags)
+        except ConnectionResetError:
+            data = b""
+        self._gone = not data
+        if self._gone:
+            raise EOFError
+        message: dict[str, Any] = json.loads(data)
+        if "codes" in message:
+            codes = {int(pid): code for pid, code in message["codes"].items()}
+            self._codes |= codes
+            with suppress(OSError):  # it has ended, and all is reaped
+                self._socket.send(json.dumps({"reap": [*codes]}).encode())
+        return message
+
+    def close(self) -> None:
+        """End the fork server and, by that, what lives of its forks. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        with suppress(EOFError, BlockingIOError):
+            while not self._gone:
+                self._received(socket.MSG_DONTWAIT)
+        self._gone = True
+        self._socket.close()
+        self._log.close()
+
+
+class Forked(psutil.Process):
+    """A program that was forked, with what `psutil.Popen` has for one that was started."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        super().__init__(pid)  # it is there, if only as a zombie: nobody else reaps it
+        self._server = server
+
+    def poll(self) -> int | None:
+        return self._server.code(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """`timeout` is not used: whoever waits has ended it."""
+        return self._server.wait(self.pid)
+
+    def send_signal(self, sig: int) -> None:
+        with suppress(psutil.NoSuchProcess):  # as Popen, whose process may have ended
+            super().send_signal(sig)
+
+
+def main() -> None:
+    number, variable, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # nor does a fork's look for garbage write to what is shared
+    order = _serve(socket.socket(fileno=int(number)), variable)
+    if order is not None:
+        importlib.import_module(order["module"]).main()
+
+
+def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
+    """Carry out orders until the controller ends, or SIGTERM came and all forks have ended. Returns
+    None; in a fork, its order."""
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    caught = signal.SIGCHLD, signal.SIGTERM
+    for number in caught:
+        signal.signal(number, lambda *_: None)
+    me, living, ending = os.getpid(), set[int](), False
+    while not (ending and not living):
+        ready, _, _ = select.select([orders.fileno(), woken], [], [])
+        if woken in ready:
+            ending |= signal.SIGTERM in os.read(woken, _MESSAGE_BYTES)
+            codes = dict(_ended(living))
+            living -= codes.keys()
+            if codes:
+                orders.send(json.dumps({"codes": codes}).encode())
+        if orders.fileno() not in ready:
+            continue
+        data, files, _, _ = socket.recv_fds(orders, _MESSAGE_BYTES, 1)
+        if not data:
+            return None
+        order: dict[str, Any] = json.loads(data)
+        for pid in order.get("reap", ()):
+            os.waitpid(pid, 0)
+        if "module" not in order:
+            continue
+        begun, begins = os.pipe()
+        try:
+            pid = os.fork()
+            answer: dict[str, Any] = {"pid": pid}
+        except OSError as error:
+            answer = {"error": error.args}
+        else:
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number in caught:
+                    signal.signal(number, signal.SIG_DFL)
+                _become(order, files[0], me, variable)
+                orders.close()
+                for descriptor in (woken, wakes, begun, begins):
+                    os.close(descriptor)
+                return order
+            living.add(pid)
+        os.close(begins)
+        os.read(begun, 1)  # until it is found under its name, and ends with this process
+        for descriptor in (begun, *files):
+            os.close(descriptor)
+        orders.send(json.dumps(answer).encode())
+    return None
+
+
+def _ended(living: set[int]) -> Iterator[tuple[int, int]]:
+    """Those that have ended, and their exit codes. They are reaped when the controller knows, so that
+    none of their ids is another process's by then."""
+    for pid in living:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            killed = found.si_code != os.CLD_EXITED
+            yield pid, -found.si_status if killed else found.si_status
+
+
+def _become(order: Mapping[str, Any], log: int, parent: int, variable: str) -> None:
+    """Be, in a fork, what a new process would be."""
+    os.setsid()
+    die_with_parent.ask(parent)
+    os.sched_setaffinity(0, die_with_parent.cpu_numbers(order["cpus"]) or os.sched_getaffinity(0))
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
+    _rename(variable, order["name"])
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # Python's own generator is seeded anew by itself; torch's seed is fixed
+    sys.argv = [str(sys.modules[order["module"]].__file__), order["argument"]]
+
+
+def _rename(variable: str, name: str) -> None:
+    """Set an environment variable, and also show it to other processes."""
+    os.environ[variable] = name
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    block = b"\0" + ctypes.string_at(start, end - start)
+    mark = f"\0{variable}=".encode()
+    at = block.index(mark) + len(mark)
+    room = block.index(b"\0", at) - at
+    ctypes.memmove(start + at - 1, name.encode().ljust(room)[:room], room)
+
+
+if __name__ == "__main__":
+    main()
