@@ -218,7 +218,7 @@ def prune(
             show(rows, "Nothing to remove.", as_json=as_json)
             return
         gone, freed = inventory.prune(client, everything=everything)
-        swarm_visit.prune(client, err.print if as_json else print_text)
+        swarm_visit.prune(client, remark if as_json else print_text)
     if as_json:
         print_json([asdict(one) for one in gone])
         return
