@@ -142,7 +142,7 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
 def shorten(file: Path, updates: int) -> None:
     """Have a run that is interrupted end after so many updates."""
     stop = f"stop: {{updates: {updates}}}\n"
-    file.write_text(re.sub(r"(?m)^stop:\n( .*\n)+", stop, file.read_text()))
+    file.write_text(re.sub(r"(?m)^stop:.*\n( .*\n)*", stop, file.read_text()))
 
 
 def until(runs: Path, there: Callable[[Finished], bool]) -> Finished:

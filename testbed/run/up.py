@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from agents import events
 from agents.clock import in_device_time
 from testbed import broker as brokers
+from testbed import console
 from testbed.broker import BROKER
-from testbed.console import remark
 from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
@@ -120,7 +120,7 @@ def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
     from testbed.runtimes import swarm_visit  # with the Docker SDK, which takes half a second
 
-    return swarm_visit.calibrations(nodes, topology.runtime.registry, remark)
+    return swarm_visit.calibrations(nodes, topology.runtime.registry, console.remark)
 
 
 def _check_requirements(topology: Topology) -> None:
