@@ -121,9 +121,8 @@ def _plain(value: Any) -> str:
 def python() -> str:
     """Names that `testbed` exports, and the public modules (mkdocstrings fills them in)."""
     import testbed
-    from testbed.simulate import simulate
 
-    exported = [getattr(testbed, name) for name in getattr(testbed, "__all__", ())] or [simulate]
+    exported = [getattr(testbed, name) for name in testbed.__all__]
     names = [f"{one.__module__}.{one.__qualname__}" for one in exported if hasattr(one, "__qualname__")]
     return "\n\n".join(["# Python", *(f"::: {name}" for name in [*names, *PYTHON])])
 

@@ -21,7 +21,7 @@ import typer.main
 from testbed import topology
 from testbed.cli.main import app
 from testbed.errors import BadInputError
-from testbed.sweep import SweepFile
+from testbed.sweeps import SweepFile
 from testbed.topology import machines, profiles, validation_errors, yamlfile
 from tests import browser
 from tests.conftest import unavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +11,9 @@ import typer
 from testbed.cli import completion
 from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs, located
 from testbed.console import print_json
-from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
     from agents.device_actions import Action
-    from testbed.rundir.directory import RunDirectory
 
 Devices = Annotated[
     list[str],
@@ -64,25 +62,10 @@ def _set(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
-    from agents.device_actions import SetCpu, SetLink
-    from testbed.topology import units
+    from testbed.api.handle import changes
 
-    read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
-    texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    link: dict[str, float | None] = {}
-    for name, text in texts.items():
-        if text is not None:
-            try:
-                link[name] = read.get(name, units.share)(text)
-            except ValueError as error:
-                raise BadInputError(f"--{name} {text}: {error}") from error
-    if cpu is None and not link:
-        raise BadInputError("nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss")
-    if cpu is not None and cpu <= 0:
-        raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
-    actions: list[Action] = [] if cpu is None else [SetCpu(cpu)]
-    actions += [SetLink(link)] if link else []
-    _send(run, devices, runs, actions, as_json=as_json)
+    link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
+    _send(run, devices, runs, changes(cpu, link, mark="--"), as_json=as_json)
 
 
 def _shell(
@@ -101,24 +84,8 @@ def _shell(
 
 
 def _send(run: str, devices: list[str], runs: Path, actions: Sequence[Action], *, as_json: bool) -> None:
-    from agents.device_actions import to_json
-    from testbed.rundir import commands
+    from testbed.api.handle import RunHandle
 
-    directory = located(run, runs)
-    sent = []
-    for action in actions:
-        for device in _expanded(directory, devices):
-            sent.append({"device": device, **to_json(action)})
-            commands.send(directory, sent[-1])
+    sent = RunHandle(located(run, runs)).act(devices, *actions)
     if as_json:
         print_json([{name: one[name] for name in ("device", "action")} for one in sent])
-
-
-def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
-    """The devices that `names` stand for. Raises BadInputError."""
-    devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
-    for name in names:
-        found = [device for device, facts in devices.items() if name in (device, facts["group"])]
-        if not found:
-            raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
-        yield from found

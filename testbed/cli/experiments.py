@@ -25,7 +25,7 @@ from testbed.cli.arguments import (
     located,
 )
 from testbed.console import closing, finite, out, print_text, remark, written
-from testbed.errors import BadInputError, RunFailedError, reading
+from testbed.errors import BadInputError, RunFailedError
 from testbed.traits import RUNTIMES, emulated, is_simulated, those
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from analysis.agreement import Agreement
     from testbed.run import up
     from testbed.rundir.directory import RunDirectory
-    from testbed.sweep import Sweep
+    from testbed.sweeps import Sweep
 
 RunsGiven = Annotated[
     list[str],
@@ -80,28 +80,30 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed import sweep as reader
-    from testbed.run import up
-    from testbed.sweep import sweeping
+    from testbed.api import studies
 
     writable_figure(figure)
-    options = up.Options(runtime, oversubscribe, data)
-    read = reader.load(file, options)
-    folder = runs / read.name
-    _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
-    done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
-    found = [_load(directory.path) for directory in done]
-    verdicts = _verdicts(found)
-    if found:
-        _compare(found, read.target, as_json=as_json)
-        _draw(found, figure, quiet=as_json)
-    if missing := _missing(read, done):
+    done = studies.sweep(
+        file,
+        runtime=runtime,
+        jobs=jobs,
+        data=data,
+        oversubscribe=oversubscribe,
+        on_progress=lambda text: _print(text, quiet=as_json),
+        runs=runs,
+    )
+    verdicts = _verdicts(done.runs)
+    if done.runs:
+        _compare(done.runs, done.target, as_json=as_json)
+        _draw(done.runs, figure, quiet=as_json)
+    if done.failed:
         if verdicts:
             _print(verdicts, quiet=as_json)
-        raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
+        raise RunFailedError(f"{done.failed} runs failed; `testbed sweep {file}` tries them again")
     if not as_json:
+        folder = done.folder
         closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
-    if strict and "not valid" in summary.verdicts(found):
+    if strict and "not valid" in summary.verdicts(done.runs):
         raise typer.Exit(1)
 
 
@@ -119,7 +121,7 @@ def agree(
 ) -> None:
     """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
     from analysis import agreement, comparison, summary
-    from testbed import sweep as reader
+    from testbed import sweeps as reader
     from testbed.run import up
 
     if is_simulated(runtime):
@@ -157,7 +159,7 @@ def _accurate(
     file: Path, study: Sweep, options: up.Options, folder: Path, jobs: int | None, *, quiet: bool
 ) -> list[load.Run]:
     """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
-    from testbed.sweep import sweeping
+    from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
     _print(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}", quiet=quiet)
@@ -208,13 +210,31 @@ def export(
     run: Run,
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
+        Path | None,
+        typer.Option(
+            "--to",
+            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
+        ),
     ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file."""
+    """Write each table of a run to its own file, or tell an experiment tracker of it."""
+    from testbed import tracking
+    from testbed.cli.tracking import tell
+
     directory = located(run, runs)
+    if str(to) in tracking.TRACKERS:
+        tracking.check([str(to)])
+        where = tell(str(to), directory, model=model)
+        if as_json:
+            console.print_json({"tracker": str(to), "told": where})
+        else:
+            _print(where)
+        return
+    if model:
+        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
     folder = to or directory.path / "tables"
     written(_load(directory.path).export(folder, form.value), as_json=as_json)
 
@@ -286,10 +306,9 @@ def _is_folder_of_runs(path: Path) -> bool:
 
 
 def _load(path: Path) -> load.Run:
-    from analysis import load
+    from testbed.api import running
 
-    with reading(path):
-        return load.load(path)
+    return running.read(path)
 
 
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from testbed.cli import (
     new,
     reference,
     traces,
+    tracking,
 )
 from testbed.cli.app import App
 from testbed.cli.arguments import (
@@ -40,7 +41,7 @@ from testbed.cli.arguments import (
 )
 from testbed.console import closing, finite, print_json, print_text, remark, show, written
 from testbed.errors import BadInputError, TestbedError, of_os
-from testbed.host.signals import interrupting
+from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.traits import RUNTIMES
 
 if TYPE_CHECKING:
@@ -119,22 +120,32 @@ def up_command(
     page: dashboard.Page = False,
     port: dashboard.PagePort = None,
     metrics_port: dashboard.MetricsPort = None,
+    track: tracking.Track = None,
     as_json: AsJson = False,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    text: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    tied: Annotated[bool, typer.Option("--tied", hidden=True)] = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
-    from testbed.cli import detach
+    from testbed.api import background
     from testbed.run import live_runs, up
     from testbed.rundir.directory import RunDirectory, new_run_id
 
+    if tied:
+        interrupt_at_end_of_input()
     if strict and detached:
         raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
+    trackers = tuple(dict.fromkeys(track or ()))
+    if trackers:
+        from testbed.tracking import check
+
+        check(trackers)
     port = 0 if page and port is None else port  # to name one is to request the page
     verbose = console.verbosity > 0
     if as_json:
         console.verbosity = -1
     options = up.Options(
-        runtime, oversubscribe, data, resume is not None, port, metrics_port, verbose=verbose
+        runtime, oversubscribe, data, resume is not None, port, metrics_port, trackers, verbose=verbose
     )
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
@@ -143,15 +154,20 @@ def up_command(
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
-    parsed, plan = up.planned(topology, options)
+    if text is None:
+        parsed, plan = up.planned(topology, options)
+    else:
+        from testbed.topology import parse
+
+        given = text.read_text(encoding="utf-8")
+        parsed, plan = up.planned_here(parse(given, str(topology)), options)
     dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if not detached:
         if _up(parsed, plan, chosen, options, as_json=as_json) == "not valid" and strict:
             raise typer.Exit(1)
         return
-    if code := detach.start(chosen, topology, options, remark):
-        raise typer.Exit(code)
+    background.start(chosen, topology, options, remark)
     run = chosen.run
     if as_json:
         print_json({"run": run, "directory": str(chosen.path)})
@@ -471,7 +487,8 @@ def _up(
     else:
         view = fullscreen.view(console.out(), shown, directory)
     try:
-        with view, dashboard.served(directory, plan, options, view.keep):
+        trackers = tracking.tracked(options.track, directory, plan.infrastructure_cpus, print_text)
+        with trackers, view, dashboard.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
         if not as_json:

@@ -26,13 +26,13 @@ from testbed.plan.costs import step_work, timed
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
-from testbed.sweep import Cell, Sweep
-from testbed.sweep.worker import Workers, execute
+from testbed.sweeps import Cell, Sweep
+from testbed.sweeps.worker import Workers, execute
 from testbed.topology import Topology
 
 _MAX_BYTES = 256 * 2**20
 """Of `index.json`."""
-ReportLine = Callable[[str], None]
+ReportLine = Callable[[str], object]
 StepTimes = dict[str, float | None]
 """Seconds of a step, by `_step_work`."""
 
