@@ -242,7 +242,7 @@ def build(
         if not as_json:
             remark(text)
 
-    with closing(docker_engine.connect()) as client:
+    with closing(docker_engine.connect()) as client, console.busy("Images"):
         built = images.ensure(client, progress, force=force, cuda=gpu)
     if as_json:
         print_json({**asdict(built), "gpu": built.gpu or None})
