@@ -17,6 +17,7 @@ from testbed.errors import HostError
 from testbed.host import cache
 from testbed.images import Images
 from testbed.runtimes.doors import Doors
+from testbed.runtimes.executor import as_host_error
 
 Progress = Callable[[str], None]
 
@@ -31,15 +32,18 @@ class Push(NamedTuple):
 
 def pushes(built: Images, registry: str) -> list[Push]:
     """What nodes pull; broker and aggregator are on this machine, but are services as all others."""
-    return [
-        Push(tag, *named(tag, registry).rsplit(":", 1))
-        for tag in (built.base, built.agent, built.broker)
-    ]
+    found = []
+    for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
+        repository, _, version = named(tag, registry).rpartition(":")
+        found.append(Push(tag, repository, version))
+    return found
 
 
 def named(tag: str, registry: str) -> str:
-    """What an image of this machine is called in `registry`."""
-    return f"{registry.rstrip('/')}/{tag}"
+    """What an image of this machine is called in `registry`; one without a version is its `latest`. A
+    user's own may name a registry, or a digest, which have no place in a path."""
+    path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
+    return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
 
 def pushed(
@@ -49,13 +53,14 @@ def pushed(
     if registry is None:
         return built
     for tag, repository, version in pushes(built, registry):
-        manager.api.tag(tag, repository, version)
-        for entry in manager.api.push(repository, version, stream=True, decode=True):
-            if "error" in entry:
-                raise HostError(
-                    f"the registry {registry} does not take {tag}: {entry['error']}. The engine's own "
-                    "login is used: docker login, or insecure-registries of its configuration"
-                )
+        with as_host_error(f"push {tag} to {registry}"):
+            manager.api.tag(tag, repository, version)
+            told = list(manager.api.push(repository, version, stream=True, decode=True))
+        if why := next((entry["error"] for entry in told if "error" in entry), None):
+            raise HostError(
+                f"the registry {registry} does not take {tag}: {why}. The engine's own login is used: "
+                "docker login, or insecure-registries of its configuration"
+            )
         progress(f"{repository}:{version} is in the registry")
     names = {field: named(getattr(built, field), registry) for field in ("base", "agent", "broker")}
     groups = {group: named(tag, registry) for group, tag in built.groups.items()}
@@ -65,19 +70,28 @@ def pushed(
 def bring(
     manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str, progress: Progress
 ) -> None:
-    """Copy an image to those of `nodes` that lack it; what was copied before and no checkout uses any
-    more is removed there."""
+    """Copy an image to those of `nodes` that lack it, or have another of that name; what was copied
+    before and no checkout uses any more is removed there."""
+    wanted = _content(manager, tag)
     for node in nodes:
-        api: Any = doors.engines[node].api
-        try:
-            api.inspect_image(tag)
-        except ImageNotFound:
+        if _content(doors.engines[node], tag) != wanted:
+            api: Any = doors.engines[node].api
             progress(f"Copying {tag} to {doors.names[node]}")
             for _ in api.load_image(manager.api.get_image(tag)):
                 pass
             _remember(node, {*_copied().get(node, ()), tag})
             ours = {one for one in _copied()[node] if one.startswith("testbed-")}  # else a user's own
             _remove(doors, node, ours - {*images.registered()} - {tag})
+
+
+def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
+    """Its layers and environment, which are the same however an engine keeps it; None: it has none of
+    that name."""
+    try:
+        found = engine.images.get(tag).attrs
+    except ImageNotFound:
+        return None
+    return found["RootFS"]["Layers"], found["Config"].get("Env")
 
 
 def ids(manager: docker.DockerClient, doors: Doors, nodes: Iterable[str], tag: str) -> dict[str, str]:

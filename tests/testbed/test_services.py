@@ -89,11 +89,16 @@ def test_networks_and_names() -> None:
 
 
 def test_images_for_a_registry() -> None:
-    built = Images(agent="testbed-agent:1", broker="testbed-broker:2", base="testbed-base:3")
+    groups = {"cam": "cam", "pi": "own.example:80/pi:4", "pi-2": "own.example:80/pi:4"}
+    built = Images(
+        agent="testbed-agent:1", broker="testbed-broker:2", base="testbed-base:3", groups=groups
+    )
     assert pushes(built, "registry.example:5000/team/") == [
         ("testbed-base:3", "registry.example:5000/team/testbed-base", "3"),
         ("testbed-agent:1", "registry.example:5000/team/testbed-agent", "1"),
         ("testbed-broker:2", "registry.example:5000/team/testbed-broker", "2"),
+        ("cam", "registry.example:5000/team/cam", "latest"),
+        ("own.example:80/pi:4", "registry.example:5000/team/own.example-80/pi", "4"),
     ]
 
 
