@@ -164,7 +164,7 @@ def _timed(what: str, pool: ThreadPoolExecutor, make: Callable[[int], None], cou
 
 def _all_run(api: Any, made: Sequence[str]) -> bool:
     tasks = api.tasks(filters={"service": list(made)})
-    return sum(task["Status"]["State"] == "running" for task in tasks) == len(made)
+    return len([one for one in tasks if one["Status"]["State"] == "running"]) == len(made)
 
 
 def broker() -> None:
