@@ -37,9 +37,9 @@ from scipy import stats
 
 from analysis import metrics, summary
 from analysis.load import Run, load
-from testbed import sweep
+from testbed import sweeps
 from testbed.run import up
-from testbed.sweep import sweeping
+from testbed.sweeps import sweeping
 
 _SWEEP = Path(__file__).parent.parent / "topologies" / "prediction" / "six.yaml"
 _RUNS = Path("runs")
@@ -66,7 +66,7 @@ def main() -> None:
 
 def _runs(path: Path, options: up.Options) -> list[Run]:
     """The run of each cell of the sweep, in order."""
-    study = sweep.load(path, options)
+    study = sweeps.load(path, options)
     folder = _RUNS / study.name
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
     index = sweeping.Index.read(folder)

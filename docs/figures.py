@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis.charts.chart import PALETTE
 from analysis.load import Run
-from testbed.simulate import simulate
+from testbed import simulate
 
 PICTURES = Path(__file__).parent / "pictures"
 SHOWN = 12.0

@@ -15,6 +15,7 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 from testbed.cli import catalog
@@ -31,6 +32,8 @@ OF_THE_REPOSITORY = {
 PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
+_HUGE = 1e15
+"""Bounds from here on are not worth a word."""
 _VARIANTS = {
     "rule": ("Rule", "How updates become the next global model.", "rules.md"),
     "task": ("Task", "What is learned, from which data, and how.", "tasks.md"),
@@ -43,6 +46,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links of a page to documents of the top folder lead to the pages made of these."""
+    for name, to in OF_THE_REPOSITORY.items():
+        markdown = markdown.replace(f"](../{name}", f"]({to}")
+    return markdown
 
 
 def pages() -> dict[str, str]:
@@ -121,9 +131,8 @@ def _plain(value: Any) -> str:
 def python() -> str:
     """Names that `testbed` exports, and the public modules (mkdocstrings fills them in)."""
     import testbed
-    from testbed.simulate import simulate
 
-    exported = [getattr(testbed, name) for name in getattr(testbed, "__all__", ())] or [simulate]
+    exported = [getattr(testbed, name) for name in testbed.__all__]
     names = [f"{one.__module__}.{one.__qualname__}" for one in exported if hasattr(one, "__qualname__")]
     return "\n\n".join(["# Python", *(f"::: {name}" for name in [*names, *PYTHON])])
 
@@ -191,8 +200,15 @@ def _keys(definition: dict[str, Any], whole: dict[str, Any]) -> str:
     for key, inner in definition["properties"].items():
         default = "" if key in required or "default" not in inner else _default(inner["default"])
         name = f"**`{key}`**" if key in required else f"`{key}`"
-        rows.append((name, _words(inner, whole), default, inner.get("description", "")))
+        rows.append((name, _words(inner, whole), default, _meaning(inner, whole)))
     return table(("key", "value", "default", "meaning"), rows)
+
+
+def _meaning(schema: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A key's own description, or that of the only mapping that it takes."""
+    names = list(dict.fromkeys(_references(schema, whole)))
+    target = whole["$defs"][names[0]] if len(names) == 1 else {}
+    return str(schema.get("description") or target.get("description", ""))
 
 
 def _words(schema: dict[str, Any], whole: dict[str, Any]) -> str:
@@ -231,7 +247,9 @@ def _bounds(schema: dict[str, Any]) -> str:
         "maximum": "to",
         "exclusiveMaximum": "below",
     }
-    return "".join(f" {word} {schema[key]:g}" for key, word in words.items() if key in schema)
+    return "".join(
+        f" {word} {schema[key]:g}" for key, word in words.items() if schema.get(key, _HUGE) < _HUGE
+    )
 
 
 def _default(value: Any) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +26,7 @@ COMMIT = ROOT / "COMMIT"
 _PACKAGES = ("agents", "analysis")
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds our packages at their place, whatever else of that name there is."""
 
     def find_spec(

@@ -1,39 +1,119 @@
-"""Output of the command line: its consoles, text, tables and JSON."""
+"""Output of the command line: its consoles, text, tables and JSON.
+
+rich is imported when something is printed: `testbed --help` and a shell's completion do without.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import sys
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, JustifyMethod
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
 """Columns of words in `plain` tables; all others are numbers."""
+_WORTH_SECONDS = 2.0
+"""What takes less is not told the time of."""
+verbosity = 0
+"""What the user wants to read: -1 with `--quiet`, results and errors alone; 1 with `--verbose`."""
 
 
-def _console(*, stderr: bool = False) -> Console:
+@functools.cache
+def out() -> Console:
+    """Standard output."""
+    return _console(stderr=False)
+
+
+@functools.cache
+def err() -> Console:
+    """Standard error."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
     """A console whose tables are as wide as their contents where no screen sets a limit."""
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 1000
     return console
 
 
-out = _console()
-err = _console(stderr=True)
-
-
 def print_text(text: str) -> None:
     """Print text as it is: never read as markup, and lines broken by a terminal alone."""
-    out.print(text, soft_wrap=True)
+    out().print(text, soft_wrap=True)
+
+
+def remark(text: str) -> None:
+    """Print what is no result: progress, and what to do next. With `--quiet` nothing."""
+    if verbosity >= 0:
+        print_text(text)
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Inside, a terminal shows `text` and how long it has taken so far, below what else is printed. For
+    what has no end that could be foretold."""
+    if verbosity < 0 or not out().is_terminal:
+        yield
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=out(), transient=True) as shown:
+        shown.add_task(text, total=None)
+        yield
+
+
+def time_left(taken: float, done: float, total: float) -> str:
+    """`about 40 s left`, where `done` of `total` equal parts took `taken` seconds; empty where that is
+    too early to say, or hardly worth it."""
+    left = taken / done * (total - done) if done else math.inf
+    if taken < _WORTH_SECONDS or not _WORTH_SECONDS <= left < math.inf:
+        return ""
+    if left < 90:
+        return f"about {left:.0f} s left"
+    return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"
 
 
 def print_json(value: Any) -> None:
     """Print `value` for programs."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """`value` with null for what is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def closing(result: str, following: str) -> None:
+    """Print the last line: what came of it, if anything, and unless `--quiet` what to do next."""
+    line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
+    if line:
+        print_text(line)
+
+
+def written(files: Sequence[Path], *, as_json: bool) -> None:
+    """Print what has been written."""
+    if as_json:
+        print_json({"files": [str(file) for file in files]})
+        return
+    for file in files:
+        print_text(str(file))
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
@@ -46,10 +126,12 @@ def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
         shown = table(list(rows[0]))
         for row in rows:
             shown.add_row(*("–" if value is None else str(value) for value in row.values()))
-        out.print(shown)
+        out().print(shown)
 
 
 def table(columns: list[str]) -> Table:
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=number == 0)
@@ -58,6 +140,8 @@ def table(columns: list[str]) -> Table:
 
 def plain(*columns: str) -> Table:
     """An empty table of numbers, without lines."""
+    from rich.table import Table
+
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         justify: JustifyMethod = "left" if column in _TEXTS else "right"

@@ -68,7 +68,7 @@ class HangError(Exception):
 
 def whole_run(folder: Path) -> Path:
     """A run directory that has all files that there can be, made in virtual time."""
-    run = simulate.simulate(_TOPOLOGY, runs=folder)
+    run = simulate(_TOPOLOGY, runs=folder)
     path = run.path
     (path / "logs").mkdir(exist_ok=True)
     (path / "logs" / "aggregator.log").write_text("begun\nended\n")

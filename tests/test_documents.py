@@ -4,6 +4,7 @@ blocks of code say: commands, topologies, Python."""
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import os
@@ -21,7 +22,7 @@ import typer.main
 from testbed import topology
 from testbed.cli.main import app
 from testbed.errors import BadInputError
-from testbed.sweep import SweepFile
+from testbed.sweeps import SweepFile
 from testbed.topology import machines, profiles, validation_errors, yamlfile
 from tests import browser
 from tests.conftest import unavailable
@@ -123,9 +124,14 @@ def _arguments(line: str) -> Iterator[list[str]]:
         words = words[end + 1 :]
 
 
+@functools.cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 def complaint(arguments: list[str], *, complete: bool) -> str | None:
     """What `testbed` has against the form of its arguments: values are not looked at."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line()
     rest = list(arguments)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         command, name = command.get_command(typer.Context(command), rest[0]), rest.pop(0)

@@ -32,7 +32,7 @@ from tests.running import (
 @pytest.mark.together
 def test_runs_to_the_end(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
-    Devices are evaluated one by one."""
+    Devices are evaluated one by one. With `-v` their clients say what they do."""
     task = {"name": "digits-logreg", "frozen": ["1.bias"], "local": {"steps": 20, "lr": 0.1}}
     topology = write_small_topology(
         tmp_path,
@@ -41,9 +41,13 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
         evaluate={"every": "1s", "devices": 20},
         stop={"updates": 20, "after": "60s"},
     )
-    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs", "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
+    said = cli("logs", run.path, "fast", "--tail", "1000").stdout
+    assert re.search(r"Z round 1 begins, from version 0\n.*Z round 1 ends: 20 steps, loss \d", said), (
+        said
+    )
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.records[-1].reason == "updates"
     assert len(run.updates) >= 20

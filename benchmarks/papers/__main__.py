@@ -8,7 +8,7 @@ FedFa (Xu et al.). The fifth that our rules are from, Toghani & Uribe 2022 on Fe
 has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
 
 Without names, all of them: half an hour or so on two cores. Their runs are those of sweeps
-(`testbed.sweep`), and are kept where --runs says: what is done there already is not run again. They
+(`testbed.sweeps`), and are kept where --runs says: what is done there already is not run again. They
 need MNIST, CIFAR-10 and Shakespeare, as parquet files under FOLDER (or TESTBED_DATA) in the layout of
 the Hugging Face hub, else from there.
 Exits with 0 whether or not the claims hold, and with 2 where the data is missing.

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.load import Run, load
-from testbed import sweep
+from testbed import sweeps
 from testbed.errors import RunFailedError
 from testbed.run.up import Options
-from testbed.sweep import sweeping
+from testbed.sweeps import sweeping
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies" / "papers"
 
@@ -37,7 +37,7 @@ class Bench:
 
     def run(self, name: str, study: Mapping[str, Any]) -> dict[Setting, Run]:
         """The runs of a sweep, described as in its file. Raises TestbedError, also if a run fails."""
-        read = sweep.of(study, name, TOPOLOGIES, self._options)
+        read = sweeps.of(study, name, TOPOLOGIES, self._options)
         self._say(f"{name}: {len(read.cells)} runs")
         done = sweeping.run(read, self._options, self._folder / name, report=self._say)
         if failed := len(read.cells) - len(done):

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.cli import completion
 from testbed.traits import RUNTIMES
 
-Run = Annotated[str, typer.Argument(help="Run id or run directory.")]
+if TYPE_CHECKING:
+    from testbed.rundir.directory import RunDirectory
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        help="Run id, its beginning, or a run directory.", autocompletion=completion.runs, metavar="RUN"
+    ),
+]
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds the run directories.")]
-DEFAULT_RUNS = Path("runs")
+DEFAULT_RUNS = completion.DEFAULT_RUNS
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RuntimeName = Annotated[
     str | None,
-    typer.Option("--runtime", help=f"{', '.join(RUNTIMES)} or auto; overrides the topology."),
+    typer.Option(
+        "--runtime",
+        help=f"{', '.join(RUNTIMES)} or auto; overrides the topology.",
+        autocompletion=completion.runtimes,
+    ),
 ]
 Oversubscribe = Annotated[
     bool, typer.Option("--oversubscribe", help="Run even if the devices ask for more CPU than there is.")
@@ -34,3 +47,10 @@ DataRoot = Annotated[
         help="Folder with datasets as parquet files (default: fetch them from the hub).",
     ),
 ]
+
+
+def located(run: str, runs: Path) -> RunDirectory:
+    """See `testbed.run.live_runs.located`."""
+    from testbed.run import live_runs
+
+    return live_runs.located(run, runs)

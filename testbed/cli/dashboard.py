@@ -8,20 +8,24 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli.arguments import DEFAULT_RUNS, Runs
+from testbed.cli import completion
+from testbed.cli.arguments import DEFAULT_RUNS, Runs, located
 from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module
-from testbed.plan import Plan
-from testbed.run import live_runs
-from testbed.run.up import Options
-from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 from testbed.watching.hosts import HOST
+
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+
+    from testbed.plan import Plan
+    from testbed.run.up import Options
+    from testbed.rundir.directory import RunDirectory
 
 _NICE = 10
 """A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""
@@ -52,7 +56,11 @@ def add_to(app: typer.Typer) -> None:
 def _dashboard(
     runs_to_show: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Run ids or run directories (default: list all)."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run ids or run directories (default: list all).",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     port: Port = 0,
     runs: Runs = DEFAULT_RUNS,
@@ -60,9 +68,11 @@ def _dashboard(
 ) -> None:
     """Show runs in the browser, live or finished, alone or side by side; Ctrl-C stops it."""
     if descriptor is not None:
+        from testbed.rundir.directory import RunDirectory
+
         _serve(descriptor, [RunDirectory(Path(run)) for run in runs_to_show or []], runs)
         return
-    named = [live_runs.located(run, runs) for run in runs_to_show or []]
+    named = [located(run, runs) for run in runs_to_show or []]
     if not named and not runs.is_dir():
         raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
     with _page(named, port, typer.echo, runs=runs) as page:
@@ -73,6 +83,8 @@ def _serve(descriptor: int, named: Sequence[RunDirectory], runs: Path) -> None:
     # A busy host could disturb those in real time; virtual time does not mind.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in named):
         lower_priority()
+    import socket
+
     from testbed.dashboard import server  # Bokeh and pandas: two seconds
 
     server.serve(socket.socket(fileno=descriptor), server.Site(named, runs.resolve()))
@@ -130,6 +142,9 @@ def _page(
 
     Raises BadInputError where `port` is taken.
     """
+    import subprocess
+    from urllib.parse import urlencode
+
     with _bound(port) as listening, ExitStack() as stack:
         query = urlencode([("run", directory.run) for directory in named])
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
@@ -158,6 +173,8 @@ def _page(
 def _bound(port: int, option: str = "--port") -> socket.socket:
     """A socket that listens on `port` of the loopback interface (0: a free one). Raises BadInputError,
     which names the `option`."""
+    import socket
+
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

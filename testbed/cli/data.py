@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
-from rich.text import Text
 
+from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
 from testbed.cli.experiments import writable_figure
-from testbed.console import out, plain, print_json, print_text, short
+from testbed.console import plain, print_json, print_text, remark, short
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+    from rich.text import Text
 
     from testbed.plan.distribution import Distribution
 
@@ -47,7 +48,8 @@ def data(
 
     writable_figure(figure)
     parsed = resolved(load(topology))
-    prepared = datasets.prepare(parsed, root)
+    with console.busy("Preparing the data"):
+        prepared = datasets.prepare(parsed, root)
     model_check.check_data(parsed, prepared.train)
     found = distribution(parsed, prepared)
     if figure is not None:
@@ -64,8 +66,8 @@ def data(
         f"{name}: {found.total:,} training samples of shape {_shape(found.shape)} for "
         f"{len(found.devices):,} devices, {found.test:,} samples to evaluate on."
     )
-    for remark in found.remarks:
-        print_text(remark)
+    for line in found.remarks:
+        print_text(line)
     print_text("")
     if len(found.devices) <= _MAX_ROWS:
         _show_devices(found)
@@ -76,7 +78,7 @@ def data(
         print_text(f"\n{_legend(found)}")
     if figure is not None:
         print_text(f"{figure}: drawn")
-    print_text(f"Next: testbed up {topology}")
+    remark(f"Next: testbed up {topology}")
 
 
 def _show_devices(found: Distribution) -> None:
@@ -93,10 +95,12 @@ def _show_devices(found: Distribution) -> None:
             cells = [str(found.classes_held[place])] if found.counts.size else []
         bar = _bar(found.counts[place], max(1, round(_BAR * own / most)))
         table.add_row(short(name), f"{own:,}", *cells, bar)
-    out.print(table)
+    console.out().print(table)
 
 
 def _show_groups(found: Distribution) -> None:
+    import numpy as np
+
     table = plain("device", "devices", "least", "median", "most", "classes", "")
     table.columns[0].header = "group"
     table.columns[-1].justify = "left"
@@ -109,10 +113,12 @@ def _show_groups(found: Distribution) -> None:
         spread = [f"{int(value):,}" for value in (sizes.min(), np.median(sizes), sizes.max())]
         bar = _bar(found.counts[own].sum(axis=0), _BAR)
         table.add_row(short(group), f"{own.sum():,}", *spread, classes, bar)
-    out.print(table)
+    console.out().print(table)
 
 
 def _show_histogram(found: Distribution) -> None:
+    import numpy as np
+
     print_text("")
     table = plain("samples", "devices", "")
     table.columns[-1].justify = "left"
@@ -120,11 +126,13 @@ def _show_histogram(found: Distribution) -> None:
     for count, low, high in zip(counts.tolist(), edges, edges[1:], strict=False):
         bar = "█" * -(-count * _BAR // int(counts.max()))
         table.add_row(_between(int(low), max(int(low), int(high) - 1)), f"{count:,}", bar)
-    out.print(table)
+    console.out().print(table)
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
     """Edges of ten ranges of whole numbers, or of one for each number where these are fewer."""
+    import numpy as np
+
     low, high = int(samples.min()), int(samples.max())
     width = -(-(high - low + 1) // 10)
     return np.arange(low, high + width + 1, width)
@@ -136,6 +144,9 @@ def _between(low: int, high: int) -> str:
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
     """A character for each part of the samples: that of its class, or of its range of classes."""
+    import numpy as np
+    from rich.text import Text
+
     if not counts.size:
         return Text("█" * length)
     parts = np.add.reduceat(counts, np.arange(0, counts.size, _per_mark(counts.size)))

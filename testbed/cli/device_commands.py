@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
-from testbed.cli.arguments import DEFAULT_RUNS, Run, Runs
-from testbed.errors import BadInputError
-from testbed.run import live_runs
-from testbed.rundir import commands
-from testbed.rundir.directory import RunDirectory
-from testbed.topology import units
+from testbed.cli import completion
+from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs, located
+from testbed.console import print_json
 
-Devices = Annotated[list[str], typer.Argument(help="Devices or device groups.")]
+if TYPE_CHECKING:
+    from agents.device_actions import Action
+
+Devices = Annotated[
+    list[str],
+    typer.Argument(
+        help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE..."
+    ),
+]
 _PANEL = "Control the devices of a running run"
-_ACTIONS: dict[str, tuple[Action, str]] = {
-    "kill": (Crash(), "Kill devices at once; `restart` starts them again."),
-    "restart": (Restart(), "Restart devices that were killed or have crashed."),
-    "pause": (Pause(), "Freeze devices; `resume` lets them continue where they were."),
-    "resume": (Resume(), "Let paused devices continue."),
+_ACTIONS: dict[str, tuple[str, str]] = {
+    "kill": ("Crash", "Kill devices at once; `restart` starts them again."),
+    "restart": ("Restart", "Restart devices that were killed or have crashed."),
+    "pause": ("Pause", "Freeze devices; `resume` lets them continue where they were."),
+    "resume": ("Resume", "Let paused devices continue."),
 }
 
 
@@ -36,9 +40,11 @@ def add_to(app: typer.Typer) -> None:
         app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
 
 
-def _command(action: Action) -> Any:
-    def command(run: Run, devices: Devices, runs: Runs = DEFAULT_RUNS) -> None:
-        _send(run, devices, runs, action)
+def _command(action: str) -> Any:
+    def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+        from agents import device_actions
+
+        _send(run, devices, runs, [getattr(device_actions, action)()], as_json=as_json)
 
     return command
 
@@ -52,31 +58,19 @@ def _set(
     rtt: Annotated[str | None, typer.Option(help="Round-trip time, such as 80ms.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
-    read = {"up": units.rate, "down": units.rate, "rtt": units.duration, "jitter": units.duration}
-    texts = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    link: dict[str, float | None] = {}
-    for name, text in texts.items():
-        if text is not None:
-            try:
-                link[name] = read.get(name, units.share)(text)
-            except ValueError as error:
-                raise BadInputError(f"--{name} {text}: {error}") from error
-    if cpu is None and not link:
-        raise BadInputError("nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss")
-    if cpu is not None and cpu <= 0:
-        raise BadInputError(f"--cpu {cpu:g}: expected a positive share of one host core such as 0.25")
-    if cpu is not None:
-        _send(run, devices, runs, SetCpu(cpu))
-    if link:
-        _send(run, devices, runs, SetLink(link))
+    from testbed.api.handle import changes
+
+    link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
+    _send(run, devices, runs, changes(cpu, link, mark="--"), as_json=as_json)
 
 
 def _shell(
     run: Run,
-    device: Annotated[str, typer.Argument(help="The device.")],
+    device: Annotated[str, typer.Argument(help="The device.", autocompletion=completion.devices)],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -89,17 +83,9 @@ def _shell(
     raise typer.Exit(shell.run(run, device, command or [], runs))
 
 
-def _send(run: str, devices: list[str], runs: Path, action: Action) -> None:
-    directory = live_runs.located(run, runs)
-    for device in _expanded(directory, devices):
-        commands.send(directory, {"device": device, **to_json(action)})
+def _send(run: str, devices: list[str], runs: Path, actions: Sequence[Action], *, as_json: bool) -> None:
+    from testbed.api.handle import RunHandle
 
-
-def _expanded(directory: RunDirectory, names: list[str]) -> Iterator[str]:
-    """The devices that `names` stand for. Raises BadInputError."""
-    devices: dict[str, dict[str, Any]] = directory.read_manifest().get("devices", {})
-    for name in names:
-        found = [device for device, facts in devices.items() if name in (device, facts["group"])]
-        if not found:
-            raise BadInputError(f"{directory.run} has no device {name}; it has {', '.join(devices)}")
-        yield from found
+    sent = RunHandle(located(run, runs)).act(devices, *actions)
+    if as_json:
+        print_json([{name: one[name] for name in ("device", "action")} for one in sent])

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from testbed import bundle
-from testbed.console import print_text
+from testbed.cli.arguments import AsJson
+from testbed.console import remark, written
 from testbed.errors import BadInputError
 
 _ORIGINS = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
@@ -23,6 +24,7 @@ def add_to(app: typer.Typer) -> None:
 
 def examples(
     folder: Annotated[Path, typer.Argument(help="Where to copy them to.")] = Path("examples"),
+    as_json: AsJson = False,
 ) -> None:
     """Copy the topologies and notebooks that come with the testbed to a folder of yours."""
     if there := [name for name in _ORIGINS if (folder / name).exists()]:
@@ -30,6 +32,8 @@ def examples(
     ignored = shutil.ignore_patterns("__pycache__", ".*", "runs")
     for name, origin in _ORIGINS.items():
         shutil.copytree(origin, folder / name, ignore=ignored)
-    print_text(f"{folder}: {' and '.join(_ORIGINS)}")
-    print_text(f"Next: testbed up {folder}/topologies/quickstart.yaml")
-    print_text(f"Notebooks, once `pip install jupyterlab` is done: jupyter lab {folder}/notebooks")
+    written([folder / name for name in _ORIGINS], as_json=as_json)
+    if as_json:
+        return
+    remark(f"Next: testbed up {folder}/topologies/quickstart.yaml")
+    remark(f"Notebooks, once `pip install jupyterlab` is done: jupyter lab {folder}/notebooks")

@@ -7,11 +7,12 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed import console
+from testbed.cli import completion
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -21,22 +22,25 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
     Strict,
+    located,
 )
-from testbed.console import out, print_text
-from testbed.errors import BadInputError, RunFailedError, reading
-from testbed.run import live_runs, up
-from testbed.rundir.directory import RunDirectory
+from testbed.console import closing, finite, out, print_text, remark, written
+from testbed.errors import BadInputError, RunFailedError
 from testbed.traits import RUNTIMES, emulated, is_simulated, those
 
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
-    from testbed.sweep import Sweep
+    from testbed.run import up
+    from testbed.rundir.directory import RunDirectory
+    from testbed.sweeps import Sweep
 
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Run ids, run directories, or folders of runs such as a sweep's."
+        metavar="RUN...",
+        help="Run ids, run directories, or folders of runs such as a sweep's.",
+        autocompletion=completion.runs,
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
@@ -76,27 +80,30 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed import sweep as reader
-    from testbed.sweep import sweeping
+    from testbed.api import studies
 
     writable_figure(figure)
-    options = up.Options(runtime, oversubscribe, data)
-    read = reader.load(file, options)
-    folder = runs / read.name
-    _print(f"{file}: {len(read.cells)} runs, into {folder}", quiet=as_json)
-    done = sweeping.run(read, options, folder, jobs, lambda text: _print(text, quiet=as_json))
-    found = [_load(directory.path) for directory in done]
-    verdicts = _verdicts(found)
-    if found:
-        _compare(found, read.target, as_json=as_json)
-        _draw(found, figure, quiet=as_json)
-    if missing := _missing(read, done):
+    done = studies.sweep(
+        file,
+        runtime=runtime,
+        jobs=jobs,
+        data=data,
+        oversubscribe=oversubscribe,
+        on_progress=lambda text: _print(text, quiet=as_json),
+        runs=runs,
+    )
+    verdicts = _verdicts(done.runs)
+    if done.runs:
+        _compare(done.runs, done.target, as_json=as_json)
+        _draw(done.runs, figure, quiet=as_json)
+    if done.failed:
         if verdicts:
             _print(verdicts, quiet=as_json)
-        raise RunFailedError(f"{missing} runs failed; `testbed sweep {file}` tries them again")
-    steps = [verdicts, f"Next: testbed report {folder}", f"testbed compare {folder} --figure out.pdf"]
-    _print(" · ".join(filter(None, steps)), quiet=as_json)
-    if strict and "not valid" in summary.verdicts(found):
+        raise RunFailedError(f"{done.failed} runs failed; `testbed sweep {file}` tries them again")
+    if not as_json:
+        folder = done.folder
+        closing(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
+    if strict and "not valid" in summary.verdicts(done.runs):
         raise typer.Exit(1)
 
 
@@ -114,7 +121,8 @@ def agree(
 ) -> None:
     """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
     from analysis import agreement, comparison, summary
-    from testbed import sweep as reader
+    from testbed import sweeps as reader
+    from testbed.run import up
 
     if is_simulated(runtime):
         raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
@@ -140,18 +148,18 @@ def agree(
     emulator = studies[1].cells[0].plan.runtime
     if as_json:
         told = {"target": target, "runtime": emulator, "verdicts": summary.verdicts(real)}
-        console.print_json(told | _finite(dataclasses.asdict(result)))
+        console.print_json(told | finite(dataclasses.asdict(result)))
         return
-    _print(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
+    print_text(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
     _show(result, emulator)
-    _print(" · ".join(filter(None, [_verdicts(real), f"Next: testbed report {folder}"])))
+    closing(_verdicts(real), f"testbed report {folder}")
 
 
 def _accurate(
     file: Path, study: Sweep, options: up.Options, folder: Path, jobs: int | None, *, quiet: bool
 ) -> list[load.Run]:
     """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
-    from testbed.sweep import sweeping
+    from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime
     _print(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}", quiet=quiet)
@@ -184,6 +192,7 @@ def report(
     given: RunsGiven,
     to: Annotated[Path, typer.Option("--to", help="File to write.")] = Path("report.html"),
     target: Target = None,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
@@ -192,22 +201,42 @@ def report(
     share = _share(target)
     found = _found(given, runs)
     to.write_text(writer.html(found, share), encoding="utf-8")
-    _print(f"{to}: {to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
+    written([to], as_json=as_json)
+    if not as_json:
+        remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
 
 
 def export(
     run: Run,
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder to write to (default: RUN/tables).")
+        Path | None,
+        typer.Option(
+            "--to",
+            help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
+        ),
     ] = None,
+    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file."""
-    directory = live_runs.located(run, runs)
+    """Write each table of a run to its own file, or tell an experiment tracker of it."""
+    from testbed import tracking
+    from testbed.cli.tracking import tell
+
+    directory = located(run, runs)
+    if str(to) in tracking.TRACKERS:
+        tracking.check([str(to)])
+        where = tell(str(to), directory, model=model)
+        if as_json:
+            console.print_json({"tracker": str(to), "told": where})
+        else:
+            _print(where)
+        return
+    if model:
+        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
     folder = to or directory.path / "tables"
-    for path in _load(directory.path).export(folder, form.value):
-        _print(str(path))
+    written(_load(directory.path).export(folder, form.value), as_json=as_json)
 
 
 def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
@@ -230,18 +259,20 @@ def _show(result: Agreement, runtime: str) -> None:
     for one in result.configurations:
         times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))
         table.add_row(one.name, *times, str(one.virtual_rank), str(one.real_rank))
-    out.print(table)
+    out().print(table)
     if math.isnan(result.tau):
-        _print("Kendall's tau-b is not defined: all configurations tie in one of the two.")
+        print_text("Kendall's tau-b is not defined: all configurations tie in one of the two.")
         return
     interval = f"95% interval {result.low:.2f} to {result.high:.2f}, bootstrap over {result.resampled}"
     if math.isnan(result.low):
         interval = "too few configurations for an interval; it takes several seeds"
-    _print(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
+    print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     for faster, slower in result.swapped:
-        _print(f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}.")
+        print_text(
+            f"Swapped: {faster} is faster than {slower} in virtual time, and slower in {runtime}."
+        )
     if not result.swapped:
-        _print("No two configurations swap.")
+        print_text("No two configurations swap.")
 
 
 def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
@@ -249,7 +280,7 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     found: dict[Path, load.Run] = {}
     for name in names:
         folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
-        paths = [live_runs.located(name, runs).path] if folder is None else _ended(folder)
+        paths = [located(name, runs).path] if folder is None else _ended(folder)
         for path in paths:
             found.setdefault(path.resolve(), _load(path))
     ordered = list(found.values())
@@ -260,6 +291,9 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
 
 def _ended(folder: Path) -> list[Path]:
     """The run directories in `folder` whose run has come to its end. Raises BadInputError."""
+    from testbed.run import live_runs
+    from testbed.rundir.directory import RunDirectory
+
     manifests = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one.path for one in manifests if one.read_manifest().get("outcome") in live_runs.COMPLETE]
     if not ended:
@@ -272,10 +306,9 @@ def _is_folder_of_runs(path: Path) -> bool:
 
 
 def _load(path: Path) -> load.Run:
-    from analysis import load
+    from testbed.api import running
 
-    with reading(path):
-        return load.load(path)
+    return running.read(path)
 
 
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
@@ -284,7 +317,7 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     target = target or comparison.common_target(found)
     rows = comparison.compare(found, target)
     if as_json:
-        found_rows = [_finite(dataclasses.asdict(row)) for row in rows]
+        found_rows = [finite(dataclasses.asdict(row)) for row in rows]
         console.print_json({"target": target, "rows": found_rows})
         return
     headings, cells = comparison.texts(rows)
@@ -293,20 +326,11 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     for row in cells:
         table.add_row(*row)
     if target is not None:
-        _print(
+        print_text(
             f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
             "± is half of the 95% interval over seeds."
         )
-    out.print(table)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    out().print(table)
 
 
 def _share(text: str | None) -> float | None:
@@ -340,5 +364,6 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
+    """Progress: nothing where it is `quiet`, as where JSON is printed."""
     if not quiet:
-        print_text(text)
+        remark(text)

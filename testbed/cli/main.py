@@ -9,25 +9,25 @@ from __future__ import annotations
 import itertools
 import sys
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.text import Text
 
-from testbed import bundle
+from testbed import bundle, console
 from testbed.cli import (
+    completion,
     dashboard,
     data,
-    detach,
     device_commands,
     examples,
     experiments,
     new,
     reference,
     traces,
+    tracking,
 )
+from testbed.cli.app import App
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
@@ -37,25 +37,23 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
     Strict,
+    located,
 )
-from testbed.console import err, out, print_json, print_text, show
+from testbed.console import closing, finite, print_json, print_text, remark, show, written
 from testbed.errors import BadInputError, TestbedError, of_os
-from testbed.host.signals import interrupting
-from testbed.run import live_runs, up
-from testbed.rundir.directory import RunDirectory, listing, new_run_id
+from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.traits import RUNTIMES
-from testbed.view import View
 
 if TYPE_CHECKING:
+    from analysis.load import Run as AnalysedRun
     from analysis.summary import Verdict
     from testbed.fidelity.validity import Judgement
     from testbed.plan import Plan
+    from testbed.run import up
+    from testbed.rundir.directory import RunDirectory
     from testbed.topology import Topology
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+app = App(
     help="An edge-device emulation testbed with containers for asynchronous federated learning.",
 )
 
@@ -63,6 +61,8 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
+    from importlib import metadata
+
     try:
         print_text(f"testbed {metadata.version('edge-fl-testbed')}")
     except metadata.PackageNotFoundError:
@@ -109,20 +109,44 @@ def up_command(
     data: DataRoot = None,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", help="Continue an interrupted run from its last checkpoint."),
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted run from its last checkpoint.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     strict: Strict = False,
     runs: Runs = DEFAULT_RUNS,
     page: dashboard.Page = False,
     port: dashboard.PagePort = None,
     metrics_port: dashboard.MetricsPort = None,
+    track: tracking.Track = None,
+    as_json: AsJson = False,
     directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    text: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    tied: Annotated[bool, typer.Option("--tied", hidden=True)] = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
+    from testbed.api import background
+    from testbed.run import live_runs, up
+    from testbed.rundir.directory import RunDirectory, new_run_id
+
+    if tied:
+        interrupt_at_end_of_input()
     if strict and detached:
         raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
+    trackers = tuple(dict.fromkeys(track or ()))
+    if trackers:
+        from testbed.tracking import check
+
+        check(trackers)
     port = 0 if page and port is None else port  # to name one is to request the page
-    options = up.Options(runtime, oversubscribe, data, resume is not None, port, metrics_port)
+    verbose = console.verbosity > 0
+    if as_json:
+        console.verbosity = -1
+    options = up.Options(
+        runtime, oversubscribe, data, resume is not None, port, metrics_port, trackers, verbose=verbose
+    )
     chosen = RunDirectory(directory) if directory else None
     if resume is not None and topology is None:
         chosen = chosen or live_runs.resumable(runs, resume)
@@ -130,41 +154,59 @@ def up_command(
         options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
         raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
-    parsed, plan = up.planned(topology, options)
+    if text is None:
+        parsed, plan = up.planned(topology, options)
+    else:
+        from testbed.topology import parse
+
+        given = text.read_text(encoding="utf-8")
+        parsed, plan = up.planned_here(parse(given, str(topology)), options)
     dashboard.check_ports(options)
     chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if not detached:
-        if _up(parsed, plan, chosen, options) == "not valid" and strict:
+        if _up(parsed, plan, chosen, options, as_json=as_json) == "not valid" and strict:
             raise typer.Exit(1)
         return
-    if code := detach.start(chosen, topology, options, print_text):
-        raise typer.Exit(code)
+    background.start(chosen, topology, options, remark)
     run = chosen.run
-    print_text(f"{run} is running. Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
+    if as_json:
+        print_json({"run": run, "directory": str(chosen.path)})
+        return
+    print_text(f"{run} is running")
+    remark(f"Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
 
 
 @app.command()
 def down(
-    run: Annotated[str | None, typer.Argument(help="Run id (`testbed ps` lists them).")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id (`testbed ps` lists them).", autocompletion=completion.runs),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All runs on this machine.")] = False,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """End runs and remove all that is theirs, and nothing else; works from any directory.
 
     What a killed controller has left in a run's work/ is found by the run's directory, or in --runs.
     """
+    from testbed.run import live_runs
+    from testbed.rundir import finding
+
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
     found = {left.run: left for left in live_runs.leftovers(run, runs)}
     found |= {live.run: live for live in live_runs.find()}
-    named = None if run is None else live_runs.whole_id(Path(run).name, found)
+    named = None if run is None else finding.whole_id(Path(run).name, found)
     live = [one for one in found.values() if everything or one.run == named]
-    if not live:
+    if not live and not as_json:
         print_text("Nothing is running." if everything else f"{run}: nothing is running.")
-        return
     for each in live:
         live_runs.take_down(each)
-        print_text(f"{each.run}: down")
+        if not as_json:
+            print_text(f"{each.run}: down")
+    if as_json:
+        print_json([{"run": each.run} for each in live])
 
 
 @app.command()
@@ -172,15 +214,19 @@ def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     """Watch a run, or see how one ended; `q` leaves, and the run continues."""
     from testbed.watching import watch as watching
 
-    watching.watch(live_runs.located(run, runs), out)
+    watching.watch(located(run, runs), console.out())
 
 
 @app.command()
-def replay(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
+def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
     from testbed.run import replay as replaying
 
-    same = replaying.replay(live_runs.located(run, runs))
+    directory = located(run, runs)
+    same = replaying.replay(directory)
+    if as_json:
+        print_json({"run": directory.run, **asdict(same)})
+        return
     print_text(
         f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
     )
@@ -197,6 +243,7 @@ def model(
     version: Annotated[
         int | None, typer.Option("--version", min=0, help="Of a kept model (default: the final one).")
     ] = None,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
@@ -204,10 +251,12 @@ def model(
 
     from testbed.plan import models
 
-    directory = live_runs.located(run, runs)
+    directory = located(run, runs)
     path = to or directory.path / "model.pt"
     torch.save(models.state_of(directory, models.kept(directory, version)), path)
-    print_text(f"{path}. In Python: module.load_state_dict(torch.load({str(path)!r}))")
+    written([path], as_json=as_json)
+    if not as_json:
+        remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
 
 
 @app.command()
@@ -228,7 +277,7 @@ def evaluate(
     """Evaluate the models that a run has kept, once it is over."""
     from testbed.plan import evaluation
 
-    found = evaluation.of_run(live_runs.located(run, runs), data, classes=classes, devices=devices)
+    found = evaluation.of_run(located(run, runs), data, classes=classes, devices=devices)
     if to is not None:
         found.to_csv(to, index=False)
     rows = [
@@ -241,6 +290,8 @@ def evaluate(
 @app.command()
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
+    from testbed.run import live_runs
+
     rows = [
         {**asdict(live), "directory": str(live.directory) if live.directory else None}
         for live in live_runs.find()
@@ -251,6 +302,8 @@ def ps(as_json: AsJson = False) -> None:
 @app.command("runs")
 def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """List the run directories, newest last."""
+    from testbed.rundir.directory import listing
+
     rows = listing(runs)
     if not as_json:  # the run id carries the date already
         for row in rows:
@@ -262,30 +315,42 @@ def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 def logs(
     run: Run,
     part: Annotated[
-        str | None, typer.Argument(help="aggregator, broker or a device (default: all).")
+        str | None,
+        typer.Argument(
+            help="aggregator, broker or a device (default: all).", autocompletion=completion.parts
+        ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,
+    as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print the logs of a run."""
     from testbed.run import logs as reader
 
-    for name, text in reader.read(run, part, runs, tail):
-        out.print(f"── {name} ", style="bold")
+    found = reader.read(run, part, runs, tail)
+    if as_json:
+        print_json([{"part": name, "text": text} for name, text in found])
+        return
+    for name, text in found:
+        console.out().print(f"── {name} ", style="bold")
         print_text(text or "(empty)")
 
 
 @app.command()
-def validate(topology: TopologyFile) -> None:
+def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
     """Check a topology, and report all its errors at once."""
     from testbed.plan.resolution import resolved
+    from testbed.run import up
     from testbed.topology import load
 
     parsed = resolved(load(topology))
     up.check_model(parsed)
-    print_text(
-        f"{topology}: valid ({parsed.rule.name} on {parsed.task.name}). Next: testbed plan {topology}"
-    )
+    told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
+    if as_json:
+        print_json({"topology": str(topology), **told})
+        return
+    print_text(f"{topology}: valid ({told['rule']} on {told['task']})")
+    remark(f"Next: testbed plan {topology}")
 
 
 @app.command("plan")
@@ -308,6 +373,7 @@ def plan_command(
     """Show what would be launched on this host, and how long a round is expected to take."""
     from testbed.plan import by_node, describe, drawing
     from testbed.plan.rounds import by_device, by_group, remarks
+    from testbed.run import up
 
     options = up.Options(runtime, oversubscribe, data, nodes=nodes)
     parsed, plan = up.planned(topology, options)
@@ -326,7 +392,7 @@ def plan_command(
             print_text("")
             show(by_node(plan), "", as_json=False)
     for note in (*plan.shares, *plan.notes, *remarks(parsed, rounds)):
-        (err if as_json else out).print(note, soft_wrap=True)
+        (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
             f"{plan.runtime}: {len(plan.devices)} devices in simulated time. Next: testbed up {topology}"
@@ -361,21 +427,26 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
 
 
 @app.command()
-def fidelity(runtime: RuntimeName = None, runs: Runs = DEFAULT_RUNS) -> None:
+def fidelity(runtime: RuntimeName = None, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
     from testbed.run import selfcheck
+    from testbed.view import View
 
-    selfcheck.run(runtime, runs, _Progress())
+    class Progress(View):
+        def progress(self, message: str) -> None:
+            remark(message)
 
+        def judged(self, judgement: Judgement) -> None:
+            if not as_json:
+                _show(judgement)
 
-class _Progress(View):
-    """Prints the progress of launching and ending, and the judgement."""
+    if as_json:
+        console.verbosity = -1
+    made = selfcheck.run(runtime, runs, Progress())
+    if as_json:
+        from analysis.load import load
 
-    def progress(self, message: str) -> None:
-        print_text(message)
-
-    def judged(self, judgement: Judgement) -> None:
-        _show(judgement)
+        print_json([_ended(load(directory.path)) for directory in made])
 
 
 def _show(judgement: Judgement | None) -> None:
@@ -384,7 +455,7 @@ def _show(judgement: Judgement | None) -> None:
 
     if judgement is None:
         return
-    out.print(fidelity_table.render(judgement.fidelity))
+    console.out().print(fidelity_table.render(judgement.fidelity))
     if judgement.steps:
         latest = max(step.done - step.due for step in judgement.steps)
         print_text(f"Scenario: {len(judgement.steps)} steps done, at most {1e3 * latest:.0f} ms late")
@@ -394,47 +465,77 @@ def _show(judgement: Judgement | None) -> None:
         ("Not judged", "bold", validity.unjudged),
     ):
         if sentences:
-            out.print(f"\n{title}:", style=style)
+            console.out().print(f"\n{title}:", style=style)
             for sentence in sentences:
                 print_text(f"  {sentence}")
 
 
-def _up(topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options) -> Verdict:
+def _up(
+    topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, *, as_json: bool
+) -> Verdict:
     """Run in the foreground; print the outcome at the end, and what to try next. Returns the verdict."""
+    from testbed.run import up
     from testbed.watching import fullscreen, live, overview
 
     if plan.traits.notice:
         auto = (options.runtime or topology.runtime.name) == "auto"
-        print_text(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
+        remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
-    view = fullscreen.view(out, overview.of_plan(topology, plan, directory.run), directory)
+    shown = overview.of_plan(topology, plan, directory.run)
+    if console.verbosity < 0:
+        view: live.LiveView = live.QuietView(console.out(), shown)
+    else:
+        view = fullscreen.view(console.out(), shown, directory)
     try:
-        with view, dashboard.served(directory, plan, options, view.keep):
+        trackers = tracking.tracked(options.track, directory, plan.infrastructure_cpus, print_text)
+        with trackers, view, dashboard.served(directory, plan, options, view.keep):
             up.run(topology, plan, directory, options, view)
     except BaseException:
-        _show(view.judgement)
+        if not as_json:
+            _show(view.judgement)
         raise
     finally:
         here, path = Path.cwd(), directory.path
-        print_text(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
+        remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
     from analysis import summary  # pandas: a second, when nobody waits for a run to begin
     from analysis.load import load
     from testbed.run.optimum import ending
 
     run = load(directory.path)
-    out.print(live.render_summary(run))
+    verdict = summary.verdict(run)
+    if as_json:
+        print_json(_ended(run))
+        return verdict
+    console.out().print(live.render_summary(run))
     _show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
     if (ended := ending(run)) is not None:
         print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
-    verdict = summary.verdict(run)
-    told = "" if verdict == "simulated" else f"Verdict: {verdict} · "
-    print_text(
-        f"{told}Next: testbed dashboard {directory.run} · {logs}change the topology and run it again"
-    )
+    told = "" if verdict == "simulated" else f"Verdict: {verdict}"
+    following = f"testbed dashboard {directory.run} · {logs}change the topology and run it again"
+    closing(told, following)
     return verdict
+
+
+def _ended(run: AnalysedRun) -> dict[str, Any]:
+    """Of a run that has ended, as `testbed.cli.outputs.Ended`."""
+    from analysis import summary
+
+    line = summary.headline(run)
+    figures = {name: getattr(line, name) for name in ("accuracy", "best_accuracy", "loss", "perplexity")}
+    return {
+        "run": run.path.name,
+        "directory": str(run.path),
+        **{name: run.manifest[name] for name in ("runtime", "rule", "task", "outcome")},
+        "verdict": summary.verdict(run),
+        "duration_s": line.duration,
+        "versions": line.versions,
+        "updates": line.updates,
+        "dropped": line.dropped,
+        **finite(figures),
+    }
 
 
 def _passed_over(runtime: str) -> str:
@@ -445,7 +546,9 @@ def _passed_over(runtime: str) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    err.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    from rich.text import Text
+
+    console.err().print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
     sys.exit(code)
 
 

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from testbed.console import print_text
+from testbed.cli.app import App
+from testbed.cli.arguments import AsJson
+from testbed.console import remark, written
 from testbed.errors import BadInputError
-from testbed.own_code import is_taken
 
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -20,31 +21,31 @@ Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, suc
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    commands = typer.Typer(
-        no_args_is_help=True, help="Write a starting point for a task, a rule or a topology."
-    )
+    commands = App(help="Write a starting point for a task, a rule or a topology.")
     for command in (task, rule, topology):
         commands.command()(command)
     app.add_typer(commands, name="new", rich_help_panel="Reference")
 
 
-def task(name: Name) -> None:
+def task(name: Name, as_json: AsJson = False) -> None:
     """Write NAME.yaml, and a Python file with the task that it learns."""
-    _write_class(name, "task", rule="fedbuff, buffer_size: 2")
+    _write_class(name, "task", as_json=as_json, rule="fedbuff, buffer_size: 2")
 
 
-def rule(name: Name) -> None:
+def rule(name: Name, as_json: AsJson = False) -> None:
     """Write NAME.yaml, and a Python file with the rule that it uses."""
-    _write_class(name, "rule", task="digits-logreg")
+    _write_class(name, "rule", as_json=as_json, task="digits-logreg")
 
 
-def topology(name: Name) -> None:
+def topology(name: Name, as_json: AsJson = False) -> None:
     """Write NAME.yaml, a topology."""
     text = _topology(_checked(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
-    _write(name, {f"{name}.yaml": text})
+    _write(name, {f"{name}.yaml": text}, as_json=as_json)
 
 
-def _write_class(name: str, kind: str, **others: str) -> None:
+def _write_class(name: str, kind: str, *, as_json: bool, **others: str) -> None:
+    from testbed.own_code import is_taken
+
     module = _checked(name).replace("-", "_")
     if is_taken(module):
         raise BadInputError(f"{name}: Python here has a module {module} already, choose another name")
@@ -53,9 +54,8 @@ def _write_class(name: str, kind: str, **others: str) -> None:
     code = f"code: {module}.py".ljust(29) + " # relative to this file"
     source = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     source = source.replace(f"My{kind.capitalize()}", cls)
-    _write(
-        name, {f"{module}.py": source, f"{name}.yaml": _topology(name, code, own["task"], own["rule"])}
-    )
+    text = _topology(name, code, own["task"], own["rule"])
+    _write(name, {f"{module}.py": source, f"{name}.yaml": text}, as_json=as_json)
 
 
 def _topology(name: str, code: str, task: str, rule: str) -> str:
@@ -72,12 +72,13 @@ def _checked(name: str) -> str:
     return name
 
 
-def _write(name: str, files: dict[str, str]) -> None:
+def _write(name: str, files: dict[str, str], *, as_json: bool) -> None:
     """Write all of `files`, by name, or none. Raises BadInputError where one is there."""
     if there := [file for file in files if Path(file).exists()]:
         raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")
     for file, text in files.items():
         with Path(file).open("x", encoding="utf-8") as new:
             new.write(text)
-        print_text(f"{file}: written")
-    print_text(f"Next: testbed up {name}.yaml --runtime virtual")
+    written([*map(Path, files)], as_json=as_json)
+    if not as_json:
+        remark(f"Next: testbed up {name}.yaml --runtime virtual")

@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
+from testbed import console
+from testbed.cli import completion
+from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
-from testbed.console import out, print_json, print_text, show, table
+from testbed.console import print_json, print_text, remark, show, table, written
 from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
 
-Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="The one to explain (default: list all).")
-]
+_EXPLAINED = {"metavar": "[NAME]", "help": "The one to explain (default: list all)."}
+Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
+Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
+Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
 _PANEL = "Reference"
 
 
@@ -28,27 +31,41 @@ def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (schema, rules, tasks, profiles, calibrate, doctor):
         app.command(rich_help_panel=_PANEL)(command)
-    images = typer.Typer(no_args_is_help=True, help="Images for devices and broker.")
-    for command in (list_images, build, prune):
-        images.command(command.__name__.partition("_")[0])(command)
+    images = App(help="Images for devices and broker.")
+    images.command("list")(list_images)
+    images.command("build")(build)
+    images.command("prune")(prune)
     app.add_typer(images, name="images", rich_help_panel=_PANEL)
 
 
-def schema() -> None:
-    """Print the JSON Schema of a topology, for editors."""
+def schema(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[COMMAND]",
+            help="The one whose --json it describes, such as `ps` (default: a topology).",
+        ),
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a topology, for editors; or of what a command prints with --json."""
+    if command:
+        from testbed.cli import outputs
+
+        print_json(outputs.schema(" ".join(command)))
+        return
     from testbed.topology import json_schema
 
     print_json(json_schema())
 
 
-def rules(name: Name = None, as_json: AsJson = False) -> None:
+def rules(name: Rule = None, as_json: AsJson = False) -> None:
     """List the aggregation rules, or explain one: paper, equation, parameters."""
     from testbed.cli import catalog
 
     _show_catalog(catalog.rules(), "rule", name, as_json)
 
 
-def tasks(name: Name = None, as_json: AsJson = False) -> None:
+def tasks(name: Task = None, as_json: AsJson = False) -> None:
     """List the learning tasks, or explain one: dataset, parameters."""
     from testbed.cli import catalog
 
@@ -56,7 +73,7 @@ def tasks(name: Name = None, as_json: AsJson = False) -> None:
 
 
 def profiles(
-    name: Name = None,
+    name: Profile = None,
     add: Annotated[
         str | None,
         typer.Option(
@@ -78,24 +95,27 @@ def profiles(
 ) -> None:
     """List device profiles and link classes, or explain one; or add a measured device."""
     if script is not None:
-        _write_script(script)
+        _write_script(script, as_json=as_json)
     elif add is not None:
-        _add_profile(add, to, seconds)
+        _add_profile(add, to, seconds, as_json=as_json)
     else:
         _show_profiles(name, as_json=as_json)
 
 
-def _write_script(to: Path) -> None:
+def _write_script(to: Path, *, as_json: bool) -> None:
     from testbed.plan import elementary
 
     to.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    print_text(
-        f"{to}: copy it to the device, which needs Python and PyTorch, and run python3 {to.name} NAME "
-        "there. Next: testbed profiles --add NAME.yaml"
-    )
+    written([to], as_json=as_json)
+    if not as_json:
+        remark(
+            "Next: copy it to the device, which needs Python and PyTorch, and run "
+            f"python3 {to.name} NAME there; then testbed profiles --add NAME.yaml"
+        )
 
 
-def _add_profile(what: str, to: Path, seconds: float) -> None:
+def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
+    say = (lambda _: None) if as_json else remark
     from testbed.plan import elementary
     from testbed.topology import own_profiles
 
@@ -107,13 +127,14 @@ def _add_profile(what: str, to: Path, seconds: float) -> None:
             "digits and -"
         )
     else:
-        print_text("All cores are measured at once: close other programs meanwhile.")
-        found = elementary.measure(seconds, print_text)
+        say("All cores are measured at once: close other programs meanwhile.")
+        found = elementary.measure(seconds, say)
         entries = elementary.entry(what, found)
-        for remark in elementary.remarks(found):
-            print_text(remark)
+        for line in elementary.remarks(found):
+            say(line)
     names = own_profiles.add(to, entries, what)
-    print_text(f"{to}: {', '.join(names)} added. In a topology beside it: profile: {names[0]}")
+    written([to], as_json=as_json)
+    say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
 
 
 def _show_profiles(name: str | None, *, as_json: bool) -> None:
@@ -145,6 +166,8 @@ def calibrate(
 
 def doctor(as_json: AsJson = False) -> None:
     """Check what this host can do, and show commands that fix what it cannot."""
+    from rich.text import Text
+
     from testbed.cli.doctor import examine
 
     findings = examine()
@@ -156,7 +179,7 @@ def doctor(as_json: AsJson = False) -> None:
     for finding in findings:
         mark = Text(finding.status, style=colours[finding.status])
         shown.add_row(mark, finding.name, finding.detail, finding.fix or "")
-    out.print(shown)
+    console.out().print(shown)
 
 
 def list_images(as_json: AsJson = False) -> None:
@@ -176,6 +199,7 @@ def prune(
         typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove our images that nobody uses: other versions, and what builds have left.
 
@@ -188,9 +212,13 @@ def prune(
     with closing(docker_engine.connect()) as client:
         if dry_run:
             found = inventory.removable(inventory.listed(client), everything=everything)
-            show([one.row for one in found], "Nothing to remove.", as_json=False)
+            rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
+            show(rows, "Nothing to remove.", as_json=as_json)
             return
         gone, freed = inventory.prune(client, everything=everything)
+    if as_json:
+        print_json([asdict(one) for one in gone])
+        return
     for one in gone:
         print_text(f"{one.image}: removed")
     print_text(f"{len(gone)} images removed, {freed / 1e6:.0f} MB freed.")
@@ -201,13 +229,21 @@ def build(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Also those for devices with a GPU: gigabytes of CUDA.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build missing images."""
     from testbed import images
     from testbed.host import docker_engine
 
-    with closing(docker_engine.connect()) as client:
-        built = images.ensure(client, print_text, force=force, cuda=gpu)
+    def progress(text: str) -> None:
+        if not as_json:
+            remark(text)
+
+    with closing(docker_engine.connect()) as client, console.busy("Images"):
+        built = images.ensure(client, progress, force=force, cuda=gpu)
+    if as_json:
+        print_json({**asdict(built), "gpu": built.gpu or None})
+        return
     print_text("\n".join(filter(None, (built.agent, built.broker, built.gpu))))
 
 
@@ -220,6 +256,6 @@ def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bo
         print_json(found if name is None else found[0])
     elif name is None:
         print_text("\n\n".join(map(catalog.brief, chosen)))
-        print_text(f"\nNext: testbed {what}s NAME explains one.")
+        remark(f"\nNext: testbed {what}s NAME explains one.")
     else:
         print_text(catalog.full(chosen[0]))

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from agents import files
-from testbed.console import print_text
+from testbed.cli import completion
+from testbed.cli.app import App
+from testbed.console import print_text, remark
 from testbed.errors import BadInputError
-from testbed.topology import published, yamlfile
 
 _MOST_BYTES = 2 * 2**30
 
@@ -19,14 +19,21 @@ To = Annotated[Path | None, typer.Option("--to", help="File to write (default: p
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
-    traces = typer.Typer(no_args_is_help=True, help="Import published traces of links and devices.")
+    traces = App(help="Import published traces of links and devices.")
     for command in (throughput, fedscale):
         traces.command()(command)
     app.add_typer(traces, name="traces", rich_help_panel="Reference")
 
 
 def throughput(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"{', '.join(published.FORMATS)}.")],
+    form: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="As which it was published; an unknown one has them listed.",
+            autocompletion=completion.trace_formats,
+        ),
+    ],
     file: Annotated[Path, typer.Argument(help="The trace.")],
     to: To = None,
     direction: Annotated[
@@ -35,6 +42,8 @@ def throughput(
     scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Multiplies all rates.")] = 1.0,
 ) -> None:
     """Make a published 3G, LTE, 5G or Wi-Fi throughput trace one of a link: {trace: {csv: FILE}}."""
+    from testbed.topology import published
+
     if form not in published.FORMATS:
         raise BadInputError(f"no format is called {form!r}, expected {', '.join(published.FORMATS)}")
     lines = _read(file).decode("utf-8-sig", "replace").splitlines()
@@ -77,7 +86,7 @@ def fedscale(
 ) -> None:
     """Draw devices from FedScale's traces: their speed, link and availability, as device groups."""
     from testbed.topology import fedscale as reader
-    from testbed.topology import parse, units
+    from testbed.topology import parse, units, yamlfile
 
     if cpu is None and steps is None:
         raise BadInputError(
@@ -121,6 +130,8 @@ def _entries(path: Path) -> dict[str, object]:
 
 
 def _read(path: Path) -> bytes:
+    from agents import files
+
     try:
         return files.read(path, _MOST_BYTES)
     except OSError as error:
@@ -134,4 +145,5 @@ def _write(text: str, to: Path | None, following: str) -> None:
         print_text(text.rstrip("\n"))
         return
     to.write_text(text, encoding="utf-8")
-    print_text(f"{to}: written. Next: {following}")
+    print_text(f"{to}: written")
+    remark(f"Next: {following}")

@@ -77,7 +77,7 @@ class Board:
         for column, (feed, run) in enumerate(zip(self.feeds, runs, strict=True)):
             simulated = is_simulated(run.manifest.get("runtime"))
             for name in APART if simulated else (*APART, *EMULATED):
-                yield Panel(f"{name}-{column}", column, _chart(name, feed, run))
+                yield Panel(f"{name}-{column}", column, chart(name, feed, run))
 
 
 def _evaluates_by_device(run: Run) -> bool:
@@ -86,7 +86,7 @@ def _evaluates_by_device(run: Run) -> bool:
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
-def _chart(name: str, feed: Feed, run: Run) -> Chart:
+def chart(name: str, feed: Feed, run: Run) -> Chart:
     """One run's. What is left out of it is said below its title."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])

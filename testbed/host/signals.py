@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
@@ -34,6 +35,19 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(received)
 
 
+def interrupt_at_end_of_input() -> None:
+    """From now on the end of standard input is a SIGTERM: who holds its other end has closed it, or has
+    died, by whatever means and in whichever of its threads."""
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="end of input", daemon=True).start()
+
+
 def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
     """Those of `numbers` that are not ignored from the start, as with `nohup`."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
@@ -48,5 +62,5 @@ def _handlers(handler: Handler, numbers: Iterable[signal.Signals]) -> Iterator[N
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, earlier in before.items():  # None: it is no function of Python's
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)

@@ -30,6 +30,10 @@ SIZE = 1024
 """Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
 LEAST_RUNS = 3
 """Of a piece of work, however long one takes."""
+_QUIET = 0.3
+"""Other programs, on average, that are not worth a word."""
+_STEADY = 1.1
+"""How many times as long a step may take at the end as at the beginning."""
 
 WORK = {
     "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
@@ -139,6 +143,7 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
 
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    busy = _load()
     threads = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:
@@ -163,6 +168,7 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
         "step": statistics.median(took),
         "predicted": predicted,
         "slower": slower,
+        "busy": busy,
         "torch": torch.__version__,
     }
 
@@ -190,12 +196,26 @@ def entry(name: str, found: dict[str, Any]) -> str:
 
 def remarks(found: dict[str, Any]) -> list[str]:
     """Sentences on what speaks against the figures."""
-    if found["slower"] < 1.1:
-        return []
-    return [
-        f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or other "
-        "work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
-    ]
+    said = []
+    if found["busy"] > _QUIET:
+        said.append(
+            f"Other programs ran on {found['busy']:.1f} cores just before, so the figures are too low: "
+            "measure again without them."
+        )
+    if found["slower"] > _STEADY:
+        said.append(
+            f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or "
+            "other work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
+        )
+    return said
+
+
+def _load() -> float:
+    """Programs that ran or wanted to in the last minute, on average."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        return 0.0
 
 
 def model() -> str:

@@ -103,10 +103,10 @@ def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None
         f"{_WORDS[kind]} {part / sum(spent.values()):.0%}" for part, kind in parts if part > 0
     )
     error = profile.training.error
-    tested = "" if error is None else f"; on networks held out its times are off by {error:.0%}"
+    tested = "" if error is None else f" (times that these predict were off by {error:.0%})"
     small = " It is small: calls of operations, of which training times tell nothing, take most of it."
     return (
-        f"is as fast as {name} in training {task}, by published training times{tested}. A step's time "
+        f"is as fast as {name} in training {task}, by its speeds in training{tested}. A step's time "
         f"on this host: {mix}.{small if sum(spent.values()) < _SMALL_S else ''}"
     )
 

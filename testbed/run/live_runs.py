@@ -7,7 +7,6 @@ what a crash left behind is found without the topology, the run directory or the
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import psutil
 
 from agents import events
 from testbed.errors import BadInputError, HostError
+from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator, process
 from testbed.traits import RUNTIMES, emulated
@@ -35,13 +35,12 @@ def find() -> list[LiveRun]:
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Runs of this host whose `work/` is still there: in `runs`, and the one that `run` is the path
-    of. Of a killed controller that started only processes nothing else is left; or it has started none
-    yet."""
-    found = [RunDirectory(path.parent.resolve()) for path in sorted(runs.glob("*/manifest.json"))]
-    named = None if run is None else exactly(run, Path())
-    if named is not None and named.path not in {one.path for one in found}:
-        found.append(named)
+    """Runs of this host whose `work/` is still there: those in `runs`, and `run` (an id, or a path). Of
+    a killed controller that started only processes nothing else is left; or it has started none yet."""
+    paths = [*finding.runs_in(runs).values()]
+    if run is not None and (named := finding.exactly(run, runs)) is not None:
+        paths.append(named)
+    found = map(RunDirectory, dict.fromkeys(path.resolve() for path in paths))
     return [
         LiveRun(one.run, None, 0, one.path)
         for one in found
@@ -57,36 +56,10 @@ def _of_this_host(directory: RunDirectory) -> bool:
     return True
 
 
-def exactly(run: str, runs: Path) -> RunDirectory | None:
-    """The directory of `run`, which is a run id in `runs` or a path."""
-    for path in (runs / run, Path(run)):
-        if (path / "manifest.json").is_file():
-            return RunDirectory(path.resolve())
-    return None
-
-
-def whole_id(run: str, known: Collection[str]) -> str | None:
-    """The one of the ids in `known` that `run` is, or begins. Raises BadInputError where it begins
-    several."""
-    if run in known:
-        return run
-    found = sorted(one for one in known if run and one.startswith(run))
-    if len(found) > 1:
-        listed = "".join(f"\n  {one}" for one in found)
-        raise BadInputError(f"{run} is the beginning of {len(found)} runs; give more of it:{listed}")
-    return found[0] if found else None
-
-
 def directory_of(run: str, runs: Path) -> RunDirectory | None:
-    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other.
-    Raises BadInputError where it begins several."""
-    if (found := exactly(run, runs)) is not None or not Path(run).name:
-        return found
-    for path in (runs / run, Path(run)):
-        known = {one.parent.name: one.parent for one in path.parent.glob("*/manifest.json")}
-        if (name := whole_id(path.name, known)) is not None:
-            return RunDirectory(known[name].resolve())
-    return None
+    """The directory of `run` (see `finding.found`). Raises BadInputError."""
+    path = finding.found(run, runs)
+    return None if path is None else RunDirectory(path.resolve())
 
 
 def located(run: str, runs: Path) -> RunDirectory:
@@ -95,7 +68,7 @@ def located(run: str, runs: Path) -> RunDirectory:
     found = directory_of(run, runs)
     if found is None:
         live = {live.run: live.directory for live in find()}
-        path = live.get(whole_id(run, live) or "")
+        path = live.get(finding.whole_id(run, live) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
@@ -175,4 +148,5 @@ def _existing(live: LiveRun) -> RunDirectory | None:
     """Its directory, if there is one and it is the run's own: a label may be wrong."""
     if live.directory is None or live.directory.name != live.run:
         return None
-    return exactly(str(live.directory), Path())
+    found = finding.exactly(str(live.directory), Path())
+    return None if found is None else RunDirectory(found.resolve())

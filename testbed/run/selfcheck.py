@@ -16,9 +16,11 @@ _GRIDS = Path(__file__).parents[1] / "catalog"
 _CPU, _LINKS = _GRIDS / "fidelity-cpu.yaml", _GRIDS / "fidelity-links.yaml"
 
 
-def run(runtime: str | None, runs: Path, view: View) -> None:
+def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
     """Make one run over CPU shares and, where the runtime is real, one over links, in folders in `runs`.
-    Lossy links are left out where the runtime cannot lose packets. Raises TestbedError."""
+    Lossy links are left out where the runtime cannot lose packets. Return their directories. Raises
+    TestbedError."""
+    made = []
     options = Options(runtime)
     runtime_traits = traits(up.chosen_runtime(options))
     for grid in (_CPU,) if runtime_traits.simulated else (_CPU, _LINKS):
@@ -28,6 +30,8 @@ def run(runtime: str | None, runs: Path, view: View) -> None:
         topology, plan = up.planned_here(topology, options)
         directory = RunDirectory.create(runs, new_run_id(topology.name))
         up.run(topology, plan, directory, options, view)
+        made.append(directory)
+    return made
 
 
 def _loses_nothing(group: DeviceGroup) -> bool:

@@ -54,6 +54,8 @@ class Options:
     """The port of the page to show it on, 0 for a free one; None: no page."""
     metrics: int | None = None
     """The same for the Prometheus metrics."""
+    track: tuple[str, ...] = ()
+    """Experiment trackers (`testbed.tracking`) that are told of it."""
     nodes: Path | None = None
     """File that describes the machines to plan for; None: those that there are."""
     verbose: bool = False

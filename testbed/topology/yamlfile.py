@@ -150,8 +150,13 @@ def write(data: Any) -> str:
 
 def read(path: Path) -> Document:
     """Raises BadInputError where there is no such file, or no YAML in it."""
+    return parse(text_of(path), str(path))
+
+
+def text_of(path: Path) -> str:
+    """What is in the file. Raises BadInputError where it cannot be read as text."""
     try:
-        text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
+        return files.read(path, _MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: there is no such file{_nearby(path)}; name a topology file, or let "
@@ -161,7 +166,6 @@ def read(path: Path) -> Document:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path}: byte {error.start} is not UTF-8: save the file in UTF-8") from None
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str = "<text>") -> Document:

@@ -149,13 +149,16 @@ class Screen:
     def _time(self, at: float) -> str:
         stop = self.overview.stop
         time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} of {stop.after:g} s"
-        gone = at / stop.after if stop.after else 0.0
-        gone = max(gone, self.tally.updates / stop.updates if stop.updates else 0.0)
+        gone = self.overview.gone(at, self.tally.updates)
         if gone and not self.outcome:
-            time += f" ({min(1.0, gone):.0%})"
+            time += f" ({gone:.0%})"
         if self.overview.virtual:
-            time += " virtual" + ("" if self.real is None else f", {self.real:.1f} s real")
+            real = () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, gone))
+            time += ", ".join(filter(None, (" virtual", *real)))
         return time
+
+    def _left(self, real: float, gone: float) -> str:
+        return "" if self.outcome else console.time_left(real, gone, 1.0)
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         # Virtual time has no telemetry, and processes without links count no bytes.

@@ -14,7 +14,7 @@ from agents.client.byzantine import Attacker, Noise
 from agents.config import Local, Named
 from agents.rules.interface import ClientSide, Kind
 from agents.wire import ModelMessage, UpdateMessage
-from testbed.simulate import simulate
+from testbed import simulate
 
 START, ENDS = [1.0, 1.0], [[3.0, 0.0], [2.0, 2.0]]
 """Of the model, and of two trainings: honest progress (2, -1), then (1, 1)."""

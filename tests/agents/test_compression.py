@@ -22,10 +22,10 @@ from agents.buffers import NONE, Buffers
 from agents.compression import METHODS, Compressed, Compressor, Int8, TopK
 from agents.config import Named
 from agents.rules.fedasync import FedAsync
+from testbed import simulate
 from testbed.errors import BadInputError
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
-from testbed.simulate import simulate
 from testbed.topology import parse
 from tests.agents.helpers import VANILLA, message, records, started
 

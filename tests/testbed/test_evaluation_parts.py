@@ -12,7 +12,7 @@ import pytest
 
 from agents.tasks.logreg import DigitsLogreg
 from analysis import report, summary
-from testbed.simulate import simulate
+from testbed import simulate
 from tests.running import Testbed
 
 TEXT = """

@@ -12,9 +12,9 @@ from agents import events, wire
 from agents.config import Stop
 from agents.rules.fedfix import FedFix
 from analysis.load import Run
+from testbed import simulate
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
-from testbed.simulate import simulate
 from tests.agents.helpers import Simulation
 
 

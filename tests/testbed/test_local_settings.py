@@ -9,10 +9,10 @@ import torch
 
 from agents.config import Local, Schedule
 from agents.tasks import TASKS
+from testbed import simulate
 from testbed.errors import BadInputError
 from testbed.plan import model_check, models
 from testbed.rundir.directory import RunDirectory
-from testbed.simulate import simulate
 from testbed.topology import parse
 from tests.running import Testbed
 

@@ -22,7 +22,7 @@ from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from analysis.load import Run
-from testbed import images, simulate, sweep, topology
+from testbed import images, simulate, sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.images import wheels
 from testbed.own_code import Code
@@ -355,7 +355,7 @@ def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_p
 def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
     file = write(tmp_path, task=task(fails=True))
     with pytest.raises(RunFailedError, match=r"^own:Mine and own:Plain failed:") as raised:
-        simulate.simulate(file, runs=tmp_path / "runs")
+        simulate(file, runs=tmp_path / "runs")
     told = str(raised.value)
     assert told.count("Traceback") == told.count("RuntimeError: this cannot be") == 1
     assert "in the training of a-1" in told
@@ -414,7 +414,7 @@ def run(folder: Path, **changes: Any) -> Run:
         "stop": {"updates": 20},
         "record": "updates",
     }
-    return simulate.simulate(write(folder, **(plain | changes)), runs=folder / "runs")
+    return simulate(write(folder, **(plain | changes)), runs=folder / "runs")
 
 
 def saved(testbed: Testbed, path: Path, *options: str) -> dict[str, torch.Tensor]:
@@ -536,7 +536,7 @@ def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> 
 def test_what_a_rule_raises_in_a_run_ends_it(tmp_path: Path) -> None:
     file = write(tmp_path, rule={"name": "own:Late"})
     with pytest.raises(RunFailedError, match="one update too many"):
-        simulate.simulate(file, runs=tmp_path / "runs")
+        simulate(file, runs=tmp_path / "runs")
 
 
 def test_a_client_ends_with_the_traceback_of_own_code_alone(
@@ -581,7 +581,7 @@ def test_one_process_runs_one_version_after_the_other(tmp_path: Path) -> None:
 def test_of_a_sweep_the_content_of_the_code_counts_and_not_its_place(tmp_path: Path) -> None:
     def fingerprint(folder: str, module: str = MODULE) -> str:
         write(tmp_path / folder, module)
-        study = sweep.of({"topology": "t.yaml"}, "study", tmp_path / folder, up.Options())
+        study = sweeps.of({"topology": "t.yaml"}, "study", tmp_path / folder, up.Options())
         return study.cells[0].fingerprint
 
     first = fingerprint("one")
@@ -649,7 +649,7 @@ def test_a_starting_point_runs_and_overwrites_nothing(
     done = testbed("new", kind, "first-try")
     assert done.code == 0, done.err
     quick: dict[str, Any] = {"runtime": {"name": "virtual", "step_time": "1ms"}, "stop": {"updates": 5}}
-    run = simulate.simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
+    run = simulate(tmp_path / "first-try.yaml", runs=tmp_path / "runs", **quick)
     assert len(run.updates) >= 5
     again = testbed("new", kind, "first-try")
     assert again.code == 2

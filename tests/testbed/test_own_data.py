@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 
 from agents.shards import Shard
-from testbed import topology
+from testbed import simulate, topology
 from testbed.errors import BadInputError
 from testbed.plan import datafiles, datasets
 from testbed.plan.datasets import Columns, Dataset, Prepared
 from testbed.plan.resolution import resolved
-from testbed.simulate import simulate
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
 from tests.running import TOPOLOGIES, Testbed

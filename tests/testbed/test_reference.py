@@ -14,7 +14,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from analysis.load import Run
-from testbed.simulate import simulate
+from testbed import simulate
 from tests import reference
 from tests.reference import Contribution, Draw, Setting, Step, Version
 

@@ -144,9 +144,9 @@ def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> No
     assert share is not None
     assert 0.2 < share < 0.25  # products are 5 times as slow, memory traffic 4 times
     assert [sentence.partition(". ")[0] for sentence in sentences] == [
-        f"a: {share:g} cpu is as fast as known in training digits-logreg, by published training times",
+        f"a: {share:g} cpu is as fast as known in training digits-logreg, by its speeds in training",
         f"b: {found.devices[1].cpu:g} cpu is as fast as raspberry-pi-4 in training digits-logreg, by "
-        "published training times; on networks held out its times are off by 9%",
+        "its speeds in training (times that these predict were off by 9%)",
     ]
     assert "A step's time on this host: memory traffic" in sentences[0]
     assert "convolutions" not in sentences[0]  # it has none

@@ -108,6 +108,8 @@ def test_virtual_time_has_no_telemetry() -> None:
     shown.real = 0.5
     lines = drawn(shown, at=1.0)
     assert lines[1].startswith("1.0 of 60 s (2%) virtual, 0.5 s real  version 0")
+    shown.real = 12.0
+    assert "virtual, 12.0 s real, about 12 min left" in drawn(shown, at=1.0)[1]
     assert lines[4].split()[-6:] == ["upd", "stale", "mean", "cpu", "share", "p_i"]
 
 

@@ -18,7 +18,7 @@ from analysis import comparison
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
-from testbed.sweep import sweeping, worker
+from testbed.sweeps import sweeping, worker
 from testbed.topology import Topology
 from tests.running import Testbed, started, until_printed
 

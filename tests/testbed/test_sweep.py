@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed import sweep
+from testbed import sweeps
 from testbed.errors import BadInputError
 from testbed.run import up
 from tests.running import TOPOLOGIES
@@ -21,11 +21,11 @@ runtime: {name: virtual}
 """
 
 
-def read(folder: Path, text: str) -> sweep.Sweep:
+def read(folder: Path, text: str) -> sweeps.Sweep:
     (folder / "base.yaml").write_text(BASE)
     file = folder / "study.yaml"
     file.write_text(text)
-    return sweep.load(file, up.Options())
+    return sweeps.load(file, up.Options())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def read(folder: Path, text: str) -> sweep.Sweep:
     ],
 )
 def test_paths(path: str, where: tuple[str | int, ...] | None) -> None:
-    assert sweep.parse_path(path) == where
+    assert sweeps.parse_path(path) == where
 
 
 def test_a_cell_for_each_variant_and_combination(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_a_mapping_is_a_sweep_as_its_file_is(tmp_path: Path) -> None:
         "variants": {"a": {"stop": {"after": "1s"}}},
         "grid": {"task.local.lr": (0.1, 0.2)},
     }
-    same = sweep.of(mapping, "study", tmp_path, up.Options())
+    same = sweeps.of(mapping, "study", tmp_path, up.Options())
     assert [cell.fingerprint for cell in same.cells] == [cell.fingerprint for cell in study.cells]
     assert same.name == "study"
     mapping["grid"] = {"task.local.lr": [-1]}
     with pytest.raises(BadInputError, match=r"study:\d+:\d+: task\.local\.lr: found -1"):
-        sweep.of(mapping, "study", tmp_path, up.Options())
+        sweeps.of(mapping, "study", tmp_path, up.Options())
 
 
 def test_values_name_cells_and_what_is_alike_in_name_is_numbered(tmp_path: Path) -> None:
@@ -180,6 +180,6 @@ def test_too_many_runs_are_refused_before_they_are_made(tmp_path: Path) -> None:
 
 
 def test_the_story_of_the_readme_is_a_sweep() -> None:
-    story = sweep.load(TOPOLOGIES / "story" / "story.yaml", up.Options("virtual"))
+    story = sweeps.load(TOPOLOGIES / "story" / "story.yaml", up.Options("virtual"))
     assert [cell.label for cell in story.cells] == [cell.topology.rule.name for cell in story.cells]
     assert len(story.cells) == 6

@@ -1,6 +1,6 @@
 """Worker processes that run cells of a sweep in virtual time, side by side.
 
-A worker (`python -m testbed.sweep.worker`) reads a request per line from standard input, JSON with
+A worker (`python -m testbed.sweeps.worker`) reads a request per line from standard input, JSON with
 `directory` (a run directory with its topology in it) and `data` (folder of datasets, or null), runs it
 in virtual time, and answers with a line: what `execute` returns. It ends with its input.
 """
@@ -35,7 +35,7 @@ from testbed.view import View
 class _Watcher(View):
     """Keeps the last evaluation, and the validity of the run."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report
         self.evaluation: events.Evaluated | None = None
         self.validity = Validity()
@@ -56,7 +56,7 @@ def execute(
     plan: Plan,
     directory: RunDirectory,
     options: up.Options,
-    report: Callable[[str], None],
+    report: Callable[[str], object],
 ) -> dict[str, Any]:
     """Run it: `outcome`, `seconds` of wall time, `accuracy` and `loss` of the last evaluation, and
     `validity`, as in the manifest; or the outcome `failed`, and the `error`."""
@@ -145,7 +145,7 @@ class _Worker:
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
-            [*die_with_parent.prefix(), *run_module.command("testbed.sweep.worker")],
+            [*die_with_parent.prefix(), *run_module.command("testbed.sweeps.worker")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

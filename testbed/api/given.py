@@ -1,0 +1,68 @@
+"""Topologies as users of Python give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from testbed.errors import BadInputError
+from testbed.topology import Topology, yamlfile
+
+TopologyLike = str | Path | Mapping[str, Any] | Topology
+"""A file's path; its text, which has line breaks; what is in it, as a mapping; or a topology that was
+read. Paths in what is no file are relative to the working directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    name: str
+    """Its path, or a stand-in for one: in errors, and for what lies beside it."""
+    text: str
+    """YAML."""
+
+
+def text_of(wanted: TopologyLike, changes: Mapping[str, Any] | None = None) -> Given:
+    """`wanted`, where `changes` take the place of its top-level entries. Raises BadInputError."""
+    match wanted:
+        case Topology():
+            given = Given(wanted.source.name, wanted.to_yaml())
+        case Mapping():
+            given = Given("<topology>", _written(wanted))
+        case str() if "\n" in wanted:
+            given = Given("<topology>", wanted)
+        case str() | Path():
+            given = Given(str(wanted), yamlfile.text_of(Path(wanted)))
+        case _:
+            raise BadInputError(
+                f"a topology is a path, its text, a mapping or a Topology, not a {type(wanted).__name__}"
+            )
+    if not changes:
+        return given
+    data = yamlfile.parse(given.text, given.name).data
+    if not isinstance(data, Mapping):
+        raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
+    return Given(given.name, _written({**data, **changes}))
+
+
+def _written(mapping: Mapping[str, Any]) -> str:
+    """Raises BadInputError for what YAML cannot hold."""
+    try:
+        return yamlfile.write(_plain(mapping))
+    except yaml.YAMLError as error:
+        raise BadInputError(f"<topology>: not all in it can be written as YAML: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Paths as texts, tuples as lists, mappings as dicts, numpy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value

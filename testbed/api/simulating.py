@@ -1,0 +1,38 @@
+"""A run in virtual time from Python, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed import topology as topologies
+from testbed.api.given import TopologyLike, text_of
+from testbed.api.running import data_root, read
+from testbed.run import up
+from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.view import View
+
+if TYPE_CHECKING:
+    from analysis.load import Run as Result
+
+
+def simulate(
+    topology: TopologyLike, *, runs: str | Path = "runs", data: str | Path | None = None, **changes: Any
+) -> Result:
+    """Run `topology` (see `up`) in virtual time, in this process, to its end; what it came to.
+
+    `changes` take the place of its top-level entries: `seed=3`, `rule={"name": "fedavg"}`. The run
+    directory lies in `runs`. `data` is the folder of datasets as parquet files, TESTBED_DATA where it
+    is not given; what is not there is fetched from the hub. One at a time in a process: use `sweep`, or
+    `up` with `runtime="virtual"`, for several. Raises BadInputError, HostError, RunFailedError.
+    """
+    given = text_of(topology, changes)
+    options = up.Options(runtime="virtual", data_root=data_root(data))
+    parsed, plan = up.planned_here(topologies.parse(given.text, given.name), options)
+    with warnings.catch_warnings():  # in a notebook it says that it lacks its widgets: we show no bars
+        warnings.simplefilter("ignore")
+        import tqdm.auto  # noqa: F401
+    directory = RunDirectory.create(Path(runs), new_run_id(parsed.name))
+    up.run(parsed, plan, directory, options, View())
+    return read(directory.path)

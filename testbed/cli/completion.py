@@ -1,0 +1,114 @@
+"""What a shell may complete: ids of runs, names of devices, rules, tasks, profiles.
+
+All of it is read from files, and nothing is imported that takes time, as a shell asks at every key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from testbed import bundle
+from testbed.errors import BadInputError
+from testbed.rundir import finding
+from testbed.traits import RUNTIMES
+
+DEFAULT_RUNS = Path("runs")
+_CATALOG = Path(__file__).parents[1] / "catalog"
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Run ids, newest first as far as their ids say, or paths of run directories."""
+    if "/" in incomplete:
+        folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+        known: Iterable[str] = map(str, finding.runs_in(folder).values())
+    else:
+        known = finding.runs_in(_runs(ctx))
+    return sorted(_beginning(incomplete, known), reverse=True)
+
+
+def devices(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Devices and groups of the run that is given already."""
+    found: dict[str, Any] = _manifest(ctx).get("devices", {})
+    groups = {facts.get("group", name): None for name, facts in found.items()}
+    return _beginning(incomplete, {**groups, **dict.fromkeys(found)})
+
+
+def parts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Parts of a run that have logs: its devices, the aggregator, the broker."""
+    run = _run(ctx)
+    logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
+    return _beginning(incomplete, dict.fromkeys([*logs, *_manifest(ctx).get("devices", {})]))
+
+
+def rules(incomplete: str) -> list[str]:
+    return _beginning(incomplete, _keys(bundle.AGENTS / "rules" / "__init__.py", "RULES"))
+
+
+def tasks(incomplete: str) -> list[str]:
+    return _beginning(incomplete, _keys(bundle.AGENTS / "tasks" / "__init__.py", "TASKS"))
+
+
+def profiles(incomplete: str) -> list[str]:
+    """Device profiles and link classes of the testbed, the user and this folder."""
+    import yaml
+
+    files = [_CATALOG / "devices.yaml", _CATALOG / "links.yaml"]
+    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    files += [Path(own, "testbed", "profiles.yaml"), Path("profiles.yaml")]
+    names: dict[str, None] = {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    for file in files:
+        with suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
+            for entries in yaml.load(file.read_bytes(), loader).values():  # noqa: S506  (a safe one)
+                names |= dict.fromkeys(entries)
+    return _beginning(incomplete, names)
+
+
+def trace_formats(incomplete: str) -> list[str]:
+    published = _CATALOG.parent / "topology" / "published.py"
+    return _beginning(incomplete, _keys(published, "FORMATS"))
+
+
+def runtimes(incomplete: str) -> list[str]:
+    return _beginning(incomplete, [*RUNTIMES, "auto"])
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _runs(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("runs") or DEFAULT_RUNS)
+
+
+def _run(ctx: typer.Context) -> Path | None:
+    """The directory of the run that is given already."""
+    with suppress(BadInputError):
+        return finding.found(ctx.params.get("run") or "", _runs(ctx))
+    return None
+
+
+def _manifest(ctx: typer.Context) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if (run := _run(ctx)) is not None:
+            entries: dict[str, Any] = json.loads((run / finding.MANIFEST).read_bytes())
+            return entries
+    return {}
+
+
+def _keys(module: Path, table: str) -> list[str]:
+    """Keys of the dictionary `table` in a module that would take a second to import."""
+    import ast
+
+    for statement in ast.parse(module.read_bytes()).body:
+        match statement:
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.Dict(keys=keys)) if name == table:
+                return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    raise AssertionError(f"{module} has no {table}")

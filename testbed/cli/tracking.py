@@ -1,0 +1,89 @@
+"""`testbed up --track` and `testbed export --to`: experiment trackers that are told of runs."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.errors import RunFailedError
+from testbed.host import die_with_parent, run_module
+
+if TYPE_CHECKING:
+    from testbed.rundir.directory import RunDirectory
+
+_PATIENCE_SECONDS = 30.0
+"""What a tracker has, once the run is over, to take what it has not yet."""
+
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Tell mlflow, wandb or tensorboard of the run; several times: each."),
+]
+
+
+@contextmanager
+def tracked(
+    names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside, the trackers `names` are told of the run, by a process each, on `cpus` (a cpuset; empty:
+    any). They get some time at the end, and `report` is told what has become of them."""
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    with ExitStack() as stack:
+        for name in names:
+            output = stack.enter_context(_log(directory, name).open("wb"))
+            processes[name] = subprocess.Popen(
+                [*die_with_parent.prefix(cpus), *_command(name, directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us, who end it in order
+            )
+        try:
+            yield
+        finally:
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            for name, process in processes.items():
+                report(f"{name}: {_ended(name, process, directory, deadline - time.monotonic())}")
+
+
+def _ended(name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float) -> str:
+    """What has become of it, in words; it is gone then."""
+    from testbed.host import subprocesses
+    from testbed.rundir.directory import tail_of
+
+    again = f"`testbed export {directory.run} --to {name}` tells it again"
+    try:
+        code = process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return f"did not take all within {_PATIENCE_SECONDS:.0f} s of the end of the run; {again}"
+    finally:
+        subprocesses.end(process)
+    log = _log(directory, name)
+    last = (tail_of(log, 1) or [f"see {log}"])[-1]
+    return last if code == 0 else f"{last}; {again}. See {log}"
+
+
+def tell(name: str, directory: RunDirectory, *, model: bool) -> str:
+    """Tell the tracker `name` of a run until that is over; where to find it. Raises RunFailedError."""
+    from testbed.rundir.directory import tail_of
+
+    command = [*_command(name, directory), *(["model"] if model else [])]
+    with _log(directory, name).open("wb") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    last = (tail_of(_log(directory, name), 1) or [""])[-1]
+    if done.returncode:
+        raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
+    return last
+
+
+def _command(name: str, directory: RunDirectory) -> list[str]:
+    return run_module.command("testbed.tracking", name, str(directory.path))
+
+
+def _log(directory: RunDirectory, name: str) -> Path:
+    return directory.log(f"tracker-{name}")

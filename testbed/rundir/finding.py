@@ -1,0 +1,45 @@
+"""Which run directory a user means: by a run's id, by its path, or by the beginning of either."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from testbed.errors import BadInputError
+
+MANIFEST = "manifest.json"
+"""The file that makes a folder a run directory."""
+
+
+def runs_in(folder: Path) -> dict[str, Path]:
+    """The run directories in `folder`, by the ids of their runs."""
+    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
+
+
+def exactly(run: str, runs: Path) -> Path | None:
+    """The directory of `run`, which is a run id in `runs` or a path."""
+    return next((path for path in (runs / run, Path(run)) if (path / MANIFEST).is_file()), None)
+
+
+def whole_id(run: str, known: Collection[str]) -> str | None:
+    """The one of the ids in `known` that `run` is, or begins; None where there is none. Raises
+    BadInputError where it begins several."""
+    if run in known:
+        return run
+    found = sorted(one for one in known if run and one.startswith(run))
+    if len(found) > 1:
+        listed = "".join(f"\n  {one}" for one in found)
+        raise BadInputError(f"{run} is the beginning of {len(found)} runs; give more of it:{listed}")
+    return found[0] if found else None
+
+
+def found(run: str, runs: Path) -> Path | None:
+    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other.
+    None where there is none. Raises BadInputError where it begins several."""
+    if (path := exactly(run, runs)) is not None or not Path(run).name:
+        return path
+    for place in (runs / run, Path(run)):
+        known = runs_in(place.parent)
+        if (name := whole_id(place.name, known)) is not None:
+            return known[name]
+    return None

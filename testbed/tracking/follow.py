@@ -1,0 +1,48 @@
+"""Reads a run directory as it grows, and tells a tracker."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+
+from agents import events
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.tail import Follower
+from testbed.tracking import Tracker, facts
+from testbed.tracking.points import Point, Points
+
+_TICK_SECONDS = 0.5
+_READ_BYTES = 4 * 2**20
+"""Of events read at a time."""
+_AT_ONCE = 500
+"""Points that a tracker gets in one call."""
+
+
+def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) -> str:
+    """Tell `tracker` of the run until that is over; where to find it. `model`: the final one too.
+
+    Raises what the tracker raises; ValueError and BadInputError for files that cannot be read.
+    """
+    follower = Follower(directory.events)
+    points: Points | None = None
+    while True:
+        live = directory.controller() is not None  # before reading, so that nothing is missed
+        records = follower.read(_READ_BYTES)
+        found: list[Point] = []
+        for record in records:
+            if points is None and isinstance(record, events.RunStarted):
+                points = Points(directory.read_manifest().get("perplexity") is True)
+                tracker.begin(facts.of(directory, record.wall_clock - record.at))
+            if points is not None:
+                found += points.take(record)
+        rest = iter(found)
+        while some := list(islice(rest, _AT_ONCE)):
+            tracker.log(some)
+        if not records and not live:
+            break
+        if not records:
+            time.sleep(_TICK_SECONDS)
+    if points is None:
+        return "the run never got as far as its run clock"
+    outcome = str(directory.read_manifest().get("outcome") or "crashed")
+    return tracker.end(outcome, facts.files(directory, model=model))

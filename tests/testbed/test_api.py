@@ -1,0 +1,188 @@
+"""`import testbed`: runs from Python. Virtual time, but for `tests/test_python.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import testbed
+from testbed.api.given import text_of
+
+TOPOLOGY: dict[str, Any] = {
+    "name": "api",
+    "task": {"name": "quadratic", "centers": [[0], [1], [5]], "local": {"steps": 1, "lr": 0.4}},
+    "rule": {"name": "fedasync", "mixing": 0.5},
+    "devices": [{"name": "pi", "count": 3, "timing": "1s"}],
+    "evaluate": {"every": "2s"},
+    "stop": {"updates": 12},
+    "runtime": {"name": "virtual"},
+}
+ENDLESS = {**TOPOLOGY, "stop": {"after": "100000h"}}
+
+
+def test_importing_it_imports_next_to_nothing() -> None:
+    code = "import sys, testbed; assert 'up' in dir(testbed); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "testbed" in loaded
+    assert not loaded & {"agents", "numpy", "pandas", "pydantic", "rich", "torch", "typer", "yaml"}
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = testbed.nothing
+    assert {name for name in testbed.__all__ if getattr(testbed, name) is None} == set()
+
+
+def test_a_run_with_its_events(tmp_path: Path) -> None:
+    """From a thread, beside an event loop, which goes on meanwhile."""
+    seen: list[testbed.events.Record] = []
+    told: list[str] = []
+
+    def whole() -> tuple[testbed.RunHandle, Any]:
+        with testbed.up(
+            TOPOLOGY, on_event=seen.append, on_progress=told.append, runs=tmp_path
+        ) as handle:
+            return handle, handle.wait()
+
+    async def main() -> tuple[tuple[testbed.RunHandle, Any], int]:
+        ticks, work = 0, asyncio.create_task(asyncio.to_thread(whole))
+        while not work.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return work.result(), ticks
+
+    (handle, result), ticks = asyncio.run(main())
+    assert ticks > 10
+    assert (handle.outcome, handle.verdict, handle.live) == ("updates", "simulated", False)
+    assert len(result.updates) == 12
+    assert isinstance(seen[0], testbed.events.RunStarted)
+    assert isinstance(seen[-1], testbed.events.RunEnded)
+    assert seen == list(testbed.attach(handle.id, runs=tmp_path).events())
+    assert any("Preparing the data" in line for line in told)
+    assert not any("\x1b" in line for line in told)
+    assert len(testbed.load(handle.id, runs=tmp_path).updates) == len(testbed.load(handle).updates) == 12
+    with pytest.raises(testbed.BadInputError, match="is not running"):
+        handle.kill("pi-1")
+    with pytest.raises(testbed.BadInputError, match="has no device phone; it has pi-1"):
+        handle.pause("phone")
+
+
+def test_an_interrupt_takes_the_run_down(tmp_path: Path) -> None:
+    handle = testbed.up(ENDLESS, runs=tmp_path)
+    with pytest.raises(TimeoutError, match="goes on after"):
+        handle.wait(0.1)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert (handle.live, handle.outcome) == (False, "interrupted")
+    assert not (handle.path / "work").exists()
+
+
+def test_a_run_does_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None:
+    code = f"import testbed, time\nprint(testbed.up({ENDLESS!r}).id, flush=True)\ntime.sleep(99)"
+    starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    run = starter.stdout.readline().decode().strip()
+    handle = testbed.attach(run, runs=tmp_path / "runs")
+    assert handle.live
+    starter.kill()
+    starter.wait()
+    starter.stdout.close()
+    with pytest.raises(testbed.RunFailedError, match="did not run to its end: interrupted"):
+        handle.wait(60)
+
+
+def test_a_detached_run_goes_on_until_it_is_taken_down(tmp_path: Path) -> None:
+    """Whatever becomes of a callback."""
+
+    def refuse(record: testbed.events.Record) -> None:
+        raise LookupError(f"not me at {record.at:g}")
+
+    run = testbed.up(ENDLESS, runs=tmp_path, detach=True).id
+    handle = testbed.attach(tmp_path / run, on_event=refuse)
+    with pytest.raises(LookupError, match="not me at 0"):
+        handle.wait()
+    assert handle.live
+    pid = handle._directory.read_manifest()["controller"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    while handle.live:
+        time.sleep(0.05)
+    assert handle.outcome == "crashed"
+    handle.down()
+    assert not (handle.path / "work").exists()
+
+
+def test_what_is_wrong_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(testbed.BadInputError, match=r"rule.mixing: .*expected"):
+        testbed.up({**TOPOLOGY, "rule": {"name": "fedasync", "mixing": 7}}, runs=tmp_path)
+    with pytest.raises(testbed.BadInputError, match="there is no such file"):
+        testbed.up("nowhere.yaml", runs=tmp_path)
+    with pytest.raises(testbed.BadInputError, match="no run nowhere"):
+        testbed.attach("nowhere", runs=tmp_path)
+    assert list(tmp_path.glob("api-*")) == []
+
+
+def test_a_failed_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash of the controller before the run clock goes."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(testbed.RunFailedError, match="its controller ended"):
+        testbed.up(TOPOLOGY, runs=tmp_path)
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(text_of(TOPOLOGY).text)
+    study = {"topology": str(base), "grid": {"seed": [1, 2], "stop.updates": [3, 6]}}
+    told: list[str] = []
+    found = testbed.sweep(study, jobs=1, runs=tmp_path, name="mine", on_progress=told.append)
+    assert sorted(len(run.updates) for run in found.runs) == [3, 3, 6, 6]
+    assert (found.failed, found.folder, found.target) == (0, tmp_path / "mine", None)
+    assert told[0] == f"mine: 4 runs, into {tmp_path / 'mine'}"
+    assert found.table()["runs"].tolist() == [2, 2]
+
+
+def test_topologies_as_they_are_given(tmp_path: Path) -> None:
+    from testbed import topology
+
+    file = tmp_path / "t.yaml"
+    file.write_text(text_of(TOPOLOGY).text)
+    text = file.read_text()
+    read = topology.load(file)
+    given: list[Any] = [file, str(file), text, {**TOPOLOGY, "devices": tuple(TOPOLOGY["devices"])}, read]
+    parsed = [topology.parse(one.text, one.name) for one in (text_of(each) for each in given)]
+    assert {one.to_yaml() for one in parsed} == {read.to_yaml()}
+    assert [one.source.name for one in parsed] == [str(file), str(file), *2 * ["<topology>"], str(file)]
+    assert "seed: 3" in text_of(file, {"seed": 3}).text
+    for wrong in (7, {**TOPOLOGY, "seed": object()}):
+        with pytest.raises(testbed.BadInputError):
+            text_of(wrong)  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_a_run_while_it_goes_and_when_it_is_over(tmp_path: Path) -> None:
+    """The display of the first cell is kept up to date, by display id, in any front end."""
+    cells = [
+        f"import testbed\nrun = testbed.up({TOPOLOGY!r}, runs={str(tmp_path)!r})\nrun.show(every=0.1)",
+        "result = run.wait()\nimport threading\n"
+        "[one.join() for one in threading.enumerate() if one.name.startswith('display of')]",
+        "run",
+    ]
+    notebook = nbformat.v4.new_notebook(  # type: ignore[no-untyped-call]
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]  # type: ignore[no-untyped-call]
+    )
+    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    shown, _, table = asyncio.run(client.async_execute()).cells
+    (output,) = shown.outputs
+    html = output.data["text/html"]
+    assert "12 updates in 12 versions" in html
+    assert html.count('src="data:image/png;base64,') == 2
+    assert "pi-3" in html
+    assert "simulated" in table.outputs[0].data["text/html"]

@@ -1,0 +1,221 @@
+"""What the command line is quick at, says with `--json`, and leaves out with `--quiet`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+from typer.main import get_command
+
+from agents.rules import RULES
+from agents.tasks import TASKS
+from testbed import console
+from testbed.cli import completion, main
+from testbed.cli.outputs import OUTPUTS
+from testbed.topology.published import FORMATS
+from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
+
+WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "traces throughput", "traces fedscale"}
+"""They take a terminal or a browser, or print what is for programs anyway."""
+HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
+
+
+def run_of_main(*arguments: str, **environment: str) -> tuple[list[str], set[str]]:
+    """What `testbed ARGUMENTS` prints in a process of its own, and what it has imported by then."""
+    program = (
+        "import atexit, sys\n"
+        "loaded = lambda: {name.partition('.')[0] for name in sys.modules}\n"
+        "atexit.register(lambda: print('\\nloaded', *loaded()))\n"
+        f"sys.argv = ['testbed', *{arguments!r}]\n"
+        "from testbed.cli.main import main\n"
+        "main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert ended.returncode == 0, ended.stderr
+    *lines, loaded = ended.stdout.splitlines()
+    return lines, set(loaded.split())
+
+
+def completed(words: str, **environment: str) -> tuple[list[str], set[str]]:
+    """The completions of the last of `words`."""
+    bash = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    lines, loaded = run_of_main(_TESTBED_COMPLETE="complete_bash", **bash, **environment)
+    return [line for line in lines if line], loaded
+
+
+def commands() -> dict[str, Any]:
+    """All commands by name, those of groups as `images build`."""
+    group: Any = get_command(main.app)
+    found: dict[str, Any] = {}
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        subs: list[str] = getattr(command, "list_commands", lambda _: [])(None)
+        found |= {f"{name} {sub}": command.get_command(None, sub) for sub in subs} or {name: command}
+    return found
+
+
+def test_help_imports_nothing_heavy_and_tells_all_commands() -> None:
+    lines, loaded = run_of_main("--help")
+    assert not loaded & HEAVY
+    text = "\n".join(lines)
+    assert all(f"  {name.split()[0]} " in text for name in commands())
+    assert text.index("Many runs:") < text.index("  compare ")
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    found, loaded = completed("testbed re")
+    assert found == ["replay", "restart", "resume", "report"]
+    assert not loaded & HEAVY
+    found, loaded = completed("testbed rules fed")
+    assert found == sorted(name for name in RULES if name.startswith("fed"))
+    assert not loaded & HEAVY
+
+
+def test_completion_of_runs_and_of_their_devices(tmp_path: Path) -> None:
+    devices = {"pi-1": {"group": "pi"}, "pi-2": {"group": "pi"}, "far": {"group": "far"}}
+    for run in ("alpha-1", "alpha-2", "beta-1"):
+        (tmp_path / run / "logs").mkdir(parents=True)
+        (tmp_path / run / "manifest.json").write_text(json.dumps({"devices": devices}))
+    (tmp_path / "beta-1" / "logs" / "aggregator.log").touch()
+    given = f"--runs {tmp_path}"
+    assert completed(f"testbed logs {given} al")[0] == ["alpha-2", "alpha-1"]
+    assert completed(f"testbed export {tmp_path}/be")[0] == [f"{tmp_path}/beta-1"]
+    assert completed(f"testbed kill {given} b p")[0] == ["pi", "pi-1", "pi-2"]
+    assert completed(f"testbed logs {given} beta-1 a")[0] == ["aggregator"]
+    assert completed(f"testbed kill {given} alpha p")[0] == []  # of which one?
+
+
+def test_completion_knows_what_there_is() -> None:
+    assert completion.rules("") == list(RULES)
+    assert completion.tasks("") == list(TASKS)
+    assert "raspberry-pi-4" in completion.profiles("rasp")
+    assert "lte" in completion.profiles("")
+    assert completion.trace_formats("") == list(FORMATS)
+
+
+def test_all_commands_have_json_and_a_schema() -> None:
+    having = {
+        name
+        for name, command in commands().items()
+        if any("--json" in one.opts for one in command.params)
+    }
+    assert having == set(commands()) - WITHOUT_JSON
+    assert having == set(OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "ps",
+        "runs --runs RUNS",
+        "down no-such-run",
+        "logs RUN",
+        "validate TOPOLOGY",
+        "plan TOPOLOGY --runtime virtual",
+        "plan TOPOLOGY --runtime process --oversubscribe",
+        "data TOPOLOGY",
+        "evaluate RUN",
+        "model RUN",
+        "compare RUN",
+        "report RUN --to RUNS/report.html",
+        "export RUN --to RUNS/tables",
+        "rules",
+        "rules area",
+        "tasks",
+        "profiles",
+        "doctor",
+        "new rule some-rule",
+        "examples RUNS/copied",
+    ],
+)
+def test_json_is_as_its_schema_says(
+    testbed: Testbed, ended: Path, arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = {"RUNS": ended.parent, "RUN": ended, "TOPOLOGY": ended.parent / "topology.yaml"}
+    words = arguments.split()
+    given = [
+        str(places[first]) + rest if first in places else word
+        for word in words
+        for first, slash, last in [word.partition("/")]
+        for rest in [slash + last]
+    ]
+    said = testbed(*given, "--json")
+    assert said.code == 0, said
+    name = " ".join(words[:2]) if words[0] in ("new", "images") else words[0]
+    found = TypeAdapter(OUTPUTS[name]).validate_python(json.loads(said.out))
+    assert found is not None
+    assert found != [] or words[0] in ("ps", "down")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run in virtual time, whose end `up --json` has told."""
+    folder = tmp_path_factory.mktemp("ended")
+    devices = [{"name": "pi", "count": 2, "cpu": 0.1, "timing": "1s"}]
+    task = {"name": "digits-logreg", "local": {"steps": 1}}
+    topology = write_topology(folder, task=task, devices=devices, stop={"updates": 6})
+    command = [*TESTBED, "up", str(topology), "--runtime", "virtual", "--json", "--runs", str(folder)]
+    up = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = TypeAdapter(OUTPUTS["up"]).validate_python(json.loads(up.stdout))
+    assert (told.outcome, told.verdict, told.rule) == ("updates", "simulated", "fedbuff")
+    assert told.updates == 6
+    (Path(told.directory) / "logs" / "broker.log").write_text("a line\n")
+    return Path(told.directory)
+
+
+def test_a_schema_is_printed(testbed: Testbed) -> None:
+    printed = json.loads(testbed("schema", "ps").out)
+    assert printed["items"] == {"$ref": "#/$defs/Live"}
+    assert "aside" in printed["$defs"]["Live"]["properties"]["parts"]["description"]
+    assert json.loads(testbed("schema", "images", "build").out)["title"] == "Images"
+    said = testbed("schema", "watch")
+    assert said.code == 2
+    assert "images build" in said.err
+
+
+def test_quiet_prints_the_result_alone(testbed: Testbed) -> None:
+    topology = TOPOLOGIES / "quickstart.yaml"
+    loud, quiet = testbed("validate", topology), testbed("validate", "--quiet", topology)
+    assert loud.out.splitlines()[0] == quiet.out.strip()
+    assert "Next: " in loud.out
+    assert "Next: " not in quiet.out
+
+
+@pytest.mark.parametrize(
+    ("taken", "done", "total", "said"),
+    [
+        (30.0, 3, 7, "about 40 s left"),
+        (600.0, 5, 6, "about 2 min left"),
+        (7200.0, 1, 3, "about 4.0 h left"),
+        (1.0, 1, 60, ""),  # too early
+        (100.0, 100, 101, ""),  # a second
+        (100.0, 4, 4, ""),
+        (5.0, 0, 4, ""),
+    ],
+)
+def test_time_left(taken: float, done: int, total: int, said: str) -> None:
+    assert console.time_left(taken, done, total) == said
+
+
+def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
+    """Where a terminal would have colours."""
+    program = "from testbed import console; console.err().print('x', style='red')"
+    environment = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm"}
+    environment.pop("NO_COLOR", None)
+    for more, shown in (({}, "\x1b[31mx\x1b[0m\n"), ({"NO_COLOR": "1"}, "x\n")):
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment | more
+        )
+        assert ended.stderr == shown
