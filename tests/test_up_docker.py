@@ -262,7 +262,7 @@ def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerCli
     assert up.returncode == 130, output
     assert "Traceback" not in output
     assert left_in_docker(engine, run.name) == []
-    assert took < 30
+    assert took < 10
 
 
 @pytest.mark.together
