@@ -300,15 +300,29 @@ def ps(as_json: AsJson = False) -> None:
 
 
 @app.command("runs")
-def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """List the run directories, newest last."""
-    from testbed.rundir.directory import listing
+def list_runs(
+    sort: Annotated[
+        str, typer.Option(help="Column to sort by, such as accuracy, duration or outcome.")
+    ] = "started",
+    matching: Annotated[
+        str, typer.Option("--find", help="Only runs with these words in their row.")
+    ] = "",
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """List the run directories with what came of them, newest last."""
+    from testbed.rundir.listing import SORTS, arranged, listing, told
 
-    rows = listing(runs)
+    if sort not in SORTS:
+        raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
+    every = listing(runs)
+    rows = arranged(every, sort, matching)
     if not as_json:  # the run id carries the date already
-        for row in rows:
-            del row["created"]
-    show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
+        rows = [{name: fact for name, fact in told(row).items() if name != "started"} for row in rows]
+    empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
+    if every:
+        empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
+    show(rows, empty, as_json=as_json)
 
 
 @app.command()

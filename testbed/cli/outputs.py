@@ -72,6 +72,11 @@ class Listed(Output):
     task: str | None
     runtime: str | None
     devices: int
+    duration: float | None
+    """Seconds of device time so far."""
+    accuracy: float | None
+    """Of the last evaluation, from 0 to 1, as is loss."""
+    loss: float | None
     outcome: str
     """`running`, `crashed`, `unreadable`, or what ended it."""
     verdict: Verdict | None
@@ -239,6 +244,9 @@ class Compared(Output):
     """Runs that differ in nothing but their seed."""
 
     name: str
+    task: str
+    target: float | None
+    """Accuracy, the highest that all runs of the task reached, if none was given."""
     runs: int
     reached: int
     """Of them, those that reached the target."""
@@ -258,7 +266,9 @@ class Compared(Output):
 
 class Comparison(Output):
     target: float | None
-    """Accuracy."""
+    """Accuracy; null where tasks have several."""
+    remarks: list[str]
+    """What keeps the runs from being compared."""
     rows: list[Compared]
 
 

@@ -127,14 +127,14 @@ def _mean(duration: Duration | None) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _transfer(
-    device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in_packets: bool
-) -> float:
+def _transfer(device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in_packets: bool) -> float:
     """Seconds of the model down and the update up, whose bytes are `sizes`. `in_packets`: as in
     `testbed.virtual.network`, after a pause."""
     link, access = device.link or Link(), device.access or Link()
     seconds = link.rtt + (2 * HOPS if in_packets else 0.0)
-    ways = zip(sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True)
+    ways = zip(
+        sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
+    )
     for size, own, *shared in ways:
         bits = 8 * (on_link(size) if in_packets else size)
         rate = goodput(own, link.rtt, link.loss)

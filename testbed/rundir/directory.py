@@ -163,30 +163,3 @@ def tail_of(path: Path, lines: int) -> list[str]:
 def last_lines(text: bytes, lines: int) -> list[str]:
     """The last `lines` lines of what a process has printed."""
     return text.decode("utf-8", "replace").splitlines()[-lines:]
-
-
-def listing(runs: Path) -> list[dict[str, Any]]:
-    """One row for each run directory in `runs`, oldest first."""
-    found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
-    return sorted(rows, key=lambda row: row["created"] or "")
-
-
-def row(directory: RunDirectory) -> dict[str, Any]:
-    """Name, outcome, verdict (None of a run that has not ended) and other facts of one run."""
-    try:
-        entries = directory.read_manifest()
-        outcome = entries.get("outcome") or ("running" if directory.controller() else "crashed")
-    except BadInputError:
-        entries, outcome = {}, "unreadable"
-    created = entries.get("created")
-    return {
-        "run": directory.run,
-        "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-        "rule": entries.get("rule"),
-        "task": entries.get("task"),
-        "runtime": entries.get("runtime"),
-        "devices": len(entries.get("devices", {})),
-        "outcome": outcome,
-        "verdict": manifest.verdict(entries) if entries.get("outcome") else None,
-    }
