@@ -131,7 +131,7 @@ def _transfer(device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in
     """Seconds of the model down and the update up, whose bytes are `sizes`. `in_packets`: as in
     `testbed.virtual.network`, after a pause."""
     link, access = device.link or Link(), device.access or Link()
-    seconds = link.rtt + (2 * HOPS if in_packets else 0.0)
+    seconds = link.rtt + (2 * HOPS if in_packets and not device.direct else 0.0)
     ways = zip(
         sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
     )
