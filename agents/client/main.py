@@ -109,6 +109,8 @@ class Client:
         if self._leaving:
             self._execute(self._core.leave(self._clock.now()))
         self._connection.close()
+        if self._outbox is not None:
+            self._outbox.close()
 
     def _next_actions(self) -> core.Actions:
         """What comes next: all that has arrived goes before the end of a thinking time, so that of

@@ -22,8 +22,8 @@ from typer.models import CommandInfo
 from testbed import console
 
 F = TypeVar("F", bound=Callable[..., Any])
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more of what is done.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more; clients log each round.")]
 
 
 class _Quick:
@@ -53,7 +53,10 @@ class _Quick:
 
 
 class _Command(_Quick, TyperCommand):
-    pass
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As is usual: what is required has no brackets."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
 
 
 class _Group(_Quick, TyperGroup):

@@ -413,16 +413,18 @@ def plan_command(
         )
     elif not as_json:
         total = sum(device.share for device in plan.devices)
+        cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
-            f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            + (f"Evaluations use cpu {plan.evaluation_cpus}. " if plan.evaluation_cpus else "")
-            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
-            + _memory_of(parsed, plan)
-            + ("Memory is not limited. " if not plan.traits.cgroups else "")
-            + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
-            + f"Next: testbed up {topology}"
+            f"{cores} (cpu {plan.device_cpus}); broker and aggregator use cpu "
+            f"{plan.infrastructure_cpus}."
+            + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
+            + (f" One second of device time takes {plan.dilation:g} s." if plan.dilation != 1 else "")
         )
+        print_text(_memory_of(parsed, plan))
+        if plan.shaper:
+            print_text(f"Links: {plan.shaper.name} ({plan.shaper.why})")
+        print_text(f"Next: testbed up {topology}")
 
 
 def _memory_of(topology: Topology, plan: Plan) -> str:
@@ -434,9 +436,10 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
     count, side = len(plan.devices), topology.rule.build().client_side
     client = max(memory.client(model, device.local, side) for device in plan.devices)
     return (
-        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes"
-        f", the aggregator {gib(memory.aggregator(model, count))}, the broker "
-        f"{gib(memory.broker(model, count))}. "
+        f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
+        f"aggregator {gib(memory.aggregator(model, count))}, the broker "
+        f"{gib(memory.broker(model, count))}"
+        + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
     )
 
 

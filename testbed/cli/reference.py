@@ -20,7 +20,7 @@ from testbed.errors import BadInputError
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
 
-_EXPLAINED = {"metavar": "[NAME]", "help": "The one to explain (default: list all)."}
+_EXPLAINED = {"metavar": "NAME", "help": "The one to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
 Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
@@ -42,7 +42,7 @@ def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[COMMAND]",
+            metavar="COMMAND",
             help="The one whose --json it describes, such as `ps` (default: a topology).",
         ),
     ] = None,
