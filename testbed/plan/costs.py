@@ -24,7 +24,12 @@ MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
 RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
-
+HOPS = 0.001
+"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
+_HEADERS = 66
+"""Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
+_MQTT = 64
+"""Bytes of a message beside its payload: MQTT's header with the topic."""
 
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
@@ -96,6 +101,12 @@ def packets(topology: Topology, plan: Plan) -> bool:
     """Whether transfers are in packets, as on emulated links."""
     given = topology.runtime.packets
     return measured_here(topology, plan) if given is None else given
+
+
+def on_link(size: int) -> int:
+    """Bytes on a link of a message of `size` bytes: with its own header and those of its packets."""
+    size += _MQTT
+    return size + _HEADERS * math.ceil(size / MSS)
 
 
 def timed(runtime: Runtime, step_time: float) -> Runtime:
