@@ -211,6 +211,19 @@ class Runtime(Model):
         description="cuda: all trainings are computed on this host's GPU. For process and virtual; in "
         "docker a device has its gpu",
     )
+    registry: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$"),
+            expecting("a registry such as registry.example:5000/team"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        exclude_if=lambda registry: registry is None,
+        description="Where images are pushed, and other machines pull them from; without one they are "
+        "copied. For swarm",
+    )
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "

@@ -253,6 +253,12 @@ class DeviceGroup(Model):
     cpu: Cpu | None = Field(
         default=None, description="Share of one host core; above 1 is more than one core"
     )
+    cpus: dict[str, Cpu] | None = Field(
+        default=None,
+        exclude_if=lambda cpus: cpus is None,
+        description="By device: cpu as found from profile where there are several machines, of a core "
+        "of the device's own",
+    )
     profile: Name | None = Field(
         default=None, description="Type of device (testbed profiles): gives cpu on this host"
     )
@@ -332,6 +338,10 @@ class DeviceGroup(Model):
         if self.thermal is not None and self.cpu is None and self.profile is None:
             raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
+
+    def cpu_of(self, device: str) -> float | None:
+        """Share of a core of the machine that `device` is on."""
+        return self.cpu if self.cpus is None else self.cpus.get(device, self.cpu)
 
     @property
     def memory_limit(self) -> int:
