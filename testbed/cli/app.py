@@ -44,6 +44,10 @@ class _Quick:
         ctx.args = rest
         return rest
 
+    def get_short_help_str(self: Any, limit: int = 0) -> str:
+        """All of the first paragraph, for the reference: never cut off."""
+        return _first(self.help or "")
+
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
         """Names without their help: to print that, rich is needed."""
         found: list[Any] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
@@ -53,10 +57,6 @@ class _Quick:
 
 
 class _Command(_Quick, TyperCommand):
-    def get_short_help_str(self, limit: int = 0) -> str:
-        """All of the first paragraph, for the reference: never cut off."""
-        return _first(self.help or "")
-
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """As is usual: what is required has no brackets."""
         pieces = super().collect_usage_pieces(ctx)
