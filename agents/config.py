@@ -202,9 +202,7 @@ class Secure:
         if not 2 <= self.bits <= 30:
             raise ValueError(f"bits is {self.bits}, expected from 2 to 30")
         if self.needed is not None and self.needed <= self.colluding:
-            raise ValueError(
-                f"needed is {self.needed}, expected above colluding (T), {self.colluding}"
-            )
+            raise ValueError(f"needed is {self.needed}, expected above colluding (T), {self.colluding}")
 
     def needed_of(self, clients: int) -> int:
         """U of a run with so many clients."""
