@@ -1,9 +1,9 @@
 """Payloads as messages of MQTT: a large one goes as several messages of one topic.
 
 A part is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes that
-follow part 0) and its share of the payload: part 0 has the header and the beginning of the body. MQTT keeps the order of a
-topic's messages, and may repeat some after a reconnect; where one is lost, the payload is, until it is
-sent once more.
+follow part 0) and its share of the payload: part 0 has the header and the beginning of the body. MQTT
+keeps the order of a topic's messages, and may repeat some after a reconnect; where one is lost, the
+payload is, until it is sent once more.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Messages = Sequence[bytes]
 class Body:
     """What follows a payload's header, as messages that all payloads with this body share."""
 
-    whole: bytes | None
-    """All of it; None where it is large."""
+    whole: bytes = b""
+    """All of it, where it is small."""
     number: int = 0
-    first: memoryview = memoryview(b"")
-    """The share that goes with the header."""
     parts: Sequence[Part] = ()
-    """The others."""
+    """All but the first."""
+    first: memoryview | None = None
+    """The share of that one, which goes with the header; None where the body is small."""
 
 
 def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
@@ -58,12 +58,12 @@ def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
     )
     number, count, size = secrets.randbits(63), 1 + len(others), sum(map(len, others))
     heads = (HEAD.pack(_MAGIC, number, index, count, size) for index in range(1, count))
-    return Body(None, number, first, tuple(map(_part, heads, others)))
+    return Body(b"", number, tuple(map(_part, heads, others)), first)
 
 
 def messages(head: bytes, body: Body) -> Messages:
     """What carries `head` and, after it, `body`."""
-    if body.whole is not None:
+    if body.first is None:
         return (head + body.whole,)
     size = sum(len(part.share) for part in body.parts)
     mark = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts), size)
