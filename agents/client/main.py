@@ -28,7 +28,7 @@ from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.secure.masked import Masked
-from agents.secure.party import Party, PartyError
+from agents.secure.wire import PartyError
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -36,6 +36,7 @@ from agents.vectors import Vector
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
+    from agents.secure.party import Party
 
 
 def main() -> None:
@@ -98,6 +99,8 @@ class Client:
         if cfg.byzantine is not None:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
         if cfg.secure is not None:
+            from agents.secure.party import Party  # with cryptography, which takes time to import
+
             size = self._trainer.flat.w.numel()
             self._party = Party(cfg.run, cfg.client, cfg.secure, size)
             self._publish_key()

@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12
-OVERHEAD = _NONCE_BYTES + 16
-"""Bytes of a sealed message beside its content."""
 
 
 class ChannelError(Exception):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.config import SecureRun
 from agents.secure.field import FIELD, Field, Words
 
 
@@ -61,6 +62,11 @@ class Code:
         """What the shares of U different `holders`, a row each, are the shares of."""
         matrix = lagrange(self._alphas(holders), self._betas[: self.needed - self.colluding], self.field)
         return self.field.product(matrix, shares).reshape(-1)[: self.size]
+
+
+def code_of(settings: SecureRun, size: int) -> Code:
+    """The code of a run's masks, of `size` parameters."""
+    return Code(len(settings.clients), settings.needed, settings.colluding, size)
 
 
 def unfit(parties: int, needed: int, colluding: int) -> str | None:

@@ -19,20 +19,17 @@ from agents.config import SecureRun
 from agents.nanoseconds import Nanoseconds
 from agents.secure import masks, wire
 from agents.secure.channels import KEY_BYTES, ChannelError, Channels
-from agents.secure.coding import Code
+from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid
+from agents.secure.wire import PartyError
 from agents.vectors import Vector
 
 _MASKS = 4
 """Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
 Wanted = Sequence[tuple[str, int, int]]
 """Client, dispatch and weight of each update of a sum."""
-
-
-class PartyError(Exception):
-    """A message of a peer, or a request of the server, that is not answered; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +141,3 @@ class Party:
 
     def _about(self, sender: str, recipient: str, dispatch: int) -> dict[str, str]:
         return {"run": self._run, "from": sender, "to": recipient, "dispatch": str(dispatch)}
-
-
-def code_of(settings: SecureRun, size: int) -> Code:
-    """The code of a run's masks, of `size` parameters."""
-    return Code(len(settings.clients), settings.needed, settings.colluding, size)

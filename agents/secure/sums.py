@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agents.config import SecureRun
-from agents.secure.coding import Code
+from agents.secure.coding import code_of
 from agents.secure.field import FIELD, Words
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid
@@ -50,7 +50,7 @@ class Sums:
 
     def __init__(self, settings: SecureRun, size: int) -> None:
         self.settings = settings
-        self.code = Code(len(settings.clients), settings.needed, settings.colluding, size)
+        self.code = code_of(settings, size)
         self.grid = Grid(settings.range, settings.bits)
         self.waiting: dict[int, Sum] = {}
         self._places = {client: place for place, client in enumerate(settings.clients)}

@@ -7,9 +7,10 @@ import struct
 
 import numpy as np
 
-from agents.secure.channels import OVERHEAD
 from agents.secure.field import FIELD, Words
 
+SEAL_BYTES = 12 + 16
+"""Nonce and tag, that a sealed share has beside its content (`agents.secure.channels`)."""
 _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"
@@ -21,9 +22,14 @@ class SecureWireError(Exception):
     """No message of this protocol; the text says why."""
 
 
+class PartyError(Exception):
+    """A message of a peer, or a request of the server, that a client does not answer; the text says
+    why."""
+
+
 def share_size(length: int) -> int:
     """Bytes of the message with a share of so many elements."""
-    return _SHARE.size + 4 * length + OVERHEAD
+    return _SHARE.size + 4 * length + SEAL_BYTES
 
 
 def sum_size(length: int) -> int:

@@ -16,7 +16,6 @@ from agents.buffers import NONE, Buffers
 from agents.compression import Compressor
 from agents.config import Local, Named, SecureRun
 from agents.secure.masked import Masked
-from agents.secure.party import Party
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
@@ -186,6 +185,8 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
 def measured_mask(secure: SecureRun, parameters: int) -> float:
     """Seconds of CPU time of a mask of so many parameters and its sealed shares, here, as a client makes
     them."""
+    from agents.secure.party import Party  # with cryptography, which no other run needs here
+
     party = Party("run", secure.clients[0], secure, parameters)
     for name in secure.clients:
         party.meet(name, Party("run", name, secure, 1).public)

@@ -16,7 +16,7 @@ import numpy as np
 from agents.config import Duration, Link
 from agents.device.link import burst
 from agents.durations import DISTRIBUTIONS
-from agents.secure.party import code_of
+from agents.secure.coding import code_of
 from agents.secure.wire import share_size
 from testbed import plan as planning
 from testbed.plan import Plan, PlannedDevice

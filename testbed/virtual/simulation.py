@@ -25,8 +25,8 @@ from agents.config import SecureRun, Stop
 from agents.device_actions import to_json
 from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Request, Server
+from agents.secure.coding import code_of
 from agents.secure.masked import Masked
-from agents.secure.party import code_of
 from agents.secure.wire import LACKING, share_size, sum_size
 from agents.vectors import Vector
 from testbed.errors import RunFailedError

@@ -20,9 +20,9 @@ from agents.rules.interface import Rule
 from agents.secure import wire as secure_wire
 from agents.secure.channels import ChannelError, Channels
 from agents.secure.masked import Masked, bits_of, holders_of
-from agents.secure.party import Party, PartyError
+from agents.secure.party import Party
 from agents.secure.quantised import Grid
-from agents.secure.wire import SecureWireError
+from agents.secure.wire import PartyError, SecureWireError
 from agents.vectors import Vector
 from tests.agents.helpers import done, make_core, message, records
 
