@@ -210,6 +210,35 @@ class Secure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Differential:
+    """Differential privacy of each client (docs/privacy.md): its updates are clipped, and Gaussian noise
+    is added."""
+
+    clip: Positive
+    """C, upper bound of the ℓ2 norm of an update."""
+    noise: Positive
+    """z: noise of standard deviation zC in each coordinate."""
+    at: Literal["client", "server"] = "client"
+    """client: on each update, before it is sent. server: once per buffer, on the sum, scaled like the
+    update with the largest weight; the server is trusted then."""
+    delta: Annotated[float, "below 1"] = 1e-5
+    """δ, for which ε is told."""
+
+    def __post_init__(self) -> None:
+        if not self.delta > 0:
+            raise ValueError(f"delta is {self.delta:g}, expected above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNoise:
+    """Noise that the aggregator adds to each version."""
+
+    std: float
+    """Of each coordinate, of an update of weight 1."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecureRun:
     """Secure aggregation of one run, as its clients and its aggregator have to agree on it."""
 
@@ -271,6 +300,8 @@ class ClientConfig:
     """Say in the log when each round begins and ends."""
     secure: SecureRun | None = None
     """None: updates are sent as they are."""
+    differential: Differential | None = None
+    """None: updates are neither clipped nor noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +388,8 @@ class AggregatorConfig:
     """Path of the folder of own code (`agents.own_code`)."""
     secure: SecureRun | None = None
     """None: updates come as they are."""
+    noise: ServerNoise | None = None
+    """None: none is added here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from agents import events, files
 from agents.clock import in_device_time
@@ -270,8 +270,21 @@ class _Group(_Entry):
     link: dict[str, Any] | None = None
 
 
+class _Differential(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    noise: Annotated[float, Field(gt=0, le=1e18)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    at: Literal["client", "server"]
+
+
+class _Privacy(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    differential: _Differential | None = None
+
+
 class _Topology(_Entry):
     rule: _Entry = _Entry()
+    privacy: _Privacy | None = None
     task: _Entry = _Entry()
     devices: list[_Group] = []
 

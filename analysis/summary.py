@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from analysis import manifest, metrics
+from analysis import manifest, metrics, privacy
 from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
 
@@ -107,6 +107,7 @@ def devices(run: Run) -> pd.DataFrame:
     `transfer`: it downloaded or uploaded and did not train.
     `idle`: it waited for the aggregator, or thought.
     `paused`, `offline`: it was frozen; it was not there, or cut off.
+    `epsilon`: ε so far, of a run with differential privacy (`analysis.privacy`).
     `energy`: joules (`metrics.energy`), where the power of any device is known; NaN of the others.
     """
     given = metrics.contributions(run)
@@ -124,13 +125,16 @@ def devices(run: Run) -> pd.DataFrame:
     planned = run.manifest.get("devices", {})
     for place, key in enumerate(("group", "profile", "cpu", "samples")):
         table.insert(place, key, [planned.get(name, {}).get(key) for name in table.index])
-    joules = metrics.energy(run).to_numpy()
+    joules, epsilon = metrics.energy(run).to_numpy(), privacy.by_device(run)
+    if epsilon is not None:
+        table = table.assign(epsilon=epsilon.to_numpy())
     return table if np.isnan(joules).all() else table.assign(energy=joules)
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """The rows of `devices` put together by their group, indexed by it: sums of `updates`, `share` and
-    `energy`, means of `staleness` (over the updates) and of `SHARES` (over the devices), and `count`."""
+    `energy`, the highest `epsilon`, means of `staleness` (over the updates) and of `SHARES` (over the
+    devices), and `count`."""
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     gathered = weighted.groupby("group", sort=False).agg(
         profile=("profile", "first"),
@@ -140,6 +144,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         share=("share", "sum"),
         **{name: (name, "mean") for name in SHARES},
     )
+    if "epsilon" in devices:
+        gathered["epsilon"] = weighted.groupby("group", sort=False)["epsilon"].max()
     if "energy" in devices:
         gathered["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
     return gathered.assign(staleness=gathered["staleness"] / gathered["updates"].replace(0, np.nan))

@@ -43,7 +43,7 @@ from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.compression import Compressed
-from agents.config import Bounds, Named, SecureRun, Stop
+from agents.config import Bounds, Named, SecureRun, ServerNoise, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
@@ -122,6 +122,8 @@ class Settings:
     bounds: Bounds = field(default_factory=Bounds)
     secure: SecureRun | None = None
     """Updates come masked, and only sums of them are known."""
+    noise: ServerNoise | None = None
+    """Is added to each version."""
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False
@@ -946,6 +948,9 @@ class AggregatorCore:
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
         version, now = aggregated.version, to_seconds(at)
         records: list[Action] = []
+        if self._settings.noise is not None and aggregated.contributions:
+            largest = max(used.weight for used in aggregated.contributions)
+            self._add_noise(self._settings.noise, version, largest)
         if self._server.buffers and aggregated.contributions:
             self._average_buffers(aggregated.contributions)
         for used in aggregated.contributions:
@@ -963,6 +968,12 @@ class AggregatorCore:
         if limit is not None and self._applied >= limit:
             records += self._end("updates", at)
         return records
+
+    def _add_noise(self, noise: ServerNoise, version: int, weight: float) -> None:
+        """w ← w + weight · N(0, std²); what is drawn follows from the version."""
+        rng = np.random.default_rng(SeedSequence(noise.seed, spawn_key=(0, 1, version)))
+        drawn = rng.standard_normal(self._server.w.size, np.float32)
+        add_scaled(self._server.w, drawn, weight * noise.std)
 
     def _average_buffers(self, contributions: Sequence[rules.Contribution]) -> None:
         """Those of the version that `contributions` make. Integers are of the one that arrived last."""

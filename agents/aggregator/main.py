@@ -115,6 +115,7 @@ class Aggregator:
             bounds=cfg.bounds,
             keeps_models=cfg.keeps_models,
             secure=cfg.secure,
+            noise=cfg.noise,
             last_evaluation=core.LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,

@@ -22,6 +22,7 @@ import numpy as np
 
 from agents.buffers import NONE, Buffers
 from agents.client.byzantine import Attacker
+from agents.client.differential import Privatiser
 from agents.client.uploads import History, Memory, Uploads
 from agents.compression import Compressor
 from agents.config import Local, Named
@@ -125,7 +126,8 @@ class ClientCore:
 
     `think` gets the time since the model was there and gives the delay before the update is sent;
     `memory` is what this client remembered when it last ended; `attacker` forges what it sends, and
-    `mask` makes what is sent of the update with a sequence number that answers a dispatch.
+    `mask` makes what is sent of the update with a sequence number that answers a dispatch, after
+    `privatiser` has clipped it and added noise.
     """
 
     def __init__(
@@ -135,10 +137,12 @@ class ClientCore:
         memory: Memory | None = None,
         attacker: Attacker | None = None,
         mask: Callable[[int, int, Vector], Masked] | None = None,
+        privatiser: Privatiser | None = None,
     ) -> None:
         self._identity = identity
         self._attacker = attacker
         self._mask = mask
+        self._privatiser = privatiser
         wanted = identity.compression
         self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
@@ -260,9 +264,16 @@ class ClientCore:
 
         def message() -> UpdateMessage:
             vector, compressed, masked = form.vector(), None, None
-            if self._compressor is not None or self._mask is not None:
+            loss, privatiser = trained.outcome().loss, self._privatiser
+            whole = self._compressor is None and self._mask is None
+            if not whole or privatiser is not None:
                 change = vector - model.vector if form.kind == "model" else vector
+                if privatiser is not None:
+                    change = privatiser.private(done.sequence, change)
+                    loss = math.nan if privatiser.hides_loss else loss
                 vector = _NOTHING
+                if whole:
+                    vector = model.vector + change if form.kind == "model" else change
                 if self._compressor is not None:
                     compressed = self._compressor.compress(change)
                 elif self._mask is not None:
@@ -278,7 +289,7 @@ class ClientCore:
                 samples=identity.samples,
                 steps=trained.steps,
                 effective_steps=form.effective_steps,
-                loss=trained.outcome().loss,
+                loss=loss,
                 downloaded=done.downloaded,
                 train_start=trained.started,
                 train_end=trained.ended,

@@ -22,6 +22,7 @@ import numpy as np
 from agents import allocator, config, durations, messages, own_code, parts, shards, topics, wire
 from agents.client import accelerator, core, memory, randomness
 from agents.client.byzantine import Attacker
+from agents.client.differential import Privatiser
 from agents.client.outbox import Outbox, written
 from agents.client.pace import Pace
 from agents.clock import Clock
@@ -107,6 +108,9 @@ class Client:
         self._core = core.ClientCore(
             *(identity, self._thinking_time(), known, attacker),
             mask=None if self._party is None else partial(self._masked, self._party),
+            privatiser=None
+            if cfg.differential is None
+            else Privatiser(cfg.differential, lambda update: self._rng(randomness.NOISE, update)),
         )
         self._pace = Pace()
         self._busy_since = time.monotonic()

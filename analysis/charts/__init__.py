@@ -21,6 +21,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy": partial(curves, quality="accuracy", against="time"),
     "accuracy-by-version": partial(curves, quality="accuracy", against="version"),
     "accuracy-by-bytes": partial(curves, quality="accuracy", against="bytes"),
+    "accuracy-by-epsilon": partial(curves, quality="accuracy", against="epsilon"),
     "loss": partial(curves, quality="loss", against="time"),
     "loss-by-version": partial(curves, quality="loss", against="version"),
     "loss-by-bytes": partial(curves, quality="loss", against="bytes"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis import metrics
+from analysis import metrics, privacy
 from analysis.charts.actions import with_actions
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
 from analysis.load import Run
@@ -24,11 +24,12 @@ def uploaded_bytes(run: Run) -> Column:
 
 
 Quality = Literal["accuracy", "loss"]
-Progress = Literal["time", "version", "bytes"]
+Progress = Literal["time", "version", "bytes", "epsilon"]
 _X: dict[Progress, tuple[Axis, Callable[[Run], Column]]] = {
     "time": (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy()),
     "version": (Axis("version", whole=True), lambda run: run.evaluations["version"].to_numpy()),
     "bytes": (Axis("data uploaded", "MB"), lambda run: uploaded_bytes(run) / 1e6),
+    "epsilon": (Axis("highest ε of a client"), privacy.highest),
 }
 _Y: dict[Quality, tuple[Axis, float]] = {
     "accuracy": (Axis("test accuracy", "%", limits=(0.0, 100.0)), 100.0),

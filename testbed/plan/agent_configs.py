@@ -345,6 +345,7 @@ def _aggregator(
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
         secure=topology.secure,
+        noise=topology.server_noise,
     )
 
 
@@ -379,6 +380,7 @@ def _client(
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         verbose=spec.verbose,
         secure=spec.topology.secure,
+        differential=spec.topology.differential,
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -184,10 +185,16 @@ class Secure(Parameters):
     """Secure aggregation: the server gets sums of updates, and no single one."""
 
 
+@with_fields_of(config.Differential)
+class Differential(Parameters):
+    """Differential privacy of each client: updates are clipped, and Gaussian noise is added."""
+
+
 class Privacy(Model):
-    """What the server is not to learn of a client (docs/privacy.md)."""
+    """What is not to be learned of a client (docs/privacy.md)."""
 
     secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
+    differential: Differential | None = Field(default=None, exclude_if=lambda found: found is None)
 
 
 class Start(Model):
@@ -349,6 +356,22 @@ class Topology(Model):
         )
 
     @property
+    def differential(self) -> config.Differential | None:
+        """Differential privacy, as the clients are told of it."""
+        if self.privacy is None or self.privacy.differential is None:
+            return None
+        differential: config.Differential = self.privacy.differential.build()
+        return differential
+
+    @property
+    def server_noise(self) -> config.ServerNoise | None:
+        """What the aggregator is told of it."""
+        wanted = self.differential
+        if wanted is None or wanted.at != "server":
+            return None
+        return config.ServerNoise(wanted.noise * wanted.clip, self.seed)
+
+    @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
 
@@ -487,8 +510,38 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             )
 
 
+def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """Rules with which noise would not do what is told of it."""
+    wanted, rule = topology.differential, topology.rule
+    if wanted is None:
+        return
+    where: Where = ("privacy", "differential")
+    side: ClientSide = rule.build().client_side
+    if side.kind == "residual":
+        yield (
+            where,
+            f"clients of {rule.name} remember what they trained, and not the noise, which would add up: "
+            "remove this",
+        )
+    if wanted.at == "server":
+        try:
+            rule.build().sums()
+        except ValueError as error:
+            yield (
+                (*where, "at"),
+                f"the rule {rule.name} has no sum of a buffer to which noise could be added ({error}): "
+                "write at: client",
+            )
+    if importlib.util.find_spec("dp_accounting") is None:
+        yield (
+            where,
+            "the accountant is not installed here: python -m pip install 'dp-accounting>=0.4.4'",
+        )
+
+
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     """What cannot be done without the single updates, and sums that would leave the field."""
+    yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
     try:
         secure = topology.secure

@@ -23,6 +23,7 @@ from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
+from agents.client.differential import Privatiser
 from agents.client.training import Trainer
 from agents.config import Link, Local, Named, Start
 from agents.device_actions import DeviceState
@@ -161,6 +162,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         bounds=topology.bounds.build(),
         keeps_models=spec.keeps_models,
         secure=topology.secure,
+        noise=topology.server_noise,
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w, buffers)
@@ -271,6 +273,9 @@ class _Fleet:
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
+        differential, privatiser = self._spec.topology.differential, None
+        if differential is not None:
+            privatiser = Privatiser(differential, lambda update: generator(randomness.NOISE, update))
         masks: dict[int, Masked] = {}
         secure = self._spec.topology.secure
         grid = None if secure is None else Grid(secure.range, secure.bits)
@@ -290,7 +295,9 @@ class _Fleet:
             name=name,
             masks=masks,
             core=client.ClientCore(
-                *(identity, thinking_time, memory, attacker), mask=None if grid is None else mask
+                *(identity, thinking_time, memory, attacker),
+                mask=None if grid is None else mask,
+                privatiser=privatiser,
             ),
             line=line,
             train=train,

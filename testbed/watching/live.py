@@ -150,7 +150,8 @@ def render_summary(run: Run) -> RenderableType:
         rows = summary.groups(rows)
         rows.index = [f"{name} ×{n}" for name, n in zip(rows.index, rows["count"], strict=True)]
     shares = [name for name in summary.SHARES if name not in _RARE or (rows[name] > 0).any()]
-    table = console.plain("device", "profile", "updates", "share", "staleness", *shares)
+    private = ["ε"] if "epsilon" in rows else []
+    table = console.plain("device", "profile", "updates", "share", "staleness", *shares, *private)
     table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; a long profile takes two lines
     table.columns[1].no_wrap = False
     for name, row in rows.iterrows():
@@ -161,6 +162,7 @@ def render_summary(run: Run) -> RenderableType:
             percent(row["share"]),
             number(row["staleness"], 1),
             *(percent(row[name]) for name in shares),
+            *(number(row["epsilon"], 1) for _ in private),
         )
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.ended_by(line.ended)

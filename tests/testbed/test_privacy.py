@@ -67,3 +67,34 @@ def test_models_with_buffers_are_refused() -> None:
     parsed = topology.parse(BASE.replace("digits-logreg", "cifar10-resnet18"))
     with pytest.raises(BadInputError, match="has buffers, such as BatchNorm's"):
         model_check.check(parsed)
+
+
+DIFFERENTIAL = BASE.replace("secure: {colluding: 1, needed: 3}", "differential: {clip: 1, noise: 2}")
+
+
+def test_differential_privacy() -> None:
+    parsed = topology.parse(DIFFERENTIAL)
+    found = parsed.differential
+    assert found is not None
+    assert (found.clip, found.noise, found.at, found.delta) == (1, 2, "client", 1e-5)
+    assert parsed.server_noise is None
+    assert topology.parse(parsed.to_yaml()) == parsed
+    server = topology.parse(DIFFERENTIAL.replace("noise: 2", "noise: 2, at: server")).server_noise
+    assert server is not None
+    assert server.std == 2
+    for old, new, message in [
+        (
+            "fedbuff, buffer_size: 4, staleness: inverse_sqrt",
+            "area, every: 2",
+            "clients of area remember",
+        ),
+        ("noise: 2", "noise: 0", "expected a number above 0"),
+        ("noise: 2", "noise: 2, delta: 0", "delta: found 0, expected above 0"),
+    ]:
+        with pytest.raises(BadInputError) as refused:
+            topology.parse(DIFFERENTIAL.replace(old, new))
+        assert message in str(refused.value)
+    fedasync = DIFFERENTIAL.replace("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "fedasync")
+    assert topology.parse(fedasync).differential
+    with pytest.raises(BadInputError, match="no sum of a buffer to which noise could be added"):
+        topology.parse(fedasync.replace("noise: 2", "noise: 2, at: server"))

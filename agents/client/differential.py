@@ -1,0 +1,38 @@
+"""Differential privacy at the client: what is sent in place of an update. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.config import Differential
+from agents.vectors import Vector, norm
+
+
+@dataclass(frozen=True, slots=True)
+class Privatiser:
+    """One client's clipping and noise; `rng` makes the generator of update `sequence`."""
+
+    settings: Differential
+    rng: Callable[[int], np.random.Generator]
+
+    @property
+    def hides_loss(self) -> bool:
+        """Whether the local loss, which has no noise, must not be sent: the server is not trusted."""
+        return self.settings.at == "client"
+
+    def private(self, sequence: int, change: Vector) -> Vector:
+        """min(1, C/‖Δ‖) Δ, at the client with noise N(0, (zC)²) in each coordinate. Shape (d,),
+        float32."""
+        bound = self.settings.clip
+        length = norm(change)
+        private: Vector = change.astype(np.float32)
+        if length > bound:
+            private *= np.float32(bound / length)
+        if self.settings.at == "client":
+            noise = self.rng(sequence).standard_normal(private.size, np.float32)
+            noise *= np.float32(self.settings.noise * bound)
+            private += noise
+        return private

@@ -1,0 +1,107 @@
+"""What differential privacy a run has given each client: ε, for the δ of its topology (docs/privacy.md).
+
+Plain composition over a client's own participations, by dp-accounting's RDP accountant: asynchronous
+clients choose themselves when they take part, so that no amplification by sampling is claimed. The
+participations of Gaussian noise with multipliers z_1, z_2, … have the RDP of one with 1/z² = Σ 1/z_k²,
+so a client's whole past is one number, Σ 1/z_k².
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import Run
+
+
+def settings(run: Run) -> Mapping[str, Any] | None:
+    """`privacy.differential` of the topology: `clip`, `noise`, `at`, `delta`; None without."""
+    found: Mapping[str, Any] | None = (run.topology.get("privacy") or {}).get("differential")
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon(spent: float, delta: float) -> float:
+    """ε of a client with Σ 1/z_k² = `spent`; NaN where dp-accounting is not installed."""
+    if spent == 0:
+        return 0.0
+    if importlib.util.find_spec("dp_accounting") is None:
+        return math.nan
+    from dp_accounting import dp_event  # takes seconds to import
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(1 / math.sqrt(spent)))
+    return float(accountant.get_epsilon(delta))
+
+
+def participations(run: Run) -> pd.DataFrame:
+    """Of a run with differential privacy `client`, `at` (s) and `spent`, the 1/z² of each participation,
+    in the order of time.
+
+    With noise at the client each update that arrived is one, also if it was rejected or lost. With noise
+    at the server each version is one of each client that is in it: with what its updates weigh together,
+    against the heaviest update of the version, of which the noise is z times the bound.
+    """
+    wanted = settings(run)
+    if wanted is None:
+        raise ValueError(f"{run.name} has no privacy.differential")
+    if wanted["at"] == "server":
+        found = _of_versions(run)
+    else:
+        applied = run.updates[["client", "arrived", "dispatch"]].rename(columns={"arrived": "at"})
+        others = run.rejected.loc[run.rejected["dispatch"] > 0, ["client", "at", "dispatch"]]
+        found = pd.concat([applied.astype({"client": object}), others.astype({"client": object})])
+        found = found.drop_duplicates(["client", "dispatch"]).assign(share=1.0)
+    spent = (found["share"] / float(wanted["noise"])) ** 2
+    found = found.assign(spent=spent).sort_values("at", kind="stable")
+    return found[["client", "at", "spent"]].reset_index(drop=True)
+
+
+def _of_versions(run: Run) -> pd.DataFrame:
+    """By client and version: `at`, when it was made, and `share`, the client's weight in it against that
+    of the heaviest update."""
+    updates = run.updates.astype({"client": object})
+    heaviest = updates.groupby("applied_version")["weight"].transform("max")
+    updates = updates.assign(share=updates["weight"] / heaviest)
+    grouped = updates.groupby(["client", "applied_version"], sort=False)
+    return grouped.agg(at=("applied", "first"), share=("share", "sum")).reset_index()
+
+
+def by_device(run: Run) -> pd.Series[float] | None:
+    """ε of each client so far, indexed by it, as `run.devices` has them; None for a run without
+    differential privacy."""
+    wanted = settings(run)
+    if wanted is None:
+        return None
+    names = run.updates["client"].cat.categories
+    total = participations(run).groupby("client")["spent"].sum().reindex(names).fillna(0.0)
+    return total.map(lambda spent: epsilon(float(spent), float(wanted["delta"]))).rename("epsilon")
+
+
+def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The highest ε of any client at each of `run.evaluations`; NaN of a run without differential
+    privacy."""
+    wanted, at = settings(run), run.evaluations["at"].to_numpy()
+    if wanted is None:
+        return np.full(len(at), math.nan)
+    found = participations(run)
+    total = found.groupby("client")["spent"].cumsum().cummax().to_numpy()
+    place = np.searchsorted(found["at"].to_numpy(), at, side="right")
+    spent = np.append(0.0, total)[place]
+    return np.array([epsilon(float(one), float(wanted["delta"])) for one in spent])
+
+
+def record(run: Run) -> dict[str, Any] | None:
+    """For the manifest: ε of each client, and for which δ."""
+    wanted, found = settings(run), by_device(run)
+    if wanted is None or found is None:
+        return None
+    known = {str(name): None if math.isnan(one) else round(one, 6) for name, one in found.items()}
+    return {"delta": wanted["delta"], "epsilon": known}

@@ -1,0 +1,87 @@
+"""Clipping and noise, at the client and once per version at the server."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agents.aggregator import actions as act
+from agents.client.core import ClientCore, Identity, Outcome, SendUpdate, Trained
+from agents.client.differential import Privatiser
+from agents.config import Differential, Local, ServerNoise
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import ClientSide, Kind
+from agents.wire import ModelMessage, UpdateMessage
+from tests.agents.helpers import done, message, started
+
+_D = 10_000
+
+
+def _privatiser(at: str, clip: float = 2.0, noise: float = 0.5) -> Privatiser:
+    settings = Differential(clip=clip, noise=noise, at=at)  # type: ignore[arg-type]
+    return Privatiser(settings, np.random.default_rng)
+
+
+def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
+    long, short = np.full(_D, 0.1, np.float32), np.full(_D, 0.01, np.float32)  # norms 10 and 1
+    server = _privatiser("server")
+    assert np.linalg.norm(server.private(1, long)) == pytest.approx(2.0, rel=1e-5)
+    assert np.array_equal(server.private(1, short), short)
+    assert np.array_equal(long, np.full(_D, 0.1, np.float32))  # the trained model is not changed
+
+
+def test_noise_at_the_client_has_its_deviation_and_differs_by_update() -> None:
+    client = _privatiser("client")
+    zero = np.zeros(_D, np.float32)
+    first, second = client.private(1, zero), client.private(2, zero)
+    assert first.std() == pytest.approx(1.0, rel=0.03)  # 0.5 · 2
+    assert abs(first.mean()) < 0.05
+    assert abs(float(np.corrcoef(first, second)[0, 1])) < 0.05
+    assert np.array_equal(first, client.private(1, zero))
+
+
+@pytest.mark.parametrize("kind", ["delta", "model"])
+def test_what_is_sent(kind: Kind) -> None:
+    """Of a model its difference to the one that was sent is clipped; with noise at the client the local
+    loss stays there."""
+    start = np.full(4, 5.0, np.float32)
+    for at, loss in (("client", math.nan), ("server", 0.25)):
+        sent = _sent(kind, start, start + 3.0, _privatiser(at, clip=1.0, noise=1e-9))
+        change = sent.vector - start if kind == "model" else sent.vector
+        assert change == pytest.approx(np.full(4, 0.5), abs=1e-5)
+        assert sent.loss == pytest.approx(loss, nan_ok=True)
+
+
+def _sent(kind: Kind, start: np.ndarray, end: np.ndarray, privatiser: Privatiser) -> UpdateMessage:
+    identity = Identity("run", "a", 10, ClientSide(kind), Local(steps=1))
+    core = ClientCore(identity, lambda _: 0, privatiser=privatiser)
+    core.model(ModelMessage(run="run", version=0, dispatch=1, schema="s", vector=start), 0)
+    core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
+    (send,) = core.thought(0)
+    assert isinstance(send, SendUpdate)
+    return send.message()
+
+
+def test_noise_at_the_server_comes_once_per_version_scaled_like_the_heaviest_update() -> None:
+    """Before anybody is sent the version. Two updates, each with weight 1/2."""
+    core, server = started(
+        FedBuff(buffer_size=2), w=np.zeros(_D, np.float32), noise=ServerNoise(3.0, seed=1)
+    )
+    zero = np.zeros(_D, np.float32)
+    core.update("a", message("a", 1, vector=zero, **done(0.0)), 1, 1.0)
+    assert not server.w.any()
+    actions = core.update("b", message("b", 2, vector=zero, **done(0.0)), 1, 1.0)
+    assert any(isinstance(action, act.Dispatch) for action in actions)
+    assert server.w.std() == pytest.approx(1.5, rel=0.03)
+    first = server.w.copy()
+    core.update("a", message("a", 3, sequence=2, vector=zero, **done(1.0)), 1, 1.0)
+    core.update("b", message("b", 4, sequence=2, base_version=1, vector=zero, **done(1.0)), 1, 1.0)
+    assert server.version == 2
+    assert abs(float(np.corrcoef(first, server.w - first)[0, 1])) < 0.05
+
+
+def test_delta_is_above_0() -> None:
+    with pytest.raises(ValueError, match="delta is 0, expected above 0"):
+        Differential(clip=1.0, noise=1.0, delta=0.0)

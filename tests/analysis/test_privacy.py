@@ -1,0 +1,109 @@
+"""ε of each client, from a run's records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy.optimize import brentq
+
+from agents import events
+from analysis import privacy, summary
+from analysis.load import Run, load
+from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+
+_UPDATE = next(line for line in EVENTS if '"update"' in line)
+
+
+def _run(path: Path, at: str, *records: events.Record) -> Run:
+    """With two evaluations, at 2 s and at 9 s."""
+    private = f"{{differential: {{clip: 1.0, noise: 2.0, at: {at}, delta: 0.00001}}}}"
+    topology = f"name: private\nrule: {{name: fedbuff, buffer_size: 2}}\nprivacy: {private}\n"
+    more = [*records, events.Evaluated(2.0, 1, 0.5, 0.5), events.Evaluated(9.0, 2, 0.4, 0.6)]
+    lines = [EVENTS[0], *(events.to_line(record).strip() for record in more), EVENTS[-1]]
+    write_run(path, lines, topology, MANIFEST)
+    return load(path)
+
+
+def _update(client: str, dispatch: int, version: int, weight: float, arrived: float) -> events.Record:
+    update = events.from_line(_UPDATE)
+    assert isinstance(update, events.UpdateApplied)
+    when = {"arrived": arrived, "applied": arrived}
+    known = replace(update, client=client, dispatch=dispatch, applied_version=version, weight=weight)
+    return replace(known, **when)  # type: ignore[arg-type]  # of other fields
+
+
+def _exact(spent: float, delta: float) -> float:
+    """ε of Gaussian noise with Σ 1/z² = μ² (Balle & Wang 2018, Theorem 8; Dong, Roth, Su 2022)."""
+    mu = math.sqrt(spent)
+
+    def cdf(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    def excess(e: float) -> float:
+        return cdf(mu / 2 - e / mu) - math.exp(e) * cdf(-mu / 2 - e / mu) - delta
+
+    return float(brentq(excess, 0.0, mu * mu / 2 + 10 * mu))
+
+
+@pytest.mark.parametrize(("noise", "times"), [(4.0, 1), (1.0, 1), (1.0, 10), (0.5, 25), (8.0, 1000)])
+def test_the_accountant_is_just_above_the_exact_composition(noise: float, times: int) -> None:
+    """And it is the same as that accountant's own composition."""
+    from dp_accounting import dp_event
+    from dp_accounting.rdp import RdpAccountant
+
+    found, exact = privacy.epsilon(times / noise**2, 1e-5), _exact(times / noise**2, 1e-5)
+    assert exact < found < 1.15 * exact
+    accountant = RdpAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(noise), times)
+    assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+    assert privacy.epsilon(0.0, 1e-5) == 0.0
+
+
+def test_at_the_client_every_update_that_arrived_counts_once(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        "client",
+        _update("fast", 1, 1, 0.5, 1.0),
+        _update("fast", 2, 1, 0.25, 1.5),
+        events.UpdateRejected(3.0, "fast", "its buffer is lost", 3),
+        events.UpdateRejected(3.5, "fast", "duplicate: sequence 3", 3),
+        events.UpdateRejected(4.0, "slow", "unreadable", 0),
+        _update("slow", 4, 2, 0.5, 5.0),
+    )
+    taken = privacy.participations(run)
+    assert taken["client"].tolist() == ["fast", "fast", "fast", "slow"]
+    assert taken["spent"].tolist() == [0.25] * 4
+    found = summary.devices(run)["epsilon"]
+    assert found["fast"] == privacy.epsilon(0.75, 1e-5)
+    assert found["slow"] == privacy.epsilon(0.25, 1e-5)
+    assert found["mute"] == 0.0
+    assert privacy.highest(run).tolist() == [privacy.epsilon(0.5, 1e-5), found["fast"]]
+    written = privacy.record(run)
+    assert written is not None
+    assert written["epsilon"]["fast"] == pytest.approx(found["fast"], abs=1e-6)
+
+
+def test_at_the_server_a_version_counts_with_the_weight_of_a_client_in_it(tmp_path: Path) -> None:
+    """Noise is z times the heaviest update's bound: one of half its weight spends a quarter, two of one
+    client in one version as one of both weights together."""
+    run = _run(
+        tmp_path,
+        "server",
+        _update("fast", 1, 1, 0.5, 1.0),
+        _update("slow", 2, 1, 0.25, 1.0),
+        _update("fast", 3, 2, 0.5, 5.0),
+        _update("fast", 4, 2, 0.25, 5.0),
+        events.UpdateRejected(6.0, "fast", "its buffer is lost", 5),
+    )
+    total = privacy.participations(run).groupby("client")["spent"].sum()
+    assert total.to_dict() == {"fast": 0.25 + 1.5**2 * 0.25, "slow": 0.25 * 0.25}
+
+
+def test_a_run_without_has_no_epsilon(directory: Path) -> None:
+    run = load(directory)
+    assert "epsilon" not in summary.devices(run)
+    assert privacy.record(run) is None
+    assert all(math.isnan(one) for one in privacy.highest(run))
