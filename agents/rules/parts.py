@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from agents.rules.interface import Aggregated, Contribution, Server, Update
-from agents.vectors import Vector, add_scaled, trimmed_mean
+from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
+from agents.vectors import Vector, add_scaled, pour, trimmed_mean
 
 Trim = float | Literal["median"]
 """Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one
@@ -69,10 +69,29 @@ class WeightedSum:
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
         """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""
-        add_scaled(self._server.w, self.vector, sign * scale)
-        self.vector[:] = 0
+        pour(self._server.w, self.vector, sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
+
+
+class MaskedSum:
+    """A `WeightedSum` of updates that nobody can read before they are summed up: it keeps the weights,
+    which are at most 1."""
+
+    def __init__(self) -> None:
+        self.contributions: list[Contribution] = []
+
+    def __len__(self) -> int:
+        return len(self.contributions)
+
+    def add(self, update: Update, weight: float = 1.0) -> None:
+        """As `WeightedSum.add`."""
+        self.contributions.append(update.contribution(weight))
+
+    def apply(self, scale: float = 1.0) -> SumUp:
+        """w ← w + scale · Σ a_i v_i, as soon as that is known; then start anew."""
+        used, self.contributions = tuple(self.contributions), []
+        return SumUp(used, scale)
 
 
 class RobustSum:

@@ -23,7 +23,9 @@ from testbed import console
 
 F = TypeVar("F", bound=Callable[..., Any])
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more; clients log each round.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print more; with `up`, clients log each round.")
+]
 
 
 class _Quick:
@@ -43,6 +45,10 @@ class _Quick:
         ctx._opt_prefixes.update(parser._opt_prefixes)
         ctx.args = rest
         return rest
+
+    def get_short_help_str(self: Any, limit: int = 0) -> str:
+        """All of the first paragraph, for the reference: never cut off."""
+        return _first(self.help or "")
 
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
         """Names without their help: to print that, rich is needed."""

@@ -232,7 +232,9 @@ class SwarmRuntime:
 
     def start(self) -> Broker:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
-        accounts = brokers.accounts(self._run, self._devices, used)
+        accounts = brokers.accounts(
+            self._run, self._devices, used, secure=self._spec.topology.secure is not None
+        )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
         places = replace(

@@ -248,7 +248,7 @@ class DeviceGroup(Model):
             expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
-    ) = None
+    ) = Field(default=None, description="How many equal devices; they are called name-1, name-2, ...")
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="Share of one host core; above 1 is more than one core"
