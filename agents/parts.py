@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MOST = 2**20
@@ -23,8 +23,16 @@ _MAX_PARTS = 4096
 MOST_TOGETHER = _MAX_PARTS * MOST
 """Bytes of a payload."""
 
+
+class Part(bytes):
+    """What a part begins with. Its share of the payload is not copied to it, but is sent after it."""
+
+    share: memoryview
+    """Not to change before the message is sent."""
+
+
 Messages = Sequence[bytes]
-"""What carries one payload, in order."""
+"""What carries one payload, in order; some may be a `Part`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +47,24 @@ class Body:
     """Bytes of all of it."""
 
 
-def cut(views: Sequence[bytes | bytearray | memoryview], most: int = MOST) -> Body:
-    """The body that `views` make, one after the other; they are copied."""
+def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
+    """The body that `views` make, one after the other. They are not copied, and not to change before all
+    that carries them is sent."""
     size = sum(map(len, views))
     if size <= most:
         return Body(b"".join(views))
     shares = [
         memoryview(view)[start : start + most] for view in views for start in range(0, len(view), most)
     ]
-    number, count = secrets.randbits(63), 1 + len(shares)
-    heads = (HEAD.pack(_MAGIC, number, index, count, size) for index in range(1, count))
-    return Body(None, number, tuple(map(b"".join, zip(heads, shares, strict=True))), size)
+    number = secrets.randbits(63)
+    return Body(None, number, tuple(_parts(number, shares, size)), size)
+
+
+def _parts(number: int, shares: Sequence[memoryview], size: int) -> Iterator[Part]:
+    for index, share in enumerate(shares, start=1):
+        part = Part(HEAD.pack(_MAGIC, number, index, 1 + len(shares), size))
+        part.share = share
+        yield part
 
 
 def messages(head: bytes, body: Body) -> Messages:
@@ -61,8 +76,8 @@ def messages(head: bytes, body: Body) -> Messages:
 
 
 def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages:
-    """What carries a `payload` that is there in one piece."""
-    return messages(b"", cut([payload], most))
+    """What carries a `payload` that is there in one piece, and may change."""
+    return messages(b"", cut([bytes(payload)], most))
 
 
 @dataclass(slots=True)

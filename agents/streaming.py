@@ -1,10 +1,10 @@
 """paho's client, but large messages go straight from the socket to where they stay, and from there back.
 
 paho copies what it receives as it comes, to put it together, and three times to take the packet apart;
-and of what it sends all that is left, whenever the socket has taken some. For models of megabytes that
-is most of what a message costs a process. Beside `agents.transport` this is the only module that knows
-paho, and the only one that knows its inside: `_in_packet`, the packet that is being read, and the
-methods that are replaced here (paho-mqtt 2.1 and 2.2; tests hold it).
+and what it sends, and of that all that is left whenever the socket has taken some. For models of
+megabytes that is most of what a message costs a process. Beside `agents.transport` this is the only
+module that knows paho, and the only one that knows its inside: `_in_packet`, the packet that is being
+read, and the methods that are replaced here (paho-mqtt 2.1 and 2.2; tests hold it).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from agents import parts
 _LARGE = 2**15
 """Bytes of a packet from which on it is handled here."""
 _BEGINNING = 1024
-"""Bytes of it that are read first: topic, identifier and the head of a part."""
+"""Bytes of it that are read first: topic, identifier and the head of a part. As many are sent first."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""
@@ -161,14 +162,34 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_SUCCESS
         return self._send_puback(arriving.identifier)
 
-    def _packet_queue(
+    def _send_publish(
         self,
-        command: int,
-        packet: bytes | bytearray,
         mid: int,
-        qos: int,
+        topic: bytes,
+        payload: bytes | bytearray = b"",
+        qos: int = 0,
+        retain: bool = False,  # noqa: FBT001, FBT002
+        dup: bool = False,  # noqa: FBT001, FBT002
         info: paho.MQTTMessageInfo | None = None,
+        properties: Any = None,
     ) -> MQTTErrorCode:
-        if len(packet) >= _LARGE:  # what is left of it is a part of a view, not of a copy
-            packet = cast(Any, memoryview(packet))
-        return super()._packet_queue(command, packet, mid, qos, info)
+        share = payload.share if isinstance(payload, parts.Part) else memoryview(payload)
+        head = payload if isinstance(payload, parts.Part) else b""
+        if self._sock is None or qos != 1 or (not head and len(share) < _LARGE):
+            return super()._send_publish(mid, topic, payload, qos, retain, dup, info, properties)
+        packet = bytearray([MessageType.PUBLISH | dup << 3 | _QOS_1 | retain])
+        left = 2 * _TWO_BYTES.size + len(topic) + len(head) + len(share)
+        self._pack_remaining_length(packet, left)
+        packet += _TWO_BYTES.pack(len(topic)) + topic + _TWO_BYTES.pack(mid)
+        packet += head + share[:_BEGINNING]
+        pieces = filter(len, (packet, share[_BEGINNING:]))  # of a view, what is left is no copy
+        self._out_packet.extend(  # both at once: other threads send, too
+            [
+                {"command": MessageType.PUBLISH, "mid": mid, "qos": qos, "pos": 0, "info": None,
+                 "to_process": len(piece), "packet": cast(Any, piece)}
+                for piece in pieces
+            ]
+        )  # fmt: skip
+        with suppress(BlockingIOError):
+            cast(Any, self._sockpairW).send(b"0")  # wakes paho's thread
+        return MQTTErrorCode.MQTT_ERR_SUCCESS

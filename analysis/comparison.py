@@ -20,6 +20,10 @@ class Row:
     """Runs that differ in nothing but their seed. Means and their 95% intervals (Student's t)."""
 
     name: str
+    task: str
+    """As `by_task` names it."""
+    target: float
+    """Accuracy (share) that costs are those of; NaN where there is none."""
     runs: int
     reached: int
     """Of them, those that reached the target. Where it is not all, what the target cost is NaN."""
@@ -39,7 +43,50 @@ class Row:
     repeats: int
     """Runs that a sweep has repeated as they were not valid; they count nowhere else."""
     speed_up: float
-    """Mean time to the target of the first row ÷ that of this one; NaN where either is."""
+    """Mean time to the target of the first row of the same task ÷ that of this one; NaN where either
+    is."""
+
+
+def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by what they learn and are measured on: the name of the task, its data, and what the
+    model is evaluated on. An accuracy of one has nothing to do with the same accuracy of another."""
+    found: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        task, evaluate = run.topology.get("task"), run.topology.get("evaluate")
+        task, evaluate = (one if isinstance(one, dict) else {} for one in (task, evaluate))
+        key = (str(task.get("name", "?")), repr(task.get("data")), str(evaluate.get("on", "test")))
+        found.setdefault(key, []).append(run)
+    names = [name if on == "test" else f"{name} on {on}" for name, _, on in found]
+    return {
+        f"{name}, data {names[: place + 1].count(name)}" if names.count(name) > 1 else name: own
+        for place, (name, own) in enumerate(zip(names, found.values(), strict=True))
+    }
+
+
+def remarks(runs: Sequence[Run]) -> list[str]:
+    """What keeps figures of these runs from being compared."""
+    tasks = by_task(runs)
+    told = []
+    if len(tasks) > 1:
+        told.append(
+            f"The runs learn different tasks ({', '.join(tasks)}): "
+            "what they cost is compared only among runs of the same task."
+        )
+    for task, own in tasks.items():
+        ends = {_ends(run): None for run in own}
+        if len(ends) > 1:
+            which = f"Runs of {task}" if len(tasks) > 1 else "The runs"
+            told.append(
+                f"{which} end by different conditions ({'; '.join(ends)}): do not compare their final "
+                "accuracy and loss."
+            )
+    return told
+
+
+def _ends(run: Run) -> str:
+    stop = run.topology.get("stop")
+    given = stop if isinstance(stop, dict) else {}
+    return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
@@ -57,14 +104,18 @@ def compare(runs: Sequence[Run], target: float | None) -> list[Row]:
     Without a `target` (a share) what one cost is NaN.
     """
     rows: list[Row] = []
+    tasks = {id(run): task for task, own in by_task(runs).items() for run in own}
     for name, same in by_settings(runs).items():
         cost = [metrics.reached(run, nan if target is None else target) for run in same]
         time = metrics.t_interval([one.time for one in cost])
         verdicts = summary.verdicts(same)
-        first = rows[0].time.mean if rows else time.mean
+        task = tasks[id(same[0])]
+        first = next((row.time.mean for row in rows if row.task == task), time.mean)
         rows.append(
             Row(
                 name=name,
+                task=task,
+                target=nan if target is None else target,
                 runs=len(same),
                 reached=sum(not isnan(one.time) for one in cost),
                 time=time,
@@ -95,6 +146,7 @@ def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells for people: `mean ± half of the interval`; `–` is what there is not."""
     columns: dict[str, Callable[[Row], str]] = {
         "": lambda row: row.name,
+        "task": lambda row: row.task,
         "runs": lambda row: str(row.runs),
         "time s": lambda row: _spread(row.time, 1.0, 1),
         "rounds": lambda row: _spread(row.rounds, 1.0, 0),
@@ -104,6 +156,8 @@ def texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         "final accuracy %": lambda row: _spread(row.accuracy, 100.0, 1),
         "final loss": lambda row: _spread(row.loss, 1.0, 3),
     }
+    if len({row.task for row in rows}) < 2:
+        del columns["task"]
     if all(isnan(row.accuracy.mean) for row in rows):
         costs = ("time s", "rounds", "updates", "MB up", "speed-up", "final accuracy %")
         columns = {name: cell for name, cell in columns.items() if name not in costs}

@@ -6,7 +6,7 @@ What comes from files is text to it, never markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from analysis.charts.chart import INKS, Chart
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
+_USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
 _CHARTS = ("accuracy", "loss", "loss-by-device", "time-to-accuracy", "devices", "staleness-histogram",
-           "staleness", "contributions", "cpu", "rates")  # fmt: skip
-_LANES = ("devices", "staleness", "staleness-histogram", "contributions")
+           "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
+_LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
 """Charts of much data, or of a lane or a bar for each run; of `_MAX_RUNS_WITH_LANES` runs at the
 most."""
 _MAX_RUNS_WITH_LANES = 8
@@ -49,13 +50,13 @@ class _Table:
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
-    """The page. `target`: accuracy (share) whose cost is compared, else the highest that all reached."""
-    target = target or comparison.common_target(runs)
-    charts = [screen.draw(chart).figure for chart in _charts(runs)]
-    for drawn in charts:  # the page's own colour shows through, light or dark
+    """The page. `target`: accuracy (share) whose cost is compared, else the highest that all runs of a
+    task reached."""
+    charts = _charts(runs)
+    figures = [screen.draw(chart).figure for chart in charts]
+    for drawn in figures:  # the page's own colour shows through, light or dark
         drawn.update(background_fill_color=None, border_fill_color=None)
-    script, divs = components(charts) if charts else ("", ())
-    headings, rows = comparison.texts(comparison.compare(runs, target))
+    script, divs = components(figures) if figures else ("", ())
     several = len(runs) > 1
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
@@ -65,20 +66,33 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
         subtitle=", ".join(by_settings(runs)) if several else _headline(runs[0]),
         resources=Markup(Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render()),  # noqa: S704
         script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
-        charts=[Markup(div) for div in divs],  # noqa: S704
-        comparison=_Table("", headings, rows) if several else None,
-        target=None if target is None else comparison.percent(target),
+        charts=[(Markup(div), chart.key) for div, chart in zip(divs, charts, strict=True)],  # noqa: S704
+        comparisons=[*_comparisons(runs, target)] if several else [],
+        remarks=comparison.remarks(runs),
         seeds=any(len(same) > 1 for same in by_settings(runs).values()),
         runs=[_run_section(name, run) for name, run in distinct(runs).items()],
         inks={theme: asdict(ink) for theme, ink in INKS.items()},
     )
 
 
+def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _Table]]:
+    """For each task the target, as a text, and what it cost."""
+    tasks = comparison.by_task(runs)
+    for task, own in tasks.items():
+        reached = target or comparison.common_target(own)
+        headings, rows = comparison.texts(comparison.compare(own, reached))
+        title = task if len(tasks) > 1 else ""
+        yield None if reached is None else comparison.percent(reached), _Table(title, headings, rows)
+
+
 def _charts(runs: Sequence[Run]) -> list[Chart]:
     """Those that have something to show."""
+    names = [
+        name for name in _CHARTS if name != "time-to-accuracy" or len(comparison.by_task(runs)) == 1
+    ]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
-    made = (CHARTS[name](first if name in _LANES else runs) for name in _CHARTS)
-    return [chart for chart in made if not chart.empty]
+    made = (CHARTS[name](first if name in _LANES else runs) for name in names)
+    return [chart for chart in made if not chart.bare]
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:

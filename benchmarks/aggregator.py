@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from agents import events, wire
+from agents import allocator, events, parts, wire
 from agents.aggregator import actions as act
 from agents.aggregator import core, inputs
 from agents.aggregator.core import Setup
@@ -42,7 +42,7 @@ from agents.rules.interface import Rule, Server
 from agents.vectors import Vector
 
 CLIENTS = [f"client-{i}" for i in range(8)]
-SIZES = {"10k": 10_000, "550k": 550_000, "5M": 5_000_000}
+SIZES = {"10k": 10_000, "550k": 550_000, "1M": 1_000_000, "5M": 5_000_000}
 RULES: dict[str, Rule] = {
     "fedavg": FedAvg(),
     "fedasync": FedAsync(),
@@ -78,7 +78,8 @@ class Aggregator:
         self._recording: Recording | None = None
         if record is not None:
             self._recording = Recording(record, Setup(settings, Named("fedbuff", {}), 0))
-        self._outbox: dict[str, tuple[act.Dispatch, bytes]] = {}
+        self._outbox: dict[str, tuple[act.Dispatch, parts.Messages]] = {}
+        self._newest: tuple[int, parts.Body] | None = None
         self._sequence = 0
         for client in CLIENTS:
             self._handle(inputs.StatusChanged(0, client, "ready"))
@@ -140,7 +141,10 @@ class Aggregator:
                     schema="schema",
                     vector=self._server.w,
                 )
-                self._outbox[action.client] = action, wire.encode(message)
+                head, views = wire.laid_out(message)
+                if self._newest is None or self._newest[0] != action.version:
+                    self._newest = action.version, parts.cut([bytes(view) for view in views])
+                self._outbox[action.client] = action, parts.messages(head, self._newest[1])
             elif isinstance(action, act.Log):
                 events.to_line(action.record)
 
@@ -249,6 +253,7 @@ def durability(folder: Path) -> None:
 
 
 def main() -> None:
+    allocator.keep_freed()  # as the aggregator's process does
     if sys.argv[1:2] == ["durability"]:
         durability(Path(sys.argv[2] if len(sys.argv) > 2 else "."))
         return

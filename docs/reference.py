@@ -15,6 +15,7 @@ from typing import Any
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 from testbed.cli import catalog
@@ -31,9 +32,16 @@ OF_THE_REPOSITORY = {
 PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
+_NAMED_AS_FILE = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w-]+\.md)")
+_HUGE = 1e15
+"""Bounds from here on are not worth a word."""
 _VARIANTS = {
-    "rule": ("Rule", "How updates become the next global model.", "rules.md"),
-    "task": ("Task", "What is learned, from which data, and how.", "tasks.md"),
+    "rule": ("Rule", "How updates become the next global model. Each rule has more keys.", "rules.md"),
+    "task": (
+        "Task",
+        "What is learned, from which data, and how. Some tasks have more keys.",
+        "tasks.md",
+    ),
 }
 """Keys of a topology of which there are many kinds, with a page for these."""
 
@@ -43,6 +51,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links to documents of the top folder lead to the pages made of these, and a link that shows the
+    name of a file shows the title of its page."""
+    for name, to in OF_THE_REPOSITORY.items():
+        markdown = markdown.replace(f"](../{name}", f"]({to}")
+    titles = dict(_titles(config.nav))
+
+    def titled(match: re.Match[str]) -> str:
+        return f"[{titles.get(match[1], match[1])}]({match[1]}"
+
+    return _NAMED_AS_FILE.sub(titled, markdown)
+
+
+def _titles(nav: Any) -> Iterator[tuple[str, str]]:
+    """What the navigation calls each page, by its path."""
+    for entry in nav:
+        for title, inside in entry.items():
+            if isinstance(inside, str):
+                yield inside, title
+            else:
+                yield from _titles(inside)
 
 
 def pages() -> dict[str, str]:
@@ -146,7 +177,12 @@ def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
     for key, (title, description, page) in _VARIANTS.items():
         options = [option["$ref"] for option in properties[key]["oneOf"] if "$ref" in option]
         kinds = [definitions[option.removeprefix("#/$defs/")] for option in options]
-        common = set.intersection(*(set(kind["properties"]) for kind in kinds))
+        common = {"name"}
+        common |= {
+            name
+            for name, inner in kinds[0]["properties"].items()
+            if all(kind["properties"].get(name) == inner for kind in kinds)
+        }
         found = {name: inner for name, inner in kinds[0]["properties"].items() if name in common}
         found["name"] = {"description": f"One of [these]({page}), or `module:Class` of your own code"}
         required = [name for name in kinds[0]["required"] if name in common]
@@ -190,8 +226,15 @@ def _keys(definition: dict[str, Any], whole: dict[str, Any]) -> str:
     for key, inner in definition["properties"].items():
         default = "" if key in required or "default" not in inner else _default(inner["default"])
         name = f"**`{key}`**" if key in required else f"`{key}`"
-        rows.append((name, _words(inner, whole), default, inner.get("description", "")))
+        rows.append((name, _words(inner, whole), default, _meaning(inner, whole)))
     return table(("key", "value", "default", "meaning"), rows)
+
+
+def _meaning(schema: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A key's own description, or that of the only mapping that it takes."""
+    names = list(dict.fromkeys(_references(schema, whole)))
+    target = whole["$defs"][names[0]] if len(names) == 1 else {}
+    return str(schema.get("description") or target.get("description", ""))
 
 
 def _words(schema: dict[str, Any], whole: dict[str, Any]) -> str:
@@ -230,7 +273,9 @@ def _bounds(schema: dict[str, Any]) -> str:
         "maximum": "to",
         "exclusiveMaximum": "below",
     }
-    return "".join(f" {word} {schema[key]:g}" for key, word in words.items() if key in schema)
+    return "".join(
+        f" {word} {schema[key]:g}" for key, word in words.items() if schema.get(key, _HUGE) < _HUGE
+    )
 
 
 def _default(value: Any) -> str:

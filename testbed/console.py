@@ -10,7 +10,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _TEXTS = ("device", "profile", "state")
 """Columns of words in `plain` tables; all others are numbers."""
+_WORTH_SECONDS = 2.0
+"""What takes less is not told the time of."""
 verbosity = 0
 """What the user wants to read: -1 with `--quiet`, results and errors alone; 1 with `--verbose`."""
 
@@ -55,6 +58,32 @@ def remark(text: str) -> None:
     """Print what is no result: progress, and what to do next. With `--quiet` nothing."""
     if verbosity >= 0:
         print_text(text)
+
+
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Inside, a terminal shows `text` and how long it has taken so far, below what else is printed. For
+    what has no end that could be foretold."""
+    if verbosity < 0 or not out().is_terminal:
+        yield
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=out(), transient=True) as shown:
+        shown.add_task(text, total=None)
+        yield
+
+
+def time_left(taken: float, done: float, total: float) -> str:
+    """`about 40 s left`, where `done` of `total` equal parts took `taken` seconds; empty where that is
+    too early to say, or hardly worth it."""
+    left = taken / done * (total - done) if done else math.inf
+    if taken < _WORTH_SECONDS or not _WORTH_SECONDS <= left < math.inf:
+        return ""
+    if left < 90:
+        return f"about {left:.0f} s left"
+    return f"about {left / 60:.0f} min left" if left < 5400 else f"about {left / 3600:.1f} h left"
 
 
 def print_json(value: Any) -> None:

@@ -67,6 +67,17 @@ class Browser:
         )
         return found
 
+    def layers(self, figure: str) -> list[str]:
+        """Names of what a figure draws; none while it is hidden."""
+        script = f"const f = {_FIGURE}; return f.visible ? f.renderers.map(r => r.name) : []"
+        found: list[str] = self.run(script, figure)
+        return found
+
+    def words(self, name: str) -> str:
+        """The text of a part of the page."""
+        text: str = self.run(f"return {_FIGURE}.text", name)
+        return text
+
     def hover(self, figure: str, x: float, y: float) -> str:
         """The words that appear where the pointer is moved to this place of the figure; or none."""
         place = self.run(_PLACE, figure, x, y)
@@ -78,8 +89,7 @@ class Browser:
         return words
 
     def header(self) -> str:
-        text: str = self.run("return Bokeh.documents[0].get_model_by_name('header-0').text")
-        return text
+        return self.words("header-0")
 
     def heap(self) -> float:
         """MB of JavaScript's heap, after its garbage has been collected."""

@@ -59,13 +59,18 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
         with browser.opened() as page:
             page.open(url)
             assert all(address.startswith("http://127.0.0.1:") for address in page.requests())
-            until(lambda: "live" in page.header() and len(drawn(page, "accuracy", "fedbuff")) > 1)
+            until(lambda: " s of 600 s" in page.header() and len(drawn(page, "accuracy", "fedbuff")) > 1)
             before = drawn(page, "accuracy", "fedbuff"), lanes(page)
             until(lambda: len(drawn(page, "accuracy", "fedbuff")) > len(before[0]))
             until(lambda: len(lanes(page)) > len(before[1]))
             assert "sequence" in until(lambda: hovered(page))
+            until(lambda: "working" in page.words("table-0"))
+            assert {"fast", "slow"} <= set(until(lambda: page.layers("cpu-over-time-0")))
+            log = fetched(url.replace("/run?", "/logs?") + "&part=aggregator")[1]
+            assert "<option selected>aggregator</option>" in log
             assert cli("kill", str(path), "slow").returncode == 0
             until(lambda: ("slow", "offline") in lanes(page))
+            until(lambda: "1: crash slow" in page.words("events-0"))
             keep(page, "live")
             seen = counted(metrics)
             assert seen["testbed_updates_total", "fast"] > 0
@@ -79,7 +84,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert "unknown" not in page.header()  # validity: what ends early is judged, too
         up.wait(30)
         assert not server.is_running()
-    assert left_as_processes() == []
+    assert left_as_processes(path.name) == []
 
 
 @pytest.mark.together
@@ -87,6 +92,14 @@ def test_runs_that_are_over_side_by_side(over: Path) -> None:
     names = [path.name for path in over.iterdir()]
     with served(over) as url, browser.opened("dark") as page:
         page.driver.get(url)
+        find = page.driver.find_element("id", "find")
+        find.send_keys("fedbuff")
+        assert page.driver.find_element("id", "count").text == "1 of 2 runs"
+        find.clear()
+        find.send_keys("time is up")
+        page.driver.find_element("css selector", "[data-sort=rule]").click()
+        rules = "return [...document.querySelectorAll('tbody tr')].map(row => row.cells[3].innerText)"
+        assert page.run(rules) == ["fedasync", "fedbuff"]
         for box in page.driver.find_elements("css selector", "input[type=checkbox]"):
             box.click()
         page.driver.find_element("css selector", "button").click()

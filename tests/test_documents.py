@@ -4,6 +4,7 @@ blocks of code say: commands, topologies, Python."""
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import os
@@ -123,9 +124,14 @@ def _arguments(line: str) -> Iterator[list[str]]:
         words = words[end + 1 :]
 
 
+@functools.cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 def complaint(arguments: list[str], *, complete: bool) -> str | None:
     """What `testbed` has against the form of its arguments: values are not looked at."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line()
     rest = list(arguments)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         command, name = command.get_command(typer.Context(command), rest[0]), rest.pop(0)
@@ -264,6 +270,8 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
     assert len(pages) > len(PAGES)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+stylesheet[^>]+https?:")
     assert [page for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
+    named = re.compile(r">[\w-]+\.md</a>")  # not by its title
+    assert [page for page in pages if named.search(page.read_text(encoding="utf-8"))] == []
     for page, word in {"rules": "fedbuff", "topology": "compression", "commands": "--resume"}.items():
         assert word in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from agents import own_code
+from agents import events, own_code
 from agents.client.training import FitTrainer, trainer_of
 from agents.config import Local
+from agents.device_actions import Crash, SetCpu
 from agents.tasks.flower import Flower
 from testbed import BadInputError, simulate, topology, up
 from testbed.api.given import text_of
@@ -55,9 +56,20 @@ def written(folder: Path, **task: Any) -> Path:
 
 
 def test_a_numpy_client_in_local_processes(tmp_path: Path) -> None:
-    """Its initial model is what get_parameters returns."""
-    with up(written(tmp_path), runtime="process", oversubscribe=True, runs=tmp_path / "runs") as run:
+    """Its initial model is what get_parameters returns. From Python, which changes devices too."""
+    seen: list[events.Record] = []
+    with up(
+        written(tmp_path),
+        runtime="process",
+        oversubscribe=True,
+        on_event=seen.append,
+        runs=tmp_path / "runs",
+    ) as run:
+        run.set("slow", cpu=0.3)
+        run.kill("fast-2")
         result = run.wait()
+    acted = [(one.device, one.action) for one in seen if isinstance(one, events.Acted)]
+    assert acted == [("slow", SetCpu(0.3)), ("fast-2", Crash())]
     accuracy = result.evaluations["accuracy"]
     assert accuracy.iloc[0] < 0.3
     assert accuracy.max() > 0.6

@@ -129,6 +129,7 @@ def test_nothing_is_left(two_speeds: Finished, engine: docker.DockerClient) -> N
     assert left_in_docker(engine) == []
 
 
+@pytest.mark.together
 def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
         attacked = attack_from(device, by_part)
-        interrupt_leaves_nothing(up, engine)
+        interrupt_leaves_nothing(up, engine, tmp_path / "runs")
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.manifest["outcome"] == "interrupted"
@@ -246,19 +247,21 @@ def assert_no_effect_on(device: str, run: Finished) -> None:
     assert device not in {one.client for one in rejected}
 
 
+@pytest.mark.together
 def test_ctrl_c_during_start_up_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "Starting broker")
         time.sleep(1)
-        interrupt_leaves_nothing(up, engine)
+        interrupt_leaves_nothing(up, engine, tmp_path / "runs")
 
 
-def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerClient) -> None:
+def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerClient, runs: Path) -> None:
+    (run,) = runs.iterdir()
     took, output = interrupt(up)
     assert up.returncode == 130, output
     assert "Traceback" not in output
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, run.name) == []
     assert took < 10
 
 
@@ -305,6 +308,53 @@ def test_a_papers_model_in_containers(
     assert (buffers.integers > 0).all()  # batches that were counted
 
 
+GREEDY = """
+from dataclasses import dataclass
+
+import torch
+from agents.tasks.logreg import DigitsLogreg
+
+kept = []
+
+@dataclass(frozen=True)
+class Greedy(DigitsLogreg):
+    \"\"\"Its sixth step takes 400 MiB.\"\"\"
+
+    def loss(self, outputs, y):
+        if outputs.requires_grad:  # it trains
+            kept.append(None)
+            if len(kept) == 6:
+                kept.append(torch.ones(100 * 2**20))
+        return super().loss(outputs, y)
+"""
+
+
+@pytest.mark.together
+def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_path: Path) -> None:
+    """The other one, with room for it, goes on."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "greedy.py").write_text(GREEDY)
+    topology = write_topology(
+        tmp_path,
+        code="code",
+        task={"name": "greedy:Greedy", "local": {"steps": 2, "batch_size": 32, "lr": 0.1}},
+        rule={"name": "fedasync"},
+        devices=[
+            {"name": "small", "cpu": 0.2, "memory": "400MiB"},
+            {"name": "large", "cpu": 0.2, "memory": "1GiB"},
+        ],
+        stop={"after": "12s"},
+    )
+    done = cli("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    notes = [record.message for record in run.records if isinstance(record, events.Note)]
+    told = "out of memory: its client needed more than the device's 400 MiB, and was killed"
+    assert [note for note in notes if note.startswith("small") and told in note]
+    assert not [note for note in notes if note.startswith("large")]
+    assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
+
+
 @pytest.mark.together
 def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
@@ -338,6 +388,7 @@ def _network_state() -> list[str]:
     return [done.stdout for done in found]
 
 
+@pytest.mark.together
 def test_twenty_devices(
     engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -348,4 +399,4 @@ def test_twenty_devices(
     run = Finished.only_one_in(tmp_path / "runs")
     assert len(run.manifest["devices"]) == 20
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, run.path.name) == []

@@ -4,63 +4,174 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
 import numpy as np
 
 from agents.device_actions import SetCpu, SetLink, from_json, name_of
-from analysis.charts.chart import Chart, Layer, arrays
+from analysis.charts.chart import COLORS, Chart, Layer, arrays
 from analysis.load import Run
+from analysis.names import distinct
 
 _MAX_MARKS = 30
 """Marks; more would hide what they mark."""
-_LABELLED = 12
-"""Marks up to which all are labelled; of more only the lines are drawn, with tooltips on the screen."""
+_AXIS_CHARACTERS = 70
+"""Characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Kinds of action that a label lists, and devices that it names for each; of more it has the count."""
+"""Kinds of action that a mark lists, and devices that it names for each; of more it has the count."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
 """Of a link's fields: what to multiply the value by, and the unit of the product."""
 
 
-def with_actions(chart: Chart, runs: Sequence[Run], since: float = 0.0) -> Chart:
-    """`chart`, whose x axis is device time, with vertical marks for the actions from `since` on.
+@dataclass(frozen=True, slots=True)
+class _Action:
+    at: float
+    action: str
+    device: str
+    run: Run
 
-    Actions of the same second share a mark, at the first of them; where that makes more than 30 marks,
-    those of the same 2, 4, 8, … seconds. A link that follows a trace changes twice a second: that is not
-    marked. The chart's note mentions both.
-    """
-    marked, unmarked = [], 0
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Actions of about the same time."""
+
+    at: float
+    """Seconds of device time, of the first of them."""
+    what: str
+    """`crash pi-1; link up 100 kbit/s 4 devices`; of one of several runs `fedavg: crash pi-1`."""
+    run: Run | None
+    """Whose they are, if not all runs'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    marks: tuple[Mark, ...]
+    """By time; on charts they have the numbers 1, 2, 3, …"""
+    notes: tuple[str, ...]
+    """What they leave out."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """`3: crash pi-1 (12.0 s)`, of each mark."""
+        return tuple(f"{n}: {mark.what} ({mark.at:.1f} s)" for n, mark in enumerate(self.marks, start=1))
+
+
+def marks(runs: Sequence[Run]) -> Marks:
+    """Actions of the same second share a mark, at the first of them; where that makes more than 30
+    marks, those of the same 2, 4, 8, … seconds. A link that follows a trace changes twice a second: that
+    is not marked."""
+    marked: list[_Action] = []
+    unmarked = 0
     for run in runs:
-        traced = _traced(run)
-        actions = run.scenario.loc[run.scenario["at"] >= since, ["at", "device", "source", "details"]]
-        for at, device, source, details in actions.itertuples(index=False):
-            action = describe(details)
-            if device in traced and source == "scenario" and action.startswith("link "):
-                unmarked += 1
-            else:
-                marked.append((at, action, device))
-    marked.sort(key=lambda one: one[0])
-    times, width_s = np.array([at for at, *_ in marked]), 1
+        scenario = run.scenario[["at", "device", "source", "details"]]
+        by_trace = (
+            scenario["device"].isin(_traced(run))
+            & (scenario["source"] == "scenario")
+            & scenario["details"].astype(str).str.contains('"link"', regex=False)
+        )
+        unmarked += int(by_trace.sum())
+        rows = scenario[~by_trace].itertuples(index=False)
+        marked += [_Action(at, describe(details), device, run) for at, device, _, details in rows]
+    marked.sort(key=lambda one: one.at)
+    times, width_s = np.array([one.at for one in marked]), 1
     while len(np.unique(times // width_s)) > _MAX_MARKS:
         width_s *= 2
-    marks: dict[float, dict[str, dict[str, None]]] = {}
-    first: dict[float, float] = {}
-    for at, action, device in marked:
-        position = first.setdefault(at // width_s, at)
-        marks.setdefault(position, {}).setdefault(action, {})[device] = None
-    labels = [_label(devices_by_action) for devices_by_action in marks.values()]
-    columns = arrays(
-        x=np.array(list(marks), np.float64),
-        what=np.array(labels, str),
-        label=np.array(labels if len(labels) <= _LABELLED else [""] * len(labels), str),
-    )
-    layer = Layer("scenario", "rules", columns, color="grey", legend=False, hover={"scenario": "what"})
+    buckets: dict[float, list[_Action]] = {}
+    for one in marked:
+        buckets.setdefault(one.at // width_s, []).append(one)
+    names = {id(run): name for name, run in distinct(runs).items()} if len(runs) > 1 else {}
     grouped = f"each vertical mark stands for up to {width_s} s of the scenario" if width_s > 1 else ""
     omitted = f"{unmarked:,} link changes from traces are not marked" if unmarked else ""
-    return replace(chart, layers=(*chart.layers, layer)).with_note(grouped, omitted)
+    return Marks(
+        tuple(_mark(bucket, names) for bucket in buckets.values()),
+        tuple(filter(None, (grouped, omitted))),
+    )
+
+
+def with_actions(
+    chart: Chart, runs: Sequence[Run], since: float = 0.0, colors: Mapping[int, str] | None = None
+) -> Chart:
+    """`chart`, whose x axis is device time, with vertical marks for the actions of `runs` from `since`
+    on. What not all runs share has the colour of its run (`colors`, by the run's id).
+
+    A mark is labelled in words where there is room for those of all marks, else by its number. The
+    chart's `key` says what the numbers stand for, and its note what is left out.
+    """
+    found = marks(runs)
+    shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
+    until = max([since, *(run.duration for run in runs), *(mark.at for mark in found.marks[-1:])])
+    at = [mark.at for _, mark in shown]
+    labels = _labels(at, [mark.what for _, mark in shown], since, until)
+    words = labels is not None
+    if labels is None:
+        labels = _numbers(at, [number for number, _ in shown], since, until)
+    hues = [(colors or {}).get(id(mark.run), "grey") for _, mark in shown]
+    columns = arrays(
+        x=np.array(at, np.float64),
+        what=np.array([f"{number}: {mark.what}" for number, mark in shown], str),
+        label=np.array(labels, str),
+        color=np.array([COLORS.index(hue) for hue in hues], np.int64),
+    )
+    hover = {"scenario": "what", "at (s)": "x"}
+    layer = Layer("scenario", "rules", columns, color="grey", legend=False, hover=hover)
+    key = () if words else tuple(found.key[number - 1] for number, _ in shown)
+    return replace(chart, layers=(*chart.layers, layer), key=key).with_note(*found.notes)
+
+
+def _mark(bucket: Sequence[_Action], names: Mapping[int, str]) -> Mark:
+    """`names`: of the runs, by their ids, where they are several."""
+    runs = {id(one.run): one.run for one in bucket}
+    done: dict[int, dict[str, dict[str, None]]] = {key: {} for key in runs}
+    for one in bucket:
+        done[id(one.run)].setdefault(one.action, {})[one.device] = None
+    said: dict[str, list[str]] = {}
+    for key, actions in done.items():
+        said.setdefault(_said(actions), []).append(names.get(key, ""))
+    if len(said) == 1 and len(runs) >= len(names):
+        return Mark(bucket[0].at, next(iter(said)), None)
+    texts = [f"{', '.join(those)}: {text}" for text, those in said.items()]
+    return Mark(bucket[0].at, "; ".join(texts), bucket[0].run if len(runs) == 1 else None)
+
+
+def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: float) -> list[str] | None:
+    """`texts`, if all of them fit beside each other, centred above their marks and not beyond the ends
+    of the axis."""
+    free = since
+    for middle, text in zip(at, texts, strict=True):
+        half = (len(text) + 2) / 2 / _AXIS_CHARACTERS * (until - since)
+        if middle - half < free or middle + half > until:
+            return None
+        free = middle + half
+    return list(texts)
+
+
+def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: float) -> list[str]:
+    """For each mark its number, or of marks that are close `3–5` for the middle one and nothing for the
+    others."""
+    clusters: list[list[int]] = []
+
+    def text(cluster: list[int]) -> str:
+        first, last = numbers[cluster[0]], numbers[cluster[-1]]
+        return str(first) if first == last else f"{first}–{last}"
+
+    def middle(cluster: list[int]) -> int:
+        return cluster[len(cluster) // 2]
+
+    def clash(one: list[int], other: list[int]) -> bool:
+        room = ((len(text(one)) + len(text(other))) / 2 + 1) / _AXIS_CHARACTERS * (until - since)
+        return at[middle(other)] - at[middle(one)] < room
+
+    for place in range(len(at)):
+        clusters.append([place])
+        while len(clusters) > 1 and clash(clusters[-2], clusters[-1]):
+            clusters[-2:] = [clusters[-2] + clusters[-1]]
+    labels = [""] * len(at)
+    for cluster in clusters:
+        labels[middle(cluster)] = text(cluster)
+    return labels
 
 
 def _traced(run: Run) -> set[str]:
@@ -70,7 +181,7 @@ def _traced(run: Run) -> set[str]:
     return set(run.devices.loc[run.devices["group"].isin(traced), "device"])
 
 
-def _label(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
+def _said(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
     """`crash pi-1; link up 100 kbit/s 4 devices`."""
     parts = []
     for action, devices in islice(devices_by_action.items(), _KINDS):

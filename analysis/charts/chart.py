@@ -11,14 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[Any]
-Mark = Literal["line", "step", "points", "bars", "spans", "rules", "diagonal"]
+Mark = Literal["line", "step", "band", "points", "bars", "spans", "rules", "diagonal"]
 """What a layer is drawn as, with the columns that it needs:
 
 `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
+`band`: `x`, `low`, `high`: the area between the two.
 `bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
 `spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles; perhaps
 `shade`, how much of the colour, from 0 to 1.
-`rules`: `x`, `label`: vertical lines with labels.
+`rules`: `x`, `label` (written above the plot; none where empty), `color` (index in `PALETTE`): vertical
+lines.
 `diagonal`: none: where y = x.
 """
 
@@ -59,6 +61,8 @@ class Axis:
     label: str
     unit: str = ""
     log: bool = False
+    whole: bool = False
+    """Of whole numbers: no ticks between them."""
     ticks: Mapping[float, str] | None = None
     """Labels by position, in place of numbers."""
     limits: tuple[float | None, float | None] = (None, None)
@@ -110,6 +114,8 @@ class Chart:
     """What colours mean, where layers have several (`spans`): the name of the colour by its meaning."""
     note: str = ""
     """Shown below the title."""
+    key: tuple[str, ...] = ()
+    """What the labels of `rules` stand for, where these are numbers; on paper it is below the plot."""
     height: float = 1.0
     """Relative to the usual height."""
 
@@ -119,9 +125,26 @@ class Chart:
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
 
+    @property
+    def bare(self) -> bool:
+        """Whether there is too little to look at: no span, or a single point or bar."""
+        points = 0
+        for layer in self.layers:
+            if layer.mark == "spans" and len(layer.columns["begin"]):
+                return False
+            if layer.mark in ("line", "points", "bars"):
+                y = np.asarray(layer.columns["y"], np.float64)
+                points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
+        return points < 2
+
     def with_note(self, *notes: str) -> Chart:
         """The same chart with `notes` added to its note."""
         return replace(self, note="; ".join(filter(None, (self.note, *notes))))
+
+
+def band_of(name: str) -> str:
+    """The name of the band that belongs to the line `name`."""
+    return f"{name}, range"
 
 
 def color(index: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
-from textwrap import shorten
+from textwrap import fill, shorten
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,9 +12,9 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.colors import to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
 
-from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
 """Inches: the width of a page's text, and the usual height."""
@@ -24,6 +24,8 @@ _MAX_SHAPES = 2_000
 """Shapes of a layer; more are drawn as pixels even in a PDF, which would become too large."""
 _MAX_NOTE = 110
 """Characters of a note that fit into the width."""
+_MAX_KEY, _KEY_COLUMNS = 48, 3
+"""Characters of an entry of a key, and entries in a line."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
@@ -33,6 +35,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
     figure = _figure(height, ink)
     axes = figure.add_subplot()
     _draw(axes, chart, ink)
+    _add_key(axes, chart, ink)
     _add_legend(figure, axes, chart, ink)
     return figure
 
@@ -87,11 +90,30 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
                 handle.set(sizes=[18], alpha=1)
 
 
+def _add_key(axes: Axes, chart: Chart, ink: Ink) -> None:
+    """What numbers above the plot stand for, below it."""
+    entries = [shorten(entry, _MAX_KEY, placeholder=" …") for entry in chart.key]
+    rows = ceil(len(entries) / _KEY_COLUMNS)
+    for column in range(_KEY_COLUMNS if entries else 0):
+        axes.annotate(
+            "\n".join(entries[column * rows : (column + 1) * rows]), (column / _KEY_COLUMNS, 0),
+            xycoords="axes fraction", xytext=(0, -32), textcoords="offset points", va="top",
+            fontsize=5.5, color=ink.text,
+        )  # fmt: skip
+
+
 def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.set_facecolor(ink.paper)
-    axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=18 if chart.note else 6)
-    note = shorten(chart.note, _MAX_NOTE, placeholder=" …")
-    axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7, color=ink.text, in_layout=False)
+    marked = any(layer.mark == "rules" and len(layer.columns["x"]) for layer in chart.layers)
+    lift = 9 if marked else 0  # for the labels of the rules
+    note = fill(shorten(chart.note, 3 * _MAX_NOTE, placeholder=" …"), _MAX_NOTE)
+    lines = len(note.splitlines())
+    above = 6 + lift + (3 + 9 * lines if lines else 0)
+    axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=above)
+    axes.annotate(
+        note, (0, 1), xycoords="axes fraction", xytext=(0, 4 + lift), textcoords="offset points",
+        fontsize=7, color=ink.text, in_layout=False, va="bottom",
+    )  # fmt: skip
     _style_axis(axes, "x", chart.x)
     _style_axis(axes, "y", chart.y)
     axes.tick_params(colors=ink.text, labelsize=8)
@@ -111,6 +133,8 @@ def _style_axis(axes: Axes, which: str, axis: Axis) -> None:
     axes.set(**{f"{which}label": axis.title})
     if axis.ticks is not None:
         axes.set(**{f"{which}ticks": list(axis.ticks), f"{which}ticklabels": list(axis.ticks.values())})
+    if axis.whole and axis.ticks is None:
+        (axes.xaxis if which == "x" else axes.yaxis).set_major_locator(MaxNLocator(integer=True))
     if axis.log:
         axes.set(**{f"{which}scale": "log"})
         (axes.xaxis if which == "x" else axes.yaxis).set_major_formatter("{x:g}")
@@ -132,6 +156,11 @@ def _line(axes: Axes, layer: Layer, ink: Ink) -> None:
         columns["x"], columns["y"], color=PALETTE[layer.color], label=_label(layer), drawstyle=style,
         linestyle="--" if layer.dashed else "-", linewidth=1.4, marker=dots, markersize=2.5,
     )  # fmt: skip
+
+
+def _band(axes: Axes, layer: Layer, ink: Ink) -> None:
+    x, low, high = (layer.columns[name] for name in ("x", "low", "high"))
+    axes.fill_between(x, low, high, color=PALETTE[layer.color], alpha=0.2, linewidth=0)
 
 
 def _points(axes: Axes, layer: Layer, ink: Ink) -> None:
@@ -172,14 +201,14 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _rules(axes: Axes, layer: Layer, ink: Ink) -> None:
-    x, labels = layer.columns["x"], layer.columns["label"]
-    for at, label in zip(x, labels, strict=True):
-        axes.axvline(at, color=PALETTE[layer.color], linewidth=0.8, linestyle=":")
+    columns = (layer.columns[name] for name in ("x", "label", "color"))
+    for at, label, color in zip(*columns, strict=True):
+        axes.axvline(at, color=PALETTE[COLORS[color]], linewidth=0.8, linestyle=":")
         if label:
-            axes.text(
-                at, 0.98, f" {label}", transform=axes.get_xaxis_transform(), rotation=90, fontsize=6,
-                ha="right", va="top", color=ink.text,
-                path_effects=[withStroke(linewidth=2, foreground=ink.paper)],
+            axes.annotate(
+                label, (at, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+                textcoords="offset points", ha="center", va="bottom", fontsize=6, color=ink.text,
+                in_layout=False,
             )  # fmt: skip
 
 
@@ -199,6 +228,7 @@ def _label(layer: Layer) -> str:
 _MARKS: dict[str, Callable[[Axes, Layer, Ink], None]] = {
     "line": _line,
     "step": _line,
+    "band": _band,
     "points": _points,
     "bars": _bars,
     "spans": _spans,

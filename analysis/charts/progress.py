@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from analysis import metrics
 from analysis.charts.actions import with_actions
-from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, color
+from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
@@ -27,7 +27,7 @@ Quality = Literal["accuracy", "loss"]
 Progress = Literal["time", "version", "bytes"]
 _X: dict[Progress, tuple[Axis, Callable[[Run], Column]]] = {
     "time": (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy()),
-    "version": (Axis("version"), lambda run: run.evaluations["version"].to_numpy()),
+    "version": (Axis("version", whole=True), lambda run: run.evaluations["version"].to_numpy()),
     "bytes": (Axis("data uploaded", "MB"), lambda run: uploaded_bytes(run) / 1e6),
 }
 _Y: dict[Quality, tuple[Axis, float]] = {
@@ -36,31 +36,69 @@ _Y: dict[Quality, tuple[Axis, float]] = {
 }
 """With what the recorded value is multiplied by."""
 _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
+_MAX_GRID = 400
+"""Points of a mean over seeds."""
 _MAX_TARGETS = 4
 """Targets that are shown: the highest that any run reached."""
 
 
-def curves(runs: Sequence[Run], quality: Quality, against: Progress) -> Chart:
-    """A line per run; runs that differ only in their seed share a colour."""
+def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
+    """A line per run. Of runs that differ only in their seed the mean, and a band from the lowest to the
+    highest, unless they are to be shown `apart`."""
     (x, values), (y, scale) = _X[against], _Y[quality]
-    names = {id(run): name for name, run in distinct(runs).items()}
-    layers = []
-    hover = {"run": "$name", y.title: "y", "version": "version", "device time (s)": "at"}
-    for index, (label, same) in enumerate(by_settings(runs).items()):
-        for run in same:
-            evaluations, legend = run.evaluations, len(runs) > 1 and run is same[0]
-            columns = arrays(
-                x=values(run),
-                y=evaluations[quality] * scale,
-                version=evaluations["version"],
-                at=evaluations["at"],
-            )
-            name = names[id(run)]
-            layers.append(
-                Layer(name, "line", columns, color(index), label=label, legend=legend, hover=hover)
-            )
-    chart = Chart(f"{quality.capitalize()} against {x.label}", x, y, tuple(layers))
-    return with_actions(chart, runs) if against == "time" else chart
+    sets = {name: [run] for name, run in distinct(runs).items()} if apart else by_settings(runs)
+    layers: list[Layer] = []
+    hues: dict[int, str] = {}
+    for index, (name, same) in enumerate(sets.items()):
+        hues |= {id(run): color(index) for run in same}
+        if len(same) > 1:
+            layers += _mean(name, same, quality, against, color(index))
+            continue
+        evaluations = same[0].evaluations
+        columns = arrays(
+            x=values(same[0]),
+            y=evaluations[quality] * scale,
+            version=evaluations["version"],
+            at=evaluations["at"],
+        )
+        hover = {"run": "$name", y.title: "y", "version": "version", "device time (s)": "at"}
+        layers.append(Layer(name, "line", columns, color(index), legend=len(sets) > 1, hover=hover))
+    chart = Chart(f"{quality.capitalize()} against {x.label}", x, y, tuple(layers), note=_of(sets))
+    return with_actions(chart, runs, colors=hues) if against == "time" else chart
+
+
+def _of(sets: Mapping[str, Sequence[Run]]) -> str:
+    """What a line stands for, where it is not one run."""
+    counts = sorted({len(same) for same in sets.values()} - {1})
+    if not counts:
+        return ""
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return (
+        f"line: mean of {number} seeds, band: lowest to highest; "
+        "a run that has ended counts with its last value"
+    )
+
+
+def _mean(
+    name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
+) -> Iterator[Layer]:
+    """Runs are evaluated at times of their own: between two evaluations a run counts as interpolated,
+    after its last one with that, and before its first one nothing is drawn."""
+    (_, values), (axis, scale) = _X[against], _Y[quality]
+    lines = [(np.asarray(values(run), np.float64), run.evaluations[quality] * scale) for run in runs]
+    lines = [(x, y) for x, y in lines if len(x)]
+    if not lines:
+        return
+    grid = np.unique(np.concatenate([x for x, _ in lines]))
+    if len(grid) > _MAX_GRID:
+        grid = np.interp(np.linspace(0, len(grid) - 1, _MAX_GRID), np.arange(len(grid)), grid)
+    table = np.array([np.interp(grid, x, y, left=np.nan) for x, y in lines])
+    known = ~np.isnan(table).any(axis=0)
+    grid, table = grid[known], table[:, known]
+    ends = {"low": table.min(axis=0), "high": table.max(axis=0)}
+    yield Layer(band_of(name), "band", arrays(x=grid, **ends), hue, legend=False)
+    hover = {"mean of": "$name", axis.title: "y", "lowest": "low", "highest": "high"}
+    yield Layer(name, "line", arrays(x=grid, y=table.mean(axis=0), **ends), hue, hover=hover)
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:

@@ -6,25 +6,34 @@ Every layer has its own data source: `Drawn.update` exchanges their columns in p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 from bokeh.core.properties import value
-from bokeh.models.annotations import LabelSet, Legend, LegendItem, Slope, Title, Whisker
+from bokeh.models.annotations import Legend, LegendItem, Slope, Title
+from bokeh.models.axes import Axis as BokehAxis
+from bokeh.models.axes import LinearAxis
 from bokeh.models.formatters import BasicTickFormatter
+from bokeh.models.labeling import NoOverlap
 from bokeh.models.ranges import DataRange1d, Range, Range1d
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.models.sources import ColumnDataSource
+from bokeh.models.tickers import FixedTicker
 from bokeh.models.tools import HoverTool
 from bokeh.plotting import figure
 from bokeh.transform import linear_cmap
 
-from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme
+from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme, band_of
 from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
 """Pixels of the usual height, without title, axis and legend."""
+WRAP = 80
+"""Characters of a note in a line, in a figure of the usual width."""
+_TITLE, _LEGEND = 0.7, 1.2
+"""How many times as many of a title, and of a legend."""
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
@@ -39,6 +48,11 @@ class Drawn:
     """The newest."""
     _ink: Ink
     _note: Title
+    _labels: LinearAxis
+    """Above the plot, with a tick for each label of the rules."""
+    _wrap: int
+    _longest: int = 0
+    """Characters of a name in the legend."""
 
     def update(self, chart: Chart) -> None:
         """Show `chart`, a newer state of the same one, in the same figure: zoom and selections remain.
@@ -47,15 +61,17 @@ class Drawn:
         """
         for layer in chart.layers:
             if layer.name in self.sources:
-                exchange(self.sources[layer.name], _data(layer), ordered=layer.mark in ("line", "step"))
+                ordered = layer.mark in ("line", "step", "band")
+                exchange(self.sources[layer.name], _data(layer), ordered=ordered)
+                self._label(layer)
             elif layer.mark != "diagonal":
                 self._add(layer)
         for name in self.sources.keys() - {layer.name for layer in chart.layers}:
             data: dict[str, Any] = dict(self.sources[name].data)
             self.sources[name].data = {column: rows[:0] for column, rows in data.items()}
-        self._note.text = _note(chart)
+        self._note.text = _note(chart, self._wrap)
         for drawn, bokeh_range, old, new in (
-            (self.figure.xaxis[0], self.figure.x_range, self._chart.x, chart.x),
+            (_x_axis(self.figure), self.figure.x_range, self._chart.x, chart.x),
             (self.figure.yaxis[0], self.figure.y_range, self._chart.y, chart.y),
         ):
             _set_ticks(drawn, new)
@@ -76,16 +92,24 @@ class Drawn:
             tips = [(heading, _tip(layer, column)) for heading, column in layer.hover.items()]
             self.figure.add_tools(HoverTool(renderers=[renderer], tooltips=tips, visible=False))
         if layer.legend:
-            item = LegendItem(label=value(layer.title), renderers=[renderer])
+            renderers: list[Any] = [renderer]
+            renderers += [one for one in self.figure.renderers if one.name == band_of(layer.name)]
+            item = LegendItem(label=value(layer.title), renderers=renderers)
             legend = self.figure.legend[0]
             legend.items = [*legend.items, item]
             legend.visible = len(legend.items) > 1
+            self._longest = max(self._longest, len(layer.title))
+            legend.ncols = _legend_columns(self._longest, self._wrap)
 
     def _glyph(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
         color, dash = PALETTE[layer.color], "dashed" if layer.dashed else "solid"
         common: dict[str, Any] = {"source": source, "name": layer.name}
         line: dict[str, Any] = {"color": color, "line_width": 2, "line_dash": dash}
         match layer.mark:
+            case "band":
+                return self.figure.varea(
+                    "x", "low", "high", fill_color=color, fill_alpha=0.2, level="underlay", **common
+                )
             case "line":
                 return self.figure.line("x", "y", **line, **common)
             case "step":
@@ -97,40 +121,46 @@ class Drawn:
             case "bars":
                 return self._bars(layer, color, common)
             case "spans":
-                cmap = linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
                 return self.figure.hbar(
                     y="y",
                     left="begin",
                     right="end",
                     height="height",
-                    fill_color=cmap,
+                    fill_color=_in_palette(),
                     fill_alpha="shade" if "shade" in layer.columns else 1.0,
                     line_color=None,
                     **common,
                 )
-        return self._rules(color, common)
+        self._label(layer)
+        return self.figure.vspan(
+            "x", line_color=_in_palette(), line_dash="dotted", line_width=1.5, **common
+        )
 
     def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         bars = self.figure.vbar("x", "width", "y", fill_color=color, line_color=None, **common)
-        if "low" in layer.columns:
-            whisker = Whisker(base="x", lower="low", upper="high", source=common["source"])
-            whisker.update(line_color=self._ink.text, lower_head=None, upper_head=None)
-            self.figure.add_layout(whisker)
+        if "low" in layer.columns:  # glyphs, unlike annotations, count for the range of the axis
+            self.figure.segment(
+                "x", "low", "x", "high", line_color=self._ink.text, source=common["source"]
+            )
         return bars
 
-    def _rules(self, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
-        rules = self.figure.vspan("x", line_color=color, line_dash="dotted", line_width=1.5, **common)
-        labels = LabelSet(
-            x="x", y=4, y_units="screen", text="label", angle=np.pi / 2, y_offset=4, x_offset=-2,
-            source=common["source"], text_font_size="10px", text_color=self._ink.text,
-            background_fill_color=self._ink.paper, background_fill_alpha=0.7,
-        )  # fmt: skip
-        self.figure.add_layout(labels)
-        return rules
+    def _label(self, layer: Layer) -> None:
+        """Write the labels of rules above the plot; where a window is too small, some of them."""
+        if layer.mark != "rules":
+            return
+        labels = {
+            float(at): str(label)
+            for at, label in zip(layer.columns["x"], layer.columns["label"], strict=True)
+            if label
+        }
+        if labels != self._labels.major_label_overrides:
+            ticker = FixedTicker(ticks=[*labels])
+            self._labels.update(ticker=ticker, major_label_overrides=labels, visible=bool(labels))
 
 
-def draw(chart: Chart, theme: Theme = "light") -> Drawn:
-    """`Drawn.figure` is a Bokeh model, for a document, a page or a notebook."""
+def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> Drawn:
+    """`Drawn.figure` is a Bokeh model, for a document, a page or a notebook. `wrap`: characters of a
+    note in a line."""
     ink = INKS[theme]
     shown = figure(
         frame_height=int(_HEIGHT * chart.height),
@@ -142,22 +172,35 @@ def draw(chart: Chart, theme: Theme = "light") -> Drawn:
         tools=_TOOLS,
         output_backend="webgl",
     )
-    note = Title(text=_note(chart), text_font_size="11px", text_font_style="normal", text_color=ink.text)
-    title = Title(text=chart.title, text_font_size="14px", text_color=ink.text)
-    shown.add_layout(note, "above")
-    shown.add_layout(title, "above")
-    drawn = Drawn(shown, {}, chart, ink, note)
-    _add_legend(shown, chart, ink)
+    note = Title(
+        text=_note(chart, wrap), text_font_size="11px", text_font_style="normal", text_color=ink.text
+    )
+    title = Title(text=fill(chart.title, int(_TITLE * wrap)), text_font_size="14px", text_color=ink.text)
+    labels = LinearAxis()
+    labels.update(
+        ticker=FixedTicker(ticks=[]), major_label_policy=NoOverlap(), major_label_standoff=0,
+        major_label_text_color=ink.text, major_label_text_font_size="10px", axis_line_color=None,
+        major_tick_line_color=None, minor_tick_line_color=None, visible=False,
+    )  # fmt: skip
+    for layout in (labels, note, title):
+        shown.add_layout(layout, "above")
+    drawn = Drawn(shown, {}, chart, ink, note, labels, wrap)
+    _add_legend(shown, chart, ink, wrap)
     for layer in chart.layers:
         drawn._add(layer)
     _style(shown, chart, ink)
     return drawn
 
 
-def _add_legend(shown: figure, chart: Chart, ink: Ink) -> None:
+def _legend_columns(longest: int, wrap: int) -> int:
+    """Of a legend whose longest name has so many characters."""
+    return max(1, int(_LEGEND * wrap) // (longest + 5))
+
+
+def _add_legend(shown: figure, chart: Chart, ink: Ink, wrap: int) -> None:
     """Below the plot, where it hides nothing; a click on a series hides it."""
-    longest = max((len(layer.title) for layer in chart.layers), default=0)
-    legend = Legend(orientation="horizontal", ncols=max(1, 100 // (longest + 5)))
+    longest = max(map(len, chart.legend), default=0)
+    legend = Legend(orientation="horizontal", ncols=_legend_columns(longest, wrap))
     legend.click_policy = "none" if chart.legend else "hide"
     for meaning, color in chart.legend.items():  # an item needs a glyph: one at no place
         glyph: Any = shown.scatter([np.nan], [np.nan], marker="square", size=12, color=PALETTE[color])
@@ -178,7 +221,7 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
         grid.grid_line_color = ink.grid
     if chart.y.ticks is not None:
         shown.ygrid[0].grid_line_color = None
-    for axis, described in ((shown.xaxis[0], chart.x), (shown.yaxis[0], chart.y)):
+    for axis, described in ((_x_axis(shown), chart.x), (shown.yaxis[0], chart.y)):
         axis.axis_label = described.title or None
         axis.update(
             axis_label_text_color=ink.text, axis_label_text_font_style="normal",
@@ -188,7 +231,19 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
         _set_ticks(axis, described)
 
 
+def _x_axis(shown: figure) -> BokehAxis:
+    """The one below: there is another one above, for labels."""
+    return next(one for one in shown.below if isinstance(one, BokehAxis))
+
+
+def _in_palette() -> Any:
+    """The colours of the column `color`."""
+    return linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
+
+
 def _set_ticks(axis: Any, described: Axis) -> None:
+    if described.whole and described.ticks is None:
+        axis.ticker.min_interval = 1
     if described.log:
         axis.formatter = BasicTickFormatter(use_scientific=False)
     if described.ticks is not None:
@@ -232,5 +287,5 @@ def _tip(layer: Layer, column: str) -> str:
     return f"@{{{column}}}" + ("{0,0.[0000]}" if floats else "")
 
 
-def _note(chart: Chart) -> str:
-    return replace(chart, note="no data yet").with_note(chart.note).note if chart.empty else chart.note
+def _note(chart: Chart, wrap: int) -> str:
+    return fill("; ".join(filter(None, ("no data" if chart.empty else "", chart.note))), wrap)

@@ -6,6 +6,7 @@ Of several runs per set of those that differ in nothing but their seed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ _MAX_POINTS = 10_000
 """Points of all series; of more, evenly chosen ones are drawn, of each series the same part. A browser
 draws those of a run that goes on once a second."""
 _BINS = 40
-_AXIS = Axis("staleness", "versions", limits=(0.0, None))
+_AXIS = Axis("staleness", "versions", whole=True, limits=(0.0, None))
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
@@ -59,7 +60,7 @@ def histogram(runs: Sequence[Run]) -> Chart:
         hover = {"series": "$name", "from": "first", "to": "last", "updates": "count", "share (%)": "y"}
         layers.append(Layer(name, "bars", columns, color=color(index), hover=hover))
     y = Axis("share of the updates", "%", limits=(0.0, None))
-    return Chart("Staleness distribution", Axis("staleness", "versions"), y, tuple(layers))
+    return Chart("Staleness distribution", replace(_AXIS, limits=(None, None)), y, tuple(layers))
 
 
 def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:

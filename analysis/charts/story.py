@@ -44,7 +44,8 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
         "other rounds between the two"
     )
-    return [replace(progress, x=time, layers=layers, height=0.85, note=note), *strips]
+    first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note)
+    return [first, *strips]
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:

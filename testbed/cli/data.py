@@ -48,7 +48,8 @@ def data(
 
     writable_figure(figure)
     parsed = resolved(load(topology))
-    prepared = datasets.prepare(parsed, root)
+    with console.busy("Preparing the data"):
+        prepared = datasets.prepare(parsed, root)
     model_check.check_data(parsed, prepared.train)
     found = distribution(parsed, prepared)
     if figure is not None:

@@ -18,7 +18,6 @@ from testbed.cli.arguments import (
     AsJson,
     DataRoot,
     Oversubscribe,
-    Run,
     Runs,
     RuntimeName,
     Strict,
@@ -31,6 +30,7 @@ from testbed.traits import RUNTIMES, emulated, is_simulated, those
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
+    from analysis.comparison import Row
     from testbed.run import up
     from testbed.rundir.directory import RunDirectory
     from testbed.sweeps import Sweep
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Run ids, run directories, or folders of runs such as a sweep's.",
         autocompletion=completion.runs,
     ),
@@ -207,7 +207,14 @@ def report(
 
 
 def export(
-    run: Run,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run id, run directory, or folder of runs such as a sweep's.",
+            autocompletion=completion.runs,
+        ),
+    ],
     form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
     to: Annotated[
         Path | None,
@@ -216,27 +223,40 @@ def export(
             help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
         ),
     ] = None,
-    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Also send the final model.")] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file, or tell an experiment tracker of it."""
+    """Write the tables of a run, or of all runs of a sweep, to files; or send them to a tracker.
+
+    Of a sweep each run has a folder, and the table `runs` has a row for each run.
+    """
     from testbed import tracking
     from testbed.cli.tracking import tell
+    from testbed.rundir.directory import RunDirectory
 
-    directory = located(run, runs)
+    sweep_folder = _folder_of_runs(run, runs)
+    directories = (
+        [located(run, runs)] if sweep_folder is None else [RunDirectory(p) for p in _ended(sweep_folder)]
+    )
     if str(to) in tracking.TRACKERS:
         tracking.check([str(to)])
-        where = tell(str(to), directory, model=model)
+        where = [tell(str(to), directory, model=model) for directory in directories]
         if as_json:
-            console.print_json({"tracker": str(to), "told": where})
+            console.print_json({"tracker": str(to), "told": ", ".join(dict.fromkeys(where))})
         else:
-            _print(where)
+            _print("\n".join(where))
         return
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
-    folder = to or directory.path / "tables"
-    written(_load(directory.path).export(folder, form.value), as_json=as_json)
+    if sweep_folder is None:
+        folder = to or directories[0].path / "tables"
+        written(_load(directories[0].path).export(folder, form.value), as_json=as_json)
+        return
+    from analysis import tables
+
+    found = (_load(directory.path) for directory in directories)
+    written([*tables.export_runs(found, to or sweep_folder / "tables", form.value)], as_json=as_json)
 
 
 def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
@@ -279,7 +299,7 @@ def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
     """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
     found: dict[Path, load.Run] = {}
     for name in names:
-        folder = next((f for f in (Path(name), runs / name) if _is_folder_of_runs(f)), None)
+        folder = _folder_of_runs(name, runs)
         paths = [located(name, runs).path] if folder is None else _ended(folder)
         for path in paths:
             found.setdefault(path.resolve(), _load(path))
@@ -301,6 +321,11 @@ def _ended(folder: Path) -> list[Path]:
     return ended
 
 
+def _folder_of_runs(name: str, runs: Path) -> Path | None:
+    """The folder of runs of this name, if it is one."""
+    return next((path for path in (Path(name), runs / name) if _is_folder_of_runs(path)), None)
+
+
 def _is_folder_of_runs(path: Path) -> bool:
     return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
 
@@ -314,23 +339,40 @@ def _load(path: Path) -> load.Run:
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
     from analysis import comparison
 
-    target = target or comparison.common_target(found)
-    rows = comparison.compare(found, target)
+    tasks = [
+        comparison.compare(own, target or comparison.common_target(own))
+        for own in comparison.by_task(found).values()
+    ]
+    remarks = comparison.remarks(found)
     if as_json:
-        found_rows = [finite(dataclasses.asdict(row)) for row in rows]
-        console.print_json({"target": target, "rows": found_rows})
+        rows = [finite(dataclasses.asdict(row)) for rows in tasks for row in rows]
+        shared = {row["target"] for row in rows}
+        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": rows}
+        console.print_json(told)
         return
-    headings, cells = comparison.texts(rows)
-    table = console.plain(*headings)
-    table.columns[0].justify = "left"
-    for row in cells:
-        table.add_row(*row)
-    if target is not None:
-        print_text(
-            f"\nWhat it took to reach a test accuracy of {comparison.percent(target)}; "
+    for rows in tasks:
+        print_text(_heading(rows[0], several=len(tasks) > 1))
+        headings, cells = comparison.texts(rows)
+        table = console.plain(*headings)
+        table.columns[0].justify = "left"
+        for row in cells:
+            table.add_row(*row)
+        out().print(table)
+    for each in remarks:
+        print_text(each)
+
+
+def _heading(first: Row, *, several: bool) -> str:
+    """What the table that begins with this row shows."""
+    from analysis import comparison
+
+    told = f"{first.task}: " if several else ""
+    if not math.isnan(first.target):
+        told += (
+            f"What it took to reach a test accuracy of {comparison.percent(first.target)}; "
             "± is half of the 95% interval over seeds."
         )
-    out().print(table)
+    return f"\n{told}"
 
 
 def _share(text: str | None) -> float | None:

@@ -300,15 +300,29 @@ def ps(as_json: AsJson = False) -> None:
 
 
 @app.command("runs")
-def list_runs(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """List the run directories, newest last."""
-    from testbed.rundir.directory import listing
+def list_runs(
+    sort: Annotated[
+        str, typer.Option(help="Column to sort by, such as accuracy, duration or outcome.")
+    ] = "started",
+    matching: Annotated[
+        str, typer.Option("--find", help="Only runs with these words in their row.")
+    ] = "",
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """List the run directories with what came of them, newest last."""
+    from testbed.rundir.listing import SORTS, arranged, listing, told
 
-    rows = listing(runs)
+    if sort not in SORTS:
+        raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
+    every = listing(runs)
+    rows = arranged(every, sort, matching)
     if not as_json:  # the run id carries the date already
-        for row in rows:
-            del row["created"]
-    show(rows, f"No runs in {runs}. Next: testbed up TOPOLOGY", as_json=as_json)
+        rows = [{name: fact for name, fact in told(row).items() if name != "started"} for row in rows]
+    empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
+    if every:
+        empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
+    show(rows, empty, as_json=as_json)
 
 
 @app.command()
@@ -399,16 +413,18 @@ def plan_command(
         )
     elif not as_json:
         total = sum(device.share for device in plan.devices)
+        cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
-            f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            + (f"Evaluations use cpu {plan.evaluation_cpus}. " if plan.evaluation_cpus else "")
-            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
-            + _memory_of(parsed, plan)
-            + ("Memory is not limited. " if not plan.traits.cgroups else "")
-            + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
-            + f"Next: testbed up {topology}"
+            f"{cores} (cpu {plan.device_cpus}); broker and aggregator use cpu "
+            f"{plan.infrastructure_cpus}."
+            + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
+            + (f" One second of device time takes {plan.dilation:g} s." if plan.dilation != 1 else "")
         )
+        print_text(_memory_of(parsed, plan))
+        if plan.shaper:
+            print_text(f"Links: {plan.shaper.name} ({plan.shaper.why})")
+        print_text(f"Next: testbed up {topology}")
 
 
 def _memory_of(topology: Topology, plan: Plan) -> str:
@@ -420,9 +436,10 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
     count, side = len(plan.devices), topology.rule.build().client_side
     client = max(memory.client(model, device.local, side) for device in plan.devices)
     return (
-        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes"
-        f", the aggregator {gib(memory.aggregator(model, count))}, the broker "
-        f"{gib(memory.broker(model, count))}. "
+        f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
+        f"aggregator {gib(memory.aggregator(model, count))}, the broker "
+        f"{gib(memory.broker(model, count))}"
+        + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
     )
 
 

@@ -72,6 +72,11 @@ class Listed(Output):
     task: str | None
     runtime: str | None
     devices: int
+    duration: float | None
+    """Seconds of device time so far."""
+    accuracy: float | None
+    """Of the last evaluation, from 0 to 1, as is loss."""
+    loss: float | None
     outcome: str
     """`running`, `crashed`, `unreadable`, or what ended it."""
     verdict: Verdict | None
@@ -239,6 +244,9 @@ class Compared(Output):
     """Runs that differ in nothing but their seed."""
 
     name: str
+    task: str
+    target: float | None
+    """Accuracy, the highest that all runs of the task reached, if none was given."""
     runs: int
     reached: int
     """Of them, those that reached the target."""
@@ -258,7 +266,9 @@ class Compared(Output):
 
 class Comparison(Output):
     target: float | None
-    """Accuracy."""
+    """Accuracy; null where tasks have several."""
+    remarks: list[str]
+    """What keeps the runs from being compared."""
     rows: list[Compared]
 
 
@@ -289,6 +299,14 @@ class Written(Output):
     """Files or folders that were written."""
 
     files: list[str]
+
+
+class Told(Output):
+    """Runs that were sent to a tracker."""
+
+    tracker: str
+    told: str
+    """What the tracker says of them, such as where they are to be found."""
 
 
 class Replayed(Output):
@@ -349,7 +367,7 @@ OUTPUTS: dict[str, Any] = {
     "compare": Comparison,
     "agree": Agreement,
     "report": Written,
-    "export": Written,
+    "export": Written | Told,
     "rules": list[Rule] | Rule,
     "tasks": list[Task] | Task,
     "profiles": list[Profile] | Written,

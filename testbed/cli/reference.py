@@ -20,7 +20,7 @@ from testbed.errors import BadInputError
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
 
-_EXPLAINED = {"metavar": "[NAME]", "help": "The one to explain (default: list all)."}
+_EXPLAINED = {"metavar": "NAME", "help": "The one to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
 Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
@@ -42,7 +42,7 @@ def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[COMMAND]",
+            metavar="COMMAND",
             help="The one whose --json it describes, such as `ps` (default: a topology).",
         ),
     ] = None,
@@ -203,11 +203,13 @@ def prune(
 ) -> None:
     """Remove our images that nobody uses: other versions, and what builds have left.
 
-    What a container uses stays, and so do the images of this checkout. Another user of this engine may
+    What a container uses stays, and so do the images of this checkout. On the other nodes of a Swarm,
+    all goes that runs have copied there; the next one copies it again. Another user of this engine may
     have to build anew what no container of theirs uses.
     """
     from testbed.host import docker_engine
     from testbed.images import inventory
+    from testbed.runtimes import swarm_visit
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
@@ -216,6 +218,7 @@ def prune(
             show(rows, "Nothing to remove.", as_json=as_json)
             return
         gone, freed = inventory.prune(client, everything=everything)
+        swarm_visit.prune(client, remark if as_json else print_text)
     if as_json:
         print_json([asdict(one) for one in gone])
         return
@@ -239,7 +242,7 @@ def build(
         if not as_json:
             remark(text)
 
-    with closing(docker_engine.connect()) as client:
+    with closing(docker_engine.connect()) as client, console.busy("Images"):
         built = images.ensure(client, progress, force=force, cuda=gpu)
     if as_json:
         print_json({**asdict(built), "gpu": built.gpu or None})

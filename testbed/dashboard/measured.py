@@ -23,7 +23,7 @@ CPU_WINDOW_SECONDS = 10.0
 def so_far(run: Run) -> pd.DataFrame:
     """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
     uses less than it could have. Rates are those of its last probe."""
-    tables = [_table(run, "cpu", _requested_cpu(run), _used(run))]
+    tables = [_table(run, "cpu", requested_cpu(run), _used(run))]
     links = _links(run.path / "topology.yaml") if len(run.probes) else {}
     groups = run.devices.set_index("device")["group"].astype(object)
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
@@ -43,8 +43,8 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
     return named.assign(figure=figure, asked=wanted, got=had, error=error)
 
 
-def _requested_cpu(run: Run) -> pd.Series[float]:
-    """As planned, or as last set."""
+def requested_cpu(run: Run) -> pd.Series[float]:
+    """By device: the share of a core as planned, or as last set."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     done = run.scenario[run.scenario["action"] == "set"]
     for device, details in done[["device", "details"]].itertuples(index=False):

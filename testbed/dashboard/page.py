@@ -1,29 +1,35 @@
-"""One visitor's document: headers and figures, brought up to date as long as they look."""
+"""One visitor's document: headers, figures and tables, brought up to date as long as they look."""
 
 from __future__ import annotations
 
 from html import escape
-from math import isnan
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from bokeh.document import Document
 from bokeh.events import ConnectionLost
 from bokeh.models import CustomJS
-from bokeh.models.widgets import Div
+from bokeh.models.css import InlineStyleSheet
+from bokeh.models.widgets import Div, Select, TextInput
 
-from agents import events
-from analysis import summary
+from analysis import comparison
 from analysis.charts import screen
-from analysis.charts.chart import INKS, Theme
-from analysis.load import Run
-from testbed.dashboard.board import BY_DEVICE, Board
+from analysis.charts.actions import Marks
+from analysis.charts.chart import INKS, Ink, Theme
+from testbed.dashboard import devices
+from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
+from testbed.dashboard.devices import Table
 from testbed.dashboard.feed import Feed
-from testbed.fidelity.validity import Validity
+from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
 """Milliseconds between two looks at whether the board has something new."""
+_FEW_DEVICES = 8
+"""Up to which nobody has to search for one."""
+_COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
+"""Characters in a line of text of a chart, by the number of columns."""
 
 _FOLDER = Path(__file__).parent
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
@@ -39,7 +45,6 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
         document.template = TEMPLATES.get_template("wait.html")
         return
     document.template = TEMPLATES.get_template("page.html")
-    document.template_variables["columns"] = range(len(board.feeds))
     view = _View(document, board, theme)
     document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
@@ -48,93 +53,155 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
 
 class _View:
     def __init__(self, document: Document, board: Board, theme: Theme) -> None:
+        self._document = document
         self._board = board
         self._shown = board.generation
-        self._headers: list[Div] = []
-        for column, feed in enumerate(board.feeds):
-            div = Div(text=header(feed), disable_math=True, sizing_mode="stretch_width")
-            div.update(name=f"header-{column}", styles={"color": INKS[theme].text})
-            document.add_root(div)
-            self._headers.append(div)
-        self._drawn = {panel.name: screen.draw(panel.chart, theme) for panel in board.panels}
-        for name, drawn in self._drawn.items():
-            drawn.figure.name = name
-            document.add_root(drawn.figure)
+        self._ink = INKS[theme]
+        self._headers = [self._div(f"header-{column}", f"column-{column}") for column in board.columns]
+        self._tables = [self._div(f"table-{column}", f"column-{column}") for column in board.columns]
+        self._events = [self._div(f"events-{column}", f"column-{column}") for column in board.columns]
+        if len(board.feeds) > 1:
+            self._events.append(self._div("events", "wide"))
+        self._compared = self._div("compared", "wide")
+        self._many = any(len(table.devices) > _FEW_DEVICES for table in board.tables)
+        self._controls()
+        wrap = _COLUMN_WRAP[max(1, len(board.columns))]
+        self._drawn = {panel.name: screen.draw(panel.chart, theme, wrap) for panel in board.panels}
+        for panel in board.panels:
+            figure = self._drawn[panel.name].figure
+            figure.update(name=panel.name, css_classes=_classes(panel, len(board.columns)))
+            document.add_root(figure)
         self._join_times()
-        document.template_variables["panels"] = board.panels
+        self._write()
+        document.template_variables.update(
+            columns=len(board.columns),
+            runs=[feed.path.name for feed in board.feeds],
+            many=self._many,
+            common=[panel.name for panel in board.panels if panel.column is None],
+            apart=_rows(board.panels),
+            logs=[not is_simulated(run.manifest.get("runtime")) for run in board.runs],
+        )
 
     def refresh(self) -> None:
         self._board.refresh()
-        if self._shown == self._board.generation:
-            return
-        self._shown = self._board.generation
-        for div, feed in zip(self._headers, self._board.feeds, strict=True):
-            div.text = header(feed)
-        for panel in self._board.panels:
-            self._drawn[panel.name].update(panel.chart)
+        if self._shown != self._board.generation:
+            self._shown = self._board.generation
+            self._write()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the runs, where there are several."""
+        return self._board.names if len(self._board.feeds) > 1 else ("",)
+
+    def _write(self) -> None:
+        board = self._board
+        for column in board.columns:
+            self._headers[column].text = header(board.feeds[column], self._names[column])
+        for div, events in zip(self._events, board.marks, strict=True):
+            div.update(text=_events(events), visible=bool(events.marks))
+        self._write_tables()
+        compared = _compared(board) if len(board.feeds) > 1 else ""
+        self._compared.update(text=compared, visible=bool(compared))
+        for panel in board.panels:
+            drawn = self._drawn[panel.name]
+            drawn.update(panel.chart)
+            drawn.figure.visible = panel.shown
+
+    def _write_tables(self) -> None:
+        sort, matching, names = self._sort.value, self._filter.value, self._names
+        for column, table in enumerate(self._board.tables):
+            feed = self._board.feeds[column]
+            self._tables[column].text = _table(table, feed, names[column], sort, matching)
+
+    def _controls(self) -> None:
+        """How the devices are sorted, and which are shown."""
+        style = InlineStyleSheet(css=_widget_style(self._ink))
+        sorts: list[str | tuple[Any, str]] = [*devices.SORTS]
+        large = any(len(table.devices) > devices.MAX_ROWS for table in self._board.tables)
+        first = "fewest updates" if large else "as planned"
+        self._sort = Select(title="Sort devices", value=first, options=sorts)
+        self._filter = TextInput(title="Find devices", placeholder="name, group or state")
+        for name, widget in (("sort", self._sort), ("filter", self._filter)):
+            widget.update(name=name, width=200, stylesheets=[style])
+            widget.on_change("value", lambda attr, old, new: self._write_tables())
+            if self._many:
+                self._document.add_root(widget)
+
+    def _div(self, name: str, *classes: str) -> Div:
+        div = Div(disable_math=True, sizing_mode="stretch_width", css_classes=list(classes))
+        div.update(name=name, styles={"color": self._ink.text})
+        self._document.add_root(div)
+        return div
 
     def _join_times(self) -> None:
         """Axes of time that are compared are zoomed together."""
         pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
-        for column in range(1, len(self._board.feeds)):
+        for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
         for first, other in pairs:
             self._drawn[other].figure.x_range = self._drawn[first].figure.x_range
 
 
-def header(feed: Feed) -> str:
-    """What a run is and where it stands, as HTML."""
+def _classes(panel: Panel, columns: int) -> list[str]:
+    if panel.column is None:
+        return []
+    if columns == 1:
+        return ["wide"] if panel.name.startswith("devices") else []
+    return [f"column-{panel.column}"]
+
+
+def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
+    """Names of the charts of single runs: those of one kind stand beside each other."""
+    kinds: dict[str, list[str]] = {}
+    for panel in panels:
+        if panel.column is not None:
+            kinds.setdefault(panel.name.rpartition("-")[0], []).append(panel.name)
+    return list(kinds.values())
+
+
+def _events(found: Marks) -> str:
+    return TEMPLATES.get_template("events.html").render(key=found.key, notes=found.notes)
+
+
+def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str:
+    """`name`: of the run, where there are several."""
+    every = table.devices
+    found = devices.chosen(every, sort, matching)
+    many = len(every) > devices.MAX_ROWS
+    shown = found.head(devices.SOME_ROWS) if many else found
+    parts: list[tuple[str, Any]] = []
+    if many:
+        parts.append((f"Groups of {len(every):,} devices", devices.cells(devices.groups(every))))
+    which = f"{len(shown):,} of {len(found):,}, {sort}" if len(shown) < len(found) else ""
+    title = " · ".join(filter(None, (table.caption, name)))
+    parts.append((": ".join(filter(None, (title, which))), devices.cells(shown)))
     run = feed.run
-    if run is None:
-        return escape(feed.error)
-    line = summary.headline(run)
-    facts = {
-        "device time": f"{line.duration:,.1f} s",
-        "version": f"{line.versions:,}",
-        "updates": f"{feed.updates:,}",
-        "accuracy": "–" if isnan(line.accuracy) else f"{line.accuracy:.1%}",
-        "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
-        "runtime": _runtime(run),
-        "validity": _validity(run, feed),
-    }
-    items = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())
-    problem = f'<p class="problem">{escape(feed.error)}</p>' if feed.error else ""
-    kind, state = _state(run, feed)
-    return (
-        f"<style>{_STYLE}</style><h1>{escape(line.rule)} <small>{escape(run.name)}</small> "
-        f'<em class="{kind}">{escape(state)}</em></h1><p>{items}</p>{problem}'
+    logged = run is not None and not is_simulated(run.manifest.get("runtime"))
+    held = f"counted: the newest {feed.held:,} updates" if feed.held < feed.updates else ""
+    return TEMPLATES.get_template("devices.html").render(
+        parts=parts, run=feed.path.name if logged else "", planned={*every.index}, note=held
     )
 
 
-_STYLE = """
-h1 { font-size: 18px; margin: 0 0 4px } small { font-weight: normal; opacity: .75 } p { margin: 0 }
-em { font-style: normal; font-size: 13px; border: 1px solid; border-radius: 9px; padding: 1px 8px }
-em.live { color: #009E73 } em.bad, .problem { color: #D55E00 } span { margin-right: 16px }
-b { font-variant-numeric: tabular-nums }
-"""
+def _compared(board: Board) -> str:
+    """What a target accuracy cost each of several runs: a table for each task."""
+    tasks = []
+    for task, runs in board.tasks.items():
+        target = comparison.common_target(runs)
+        headings, rows = comparison.texts(comparison.compare(runs, target))
+        told = None if target is None else comparison.percent(target)
+        tasks.append((task, told, headings, rows))
+    names = list(board.names) if len(board.feeds) > MAX_COLUMNS else []
+    return TEMPLATES.get_template("compared.html").render(
+        tasks=tasks,
+        apart=[*zip(names, [feed.path.name for feed in board.feeds], strict=False)],
+        most=MAX_COLUMNS,
+        remarks=comparison.remarks(board.runs),
+    )
 
 
-def _state(run: Run, feed: Feed) -> tuple[str, str]:
-    """A class, and words."""
-    if feed.live and run.ended is None:
-        return "live", "live"
-    outcome: str | None = run.manifest.get("outcome", run.ended.reason if run.ended else None)
-    if outcome is None:
-        return "bad", "crashed"
-    state = "bad" if outcome == "failed" else "over"
-    return state, f"ended: {events.ended_by(outcome)}"
-
-
-def _runtime(run: Run) -> str:
-    runtime, dilation = run.manifest.get("runtime"), run.manifest.get("dilation", 1.0)
-    return str(runtime) if is_simulated(runtime) else f"{runtime}, dilation {dilation:g}"
-
-
-def _validity(run: Run, feed: Feed) -> str:
-    judged = run.manifest.get("validity")
-    if judged is None and is_simulated(run.manifest.get("runtime")):
-        return "simulated"
-    if judged is None:
-        return "judged at the end" if feed.live else "unknown"
-    validity = Validity.from_dict(judged)
-    return ": ".join(filter(None, [validity.verdict, "; ".join(validity.reasons or validity.unjudged)]))
+def _widget_style(ink: Ink) -> str:
+    return (
+        f"label {{ color: {escape(ink.text)} }} "
+        f".bk-input {{ background-color: {ink.paper}; color: {ink.text}; border-color: {ink.grid} }}"
+    )

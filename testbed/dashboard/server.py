@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 import tornado.web
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
+from bokeh.core.validation import silence
+from bokeh.core.validation.warnings import MISSING_RENDERERS
 from bokeh.document import Document
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
@@ -26,9 +28,15 @@ from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.rundir.directory import RunDirectory, listing, row
+from testbed.errors import BadInputError
+from testbed.run import logs
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.listing import SORTS, row, told
 from testbed.watching.hosts import OwnHosts
 
+_LOG_LINES = 500
+"""Lines of a log that are shown: the last ones."""
+_NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
 """Seconds for what has been sent to arrive."""
 
@@ -42,14 +50,28 @@ class Site:
         # As long as somebody looks at them.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
+        self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
+        """Of runs that are over, with the time of their manifest: a list is asked for every few
+        seconds."""
 
     def rows(self) -> list[dict[str, Any]]:
         """For the list of runs: live ones first, then the newest."""
-        if self._named:
-            rows = [row(RunDirectory(path)) for path in self._named.values()]
-        else:
-            rows = listing(self.runs)[::-1]
+        paths = self._named.values() or [path.parent for path in self.runs.glob("*/manifest.json")]
+        rows = sorted(map(self._row, paths), key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
+
+    def _row(self, path: Path) -> dict[str, Any]:
+        directory = RunDirectory(path)
+        try:
+            changed = directory.manifest.stat().st_mtime
+        except OSError:
+            changed = 0.0
+        if self._rows.get(path, (None,))[0] != changed:
+            self._rows[path] = changed, row(directory)
+        found = self._rows[path][1]
+        if found["outcome"] in ("running", "unreadable"):
+            del self._rows[path]
+        return found
 
     def path(self, run: str) -> Path | None:
         """The directory of `run`, if it may be looked at."""
@@ -90,8 +112,58 @@ class _List(tornado.web.RequestHandler):
         self._site = site
 
     def get(self) -> None:
+        rows = [(row, told(row)) for row in self._site.rows()]
         template = page.TEMPLATES.get_template("list.html")
-        self.write(template.render(rows=self._site.rows(), folder=self._site.runs))
+        self.write(
+            template.render(
+                rows=rows,
+                folder=self._site.runs,
+                headings=("run", *(name for name in SORTS if name != "run")),
+                numbers=_NUMBERS,
+                plain=("started", "rule", "task", "runtime", "outcome"),
+                keys=_sorted_by,
+            )
+        )
+
+
+def _sorted_by(row: dict[str, Any], name: str) -> str:
+    """What a browser sorts a cell by; empty is what is not known."""
+    value = row["created" if name == "started" else name]
+    return "" if value is None else str(value)
+
+
+class _Logs(tornado.web.RequestHandler):
+    """The log of one process of a run."""
+
+    def initialize(self, site: Site) -> None:
+        self._site = site
+
+    async def get(self) -> None:
+        run, part = self.get_query_argument("run", ""), self.get_query_argument("part", None)
+        path = self._site.path(run)
+        if path is None:
+            self.set_status(404)
+            self.write(page.TEMPLATES.get_template("unknown.html").render())
+            return
+        # An engine may be asked for them.
+        names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, part)
+        template = page.TEMPLATES.get_template("logs.html")
+        live = RunDirectory(path).controller() is not None
+        self.write(
+            template.render(run=run, parts=names, part=shown, text=text, live=live, most=_LOG_LINES)
+        )
+
+
+def _logs(path: Path, part: str | None) -> tuple[list[str], str, str]:
+    """The processes that have a log, the one that is shown (`part`, else the first one that has said
+    something), and what it says."""
+    try:
+        found = dict(logs.read(str(path), None, path.parent, _LOG_LINES))
+    except (BadInputError, OSError) as error:
+        return [], "", str(error)
+    if part is None:
+        part = next((name for name, text in found.items() if text), next(iter(found), ""))
+    return [*found], part, found.get(part, f"There is no log of {part}.")
 
 
 class _Ours(Matcher):
@@ -107,12 +179,13 @@ class _Ours(Matcher):
 
 def serve(listening: socket.socket, site: Site) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
+    silence(MISSING_RENDERERS, silence=True)  # of a chart that has nothing to show, and is hidden
     settings.resources = "server"  # nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(
         {"/run": Application(FunctionHandler(site.open))},
         extra_websocket_origins=hosts.names,
-        extra_patterns=[("/", _List, {"site": site})],
+        extra_patterns=[("/", _List, {"site": site}), ("/logs", _Logs, {"site": site})],
         use_index=False,
         keep_alive_milliseconds=10_000,
     )

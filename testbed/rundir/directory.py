@@ -58,6 +58,8 @@ class RunDirectory:
         """What an interrupted run goes on from."""
         self.aggregator_state = self.state / "aggregator"
         """Its checkpoint, and its log of inputs where the run is not recorded."""
+        self.disks = self.state / "clients"
+        """What each client keeps over restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
@@ -102,7 +104,7 @@ class RunDirectory:
     def disk(self, client: str) -> Path:
         """The folder of what a client keeps over restarts: its memory (AREA), and updates that are not
         acknowledged."""
-        return self.state / "clients" / client
+        return self.disks / client
 
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""
@@ -163,30 +165,3 @@ def tail_of(path: Path, lines: int) -> list[str]:
 def last_lines(text: bytes, lines: int) -> list[str]:
     """The last `lines` lines of what a process has printed."""
     return text.decode("utf-8", "replace").splitlines()[-lines:]
-
-
-def listing(runs: Path) -> list[dict[str, Any]]:
-    """One row for each run directory in `runs`, oldest first."""
-    found = runs.glob("*/manifest.json") if runs.is_dir() else []
-    rows = [row(RunDirectory(path.parent)) for path in sorted(found)]
-    return sorted(rows, key=lambda row: row["created"] or "")
-
-
-def row(directory: RunDirectory) -> dict[str, Any]:
-    """Name, outcome, verdict (None of a run that has not ended) and other facts of one run."""
-    try:
-        entries = directory.read_manifest()
-        outcome = entries.get("outcome") or ("running" if directory.controller() else "crashed")
-    except BadInputError:
-        entries, outcome = {}, "unreadable"
-    created = entries.get("created")
-    return {
-        "run": directory.run,
-        "created": created and time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)),
-        "rule": entries.get("rule"),
-        "task": entries.get("task"),
-        "runtime": entries.get("runtime"),
-        "devices": len(entries.get("devices", {})),
-        "outcome": outcome,
-        "verdict": manifest.verdict(entries) if entries.get("outcome") else None,
-    }

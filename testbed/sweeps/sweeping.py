@@ -11,14 +11,15 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agents import files
-from testbed import topology
+from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
@@ -196,6 +197,7 @@ class _Runner:
     """Of cells to run."""
     step_times: StepTimes
     _ended: int = 0
+    _begun: float = field(default_factory=time.monotonic)
 
     def simulate(self, cells: Sequence[Cell], jobs: int) -> None:
         """Run `cells` in virtual time, side by side where `jobs` are more than one.
@@ -254,7 +256,9 @@ class _Runner:
         self._ended += 1
         with uninterrupted():
             self.index.end(cell, result)
-        self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}")
+        left = console.time_left(time.monotonic() - self._begun, self._ended, self.count)
+        following = f"; {left}" if left else ""
+        self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
     def _timed(self, cell: Cell) -> Topology:
         """The topology of `cell`, with the time of a step that another cell has measured."""

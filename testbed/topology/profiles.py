@@ -38,7 +38,8 @@ _WIDTH = 80
 EMULATED = """\
 Of a device, its speeds in training become a CPU share, by the speeds of this
 host and by what a step of the task consists of. They are fitted to published
-training times; "within" is the mean error for networks held out of the fit.
+training times, or measured (--add); "within" is the mean error of the times
+that they predict for other networks.
 Where there are none (–), gflops become the share, which are of HPL alone:
 training may be several times as slow or as fast. memory becomes the limit of
 the device's container, as far as the host has it (testbed plan says so). Where
@@ -79,7 +80,8 @@ class Training(Model):
         default=None, description="Gflop/s (FP32) of products of matrices; where not given, by gflops"
     )
     error: Share | None = Field(
-        default=None, description="Mean error of the times predicted for networks held out of the fit"
+        default=None,
+        description="Mean error of the times predicted for networks that the speeds are not from",
     )
 
 
@@ -96,7 +98,7 @@ class DeviceProfile(_Entry):
         default=None, description="Loss of CPU share by heat; used where the topology gives none"
     )
     training: Training | None = Field(
-        default=None, description="Speeds fitted to published training times, used before gflops"
+        default=None, description="Speeds in training, fitted or measured, used before gflops"
     )
 
     @model_validator(mode="after")

@@ -40,6 +40,8 @@ class LiveView(View):
         self._notices: list[Notice] = []
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
+        self._begun = 0.0
+        """What the monotonic clock showed when the run's clock started."""
         self.quit = False
         """The user has closed the view."""
         self.judgement: Judgement | None = None
@@ -59,6 +61,8 @@ class LiveView(View):
         self._print(message)
 
     def record(self, record: events.Record) -> None:
+        if isinstance(record, events.RunStarted):
+            self._begun = time.monotonic()
         notice = self._tally.take(record)
         if notice is not None:
             self._notices.append(notice)
@@ -117,7 +121,14 @@ class LiveView(View):
         self._print(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {quality_of(evaluation)}  "
             f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(tally.at):5.1f}/s"
+            f"{self._left(evaluation.at)}"
         )
+
+    def _left(self, at: float) -> str:
+        """Of a run in virtual time; of others the clock tells."""
+        gone = self._overview.gone(at, self._tally.updates) if self._overview.virtual else 0.0
+        left = console.time_left(time.monotonic() - self._begun, gone, 1.0)
+        return f"  {left}" if left else ""
 
 
 class QuietView(LiveView):

@@ -46,6 +46,12 @@ class Overview:
         """Whether the clock is simulated: device time goes as fast as it can be computed."""
         return is_simulated(self.runtime)
 
+    def gone(self, at: float, updates: int) -> float:
+        """What share of the run is over at `at`, after so many updates, by what may stop it first; 0
+        where only an accuracy does."""
+        ends = ((at, self.stop.after), (updates, self.stop.updates))
+        return min(1.0, max((now / end for now, end in ends if end), default=0.0))
+
     def tally(self) -> Tally:
         """An empty one, of these devices."""
         return Tally({device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices})

@@ -29,9 +29,11 @@ class Row:
     mean: float
     """Staleness."""
     cpu: float
-    """Requested share of a core, mean over the devices, as the next three."""
+    """Requested share of a core, mean over the devices."""
     used: float
     """Share of a core that it had in the last seconds: less than requested where it had to wait."""
+    memory: float
+    """Bytes in use, mean over the devices, as the next two."""
     up: float
     """bit/s, as `down`."""
     down: float
@@ -51,6 +53,7 @@ SORTS: dict[str, _Key | None] = {
     "updates": lambda row: -row.updates,
     "mean": lambda row: -row.mean,
     "used": lambda row: -row.used,
+    "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
 }
 """By the name of a column: what brings the most remarkable rows to the top."""
@@ -96,6 +99,7 @@ def _row(name: str, devices: Sequence[Device], tally: Tally, at: float, *, group
         mean=sum(one.staleness_sum for one in tallies) / updates if updates else nan,
         cpu=_mean(nan if one.cpu is None else one.cpu for one in tallies),
         used=_mean(one.usage.share(at) for one in tallies),
+        memory=_mean(one.usage.memory(at) for one in tallies),
         up=_mean(one.usage.up(at) for one in tallies),
         down=_mean(one.usage.down(at) for one in tallies),
         share=updates / tally.updates if tally.updates else nan,

@@ -64,8 +64,9 @@ _COLUMNS = (
     _Column("mean", 4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
     _Column("cpu", 4, lambda row: _share(row.cpu)),
     _Column("used", 4, lambda row: _share(row.used), "used"),
-    _Column("up", 4, lambda row: _rate(row.up)),
-    _Column("down", 4, lambda row: _rate(row.down)),
+    _Column("mem", 4, lambda row: _memory(row.memory), "mem"),
+    _Column("up", 4, lambda row: rate(row.up)),
+    _Column("down", 4, lambda row: rate(row.down)),
     _Column("share", 5, lambda row: _part(row.share), "share"),
     _Column("p_i", 4, lambda row: _part(row.importance)),
 )
@@ -148,25 +149,29 @@ class Screen:
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
-        time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} of {stop.after:g} s"
-        gone = at / stop.after if stop.after else 0.0
-        gone = max(gone, self.tally.updates / stop.updates if stop.updates else 0.0)
+        time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} s of {stop.after:g} s"
+        gone = self.overview.gone(at, self.tally.updates)
         if gone and not self.outcome:
-            time += f" ({min(1.0, gone):.0%})"
+            time += f" ({gone:.0%})"
         if self.overview.virtual:
-            time += " virtual" + ("" if self.real is None else f", {self.real:.1f} s real")
+            real = () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, gone))
+            time += ", ".join(filter(None, (" virtual", *real)))
         return time
+
+    def _left(self, real: float, gone: float) -> str:
+        return "" if self.outcome else console.time_left(real, gone, 1.0)
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         # Virtual time has no telemetry, and processes without links count no bytes.
-        hidden = ["used"] if self.overview.virtual else []
+        hidden = ["used", "mem"] if self.overview.virtual else []
         hidden += [] if self.overview.links else ["up", "down"]
         columns = [column for column in _COLUMNS if column.title not in hidden]
-        numbers = sum(1 + column.width for column in columns)
         longest = max([len("device"), *(len(row.label) for row in shown)])
-        room = width - 2 - 1 - _STATE - 1 - numbers
-        name = min(16, longest, max(8, room - _WIDTHS[-1]))
-        bar = next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
+        name, bar = _widths(columns, longest, width)
+        without = [column for column in columns if column.title != "mem"]
+        if _widths(without, longest, width) != (name, bar):  # memory has what room is left
+            columns = without
+            name, bar = _widths(columns, longest, width)
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{_STATE}} {'last 60 s':<{bar}}", "bold")
         for column in columns:
@@ -236,6 +241,13 @@ class Screen:
         return Text.assemble((kept, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
+def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, int]:
+    """Of names, the longest of which has so many characters, and of bars."""
+    room = width - 2 - 1 - _STATE - 1 - sum(1 + column.width for column in columns)
+    name = min(16, longest, max(8, room - _WIDTHS[-1]))
+    return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
+
+
 def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
     """`width` cells dealt out as the seconds of each state are, by largest remainders."""
     total = sum(seconds.values())
@@ -280,8 +292,19 @@ def _share(value: float) -> str:
     return "–" if isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def _rate(bits: float) -> str:
-    """bit/s in four characters."""
+def _memory(value: float) -> str:
+    """Bytes in four characters: `312M` is MiB."""
+    if isnan(value):
+        return "–"
+    for power, unit in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k")):
+        if value >= 0.97 * power:  # four characters, not 1000M
+            scaled = value / power
+            return f"{scaled:.1f}{unit}" if scaled < 9.95 and unit in "TG" else f"{scaled:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def rate(bits: float) -> str:
+    """bit/s in four characters: 1.2M."""
     if isnan(bits):
         return "–"
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -23,6 +23,8 @@ class _Sample(NamedTuple):
     sent: float
     """Bytes since then, as `received`; NaN where nobody counts them."""
     received: float
+    memory: float
+    """Bytes in use; NaN where that is not told."""
 
 
 @dataclass(slots=True)
@@ -32,12 +34,14 @@ class Usage:
     def take(self, at: float, values: Mapping[str, Any]) -> None:
         """A sample (`agents.device.usage`) of device time `at`. What devices send is theirs: one without
         a sane time of the CPU is passed over."""
-        cpu, sent, received = (number(values.get(name)) for name in ("cpu", "sent", "received"))
-        sample = _Sample(at, cpu, sent, received)
+        figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
+        sample = _Sample(at, *figures)
         last = self._samples[-1] if self._samples else None
-        if not cpu >= 0 or (last is not None and at <= last.at):
+        if not sample.cpu >= 0 or (last is not None and at <= last.at):
             return
-        if last is not None and (cpu < last.cpu or sent < last.sent or received < last.received):
+        if last is not None and (
+            sample.cpu < last.cpu or sample.sent < last.sent or sample.received < last.received
+        ):
             self._samples.clear()  # it was started anew
         self._samples.append(sample)
         while self._samples[0].at < at - _WINDOW_SECONDS:
@@ -54,6 +58,11 @@ class Usage:
     def share(self, at: float) -> float:
         """Share of a core over the last seconds; NaN where that is not known."""
         return self._rate("cpu", at)
+
+    def memory(self, at: float) -> float:
+        """Bytes in use, as `share`."""
+        fresh = bool(self._samples) and self._samples[-1].at >= at - _MAX_AGE_SECONDS
+        return self._samples[-1].memory if fresh else nan
 
     def up(self, at: float) -> float:
         """bit/s sent, as `share`."""

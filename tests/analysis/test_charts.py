@@ -18,7 +18,9 @@ from agents import events
 from analysis.charts import CHARTS, paper, screen
 from analysis.charts.actions import with_actions
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
+from analysis.charts.progress import curves
 from analysis.load import Run, load
+from analysis.names import distinct
 from tests.analysis.conftest import EVENTS
 
 
@@ -94,10 +96,19 @@ def test_runs_overlay_by_what_tells_them_apart(run: Run) -> None:
 def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) -> None:
     fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
     other = Run(**fields | {"topology": {**run.topology, "seed": 2}})
-    first, second, _ = CHARTS["accuracy"]([run, other]).layers
-    assert (first.name, second.name) == ("fedbuff seed ?", "fedbuff seed 2")
-    assert first.color == second.color
-    assert (first.label, first.legend, second.legend) == ("fedbuff", True, False)
+    lower = run.evaluations.assign(accuracy=[0.1, 0.65, 0.6], at=[0.0, 6.0, 8.0])
+    other = replace(other, evaluations=lower)
+    chart = CHARTS["accuracy"]([run, other])
+    band, line, _ = chart.layers
+    assert (band.mark, line.mark, line.name) == ("band", "line", "fedbuff")
+    assert line.columns["x"].tolist() == [0.0, 5.0, 6.0, 8.0, 10.0]
+    # 10, 85, 84, 82, 80 % and 10, 55.8, 65, 60 %, which then stays
+    assert band.columns["low"].tolist() == pytest.approx([10.0, 55.8333, 65.0, 60.0, 60.0], abs=1e-3)
+    assert line.columns["y"].tolist() == pytest.approx([10.0, 70.4167, 74.5, 71.0, 70.0], abs=1e-3)
+    assert "mean of 2 seeds" in chart.note
+    apart = curves([run, other], "accuracy", "time", apart=True).layers
+    assert [one.name for one in apart] == ["fedbuff seed ?", "fedbuff seed 2", "scenario"]
+    assert apart[0].color != apart[1].color
     bars = layer(CHARTS["staleness-histogram"]([run, other]), "fedbuff").columns
     assert bars["count"].tolist() == [4, 0, 2]  # of both
     assert len(layer(CHARTS["contributions"]([run, other]), "fedbuff").columns["x"]) == 6
@@ -130,11 +141,12 @@ BLANK = Chart("t", Axis("device time", "s"), Axis("y"), ())
 def test_marks_of_a_second_are_one(run: Run) -> None:
     columns = layer(with_actions(BLANK, [run]), "scenario").columns
     assert columns["x"].tolist() == [4.2]
-    assert columns["label"].tolist() == [
-        "link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
-    ]
+    what = "1: link up 100 kbit/s, rtt 200 ms slow; cpu 0.05 fast; pause mute"
+    assert columns["what"].tolist() == [what]
+    assert columns["label"].tolist() == ["1"]  # too long to stand above the plot
+    assert with_actions(BLANK, [run]).key == (f"{what} (4.2 s)",)
     twice = layer(with_actions(BLANK, [run, run]), "scenario").columns
-    assert twice["label"].tolist() == columns["label"].tolist()
+    assert twice["what"].tolist() == [what]
     assert with_actions(BLANK, [run]).note == ""
     assert layer(with_actions(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
 
@@ -145,13 +157,79 @@ def scripted(directory: Path, *records: events.Acted) -> Run:
     return load(directory)
 
 
+def crash(at: float, device: str = "fast") -> events.Acted:
+    return events.Acted(at, device, "scenario", 0.0, {"action": "crash"})
+
+
+def test_labels_are_words_where_there_is_room_for_all(directory: Path) -> None:
+    """The run takes 10 s; 70 characters fit above its plot."""
+    roomy = with_actions(BLANK, [scripted(directory, crash(2.0), crash(6.0))])
+    assert layer(roomy, "scenario").columns["label"].tolist() == ["crash fast", "crash fast"]
+    assert roomy.key == ()
+    narrow = with_actions(BLANK, [scripted(directory, crash(2.0), crash(3.1), crash(9.9))])
+    assert layer(narrow, "scenario").columns["label"].tolist() == ["1", "2", "3"]
+    assert narrow.key[1] == "2: crash fast (3.1 s)"
+
+
+def test_marks_of_one_of_several_runs_say_whose_they_are(directory: Path) -> None:
+    run = scripted(directory, crash(2.0), crash(6.0))
+    other = replace(run, topology={"rule": {"name": "fedavg"}}, scenario=run.scenario[:1])
+    found = with_actions(BLANK, [run, other], colors={id(run): "red"})
+    marks = layer(found, "scenario").columns
+    assert marks["what"].tolist() == ["1: crash fast", "2: fedbuff: crash fast"]
+    assert [COLORS[index] for index in marks["color"]] == ["grey", "red"]
+
+
+def test_two_runs_of_a_rule_are_called_by_what_differs(run: Run) -> None:
+    def named(*topologies: dict[str, Any]) -> list[str]:
+        return list(distinct([replace(run, topology=topology) for topology in topologies]))
+
+    def fedbuff(size: int, lr: float = 0.1) -> dict[str, Any]:
+        return {"name": f"t{size}", "rule": {"name": "fedbuff", "size": size}, "task": {"lr": lr}}
+
+    assert named(fedbuff(3), fedbuff(10)) == ["fedbuff size 3", "fedbuff size 10"]
+    assert named(fedbuff(3), fedbuff(3, 0.5)) == ["fedbuff lr 0.1", "fedbuff lr 0.5"]
+    devices = [{"name": "pi", "cpu": share} for share in (0.5, 1.0)]
+    assert named(*({"rule": {"name": "area"}, "devices": [one]} for one in devices)) == [
+        "area cpu 0.5",
+        "area cpu 1",
+    ]
+
+
+def test_a_chart_of_one_point_is_bare(run: Run) -> None:
+    assert not CHARTS["accuracy"]([run]).bare
+    assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).bare
+    assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).bare  # one bar
+
+
+def test_use_over_time(directory: Path) -> None:
+    """CPU at half a core, but that the device is away from 4 to 16 s and begins anew."""
+    lines = [
+        json.dumps(
+            {"device": "fast", "at": 100.0 + t, "cpu": 0.5 * (t if t < 10 else t - 16), "memory": 2**20}
+        )
+        for t in (0, 1, 2, 3, 4, 16, 17, 18, 19, 20)
+    ]
+    (directory / "telemetry.jsonl").write_text("\n".join(lines) + "\n")
+    chart = CHARTS["cpu-over-time"]([load(directory)])
+    assert column(chart, "fast", "x") == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0]
+    shares = column(chart, "fast", "y")
+    assert shares[:2] == shares[-2:] == pytest.approx([50.0, 50.0])
+    assert np.isnan(shares[2:-2]).all()
+    memory = CHARTS["memory-over-time"]([load(directory)])
+    assert column(memory, "fast", "y")[:2] == [1.0, 1.0]
+    assert CHARTS["rates-over-time"]([load(directory)]).bare  # nobody counts bytes
+
+
 def test_where_much_happens_a_mark_stands_for_more(directory: Path) -> None:
-    churn = [events.Acted(at, "fast", "scenario", 0.0, {"action": "crash"}) for at in range(5, 60)]
+    churn = [crash(at) for at in range(5, 60)]
     quiet = events.Acted(900.0, "slow", "scenario", 0.0, {"action": "pause"})
     chart = with_actions(BLANK, [scripted(directory, *churn, quiet)])
     marks = layer(chart, "scenario").columns
     assert marks["x"].tolist() == [5, *range(6, 60, 2), 900]
-    assert marks["what"].tolist()[-2:] == ["crash fast", "pause slow"]
+    assert marks["what"].tolist()[-2:] == ["28: crash fast", "29: pause slow"]
+    # Until 59 s of 900 there is room for one label.
+    assert [label for label in marks["label"] if label] == ["1–28", "29"]
     assert chart.note == "each vertical mark stands for up to 2 s of the scenario"
 
 
@@ -159,12 +237,11 @@ def test_a_links_trace_hides_no_crash(directory: Path) -> None:
     (directory / "topology.yaml").write_text("devices: [{name: pi, link: {trace: {up: walk.up}}}]\n")
     change = {"action": "set", "link": {"up": 1e5}}
     steps = [events.Acted(at / 2, "fast", "scenario", 0.0, change) for at in range(100)]
-    crash = events.Acted(20.0, "slow", "scenario", 0.0, {"action": "crash"})
     by_hand = events.Acted(30.0, "fast", "hand", 0.0, change)
-    chart = with_actions(BLANK, [scripted(directory, *steps, crash, by_hand)])
-    assert layer(chart, "scenario").columns["label"].tolist() == [
-        "crash slow",
-        "link up 100 kbit/s fast",
+    chart = with_actions(BLANK, [scripted(directory, *steps, crash(20.0, "slow"), by_hand)])
+    assert layer(chart, "scenario").columns["what"].tolist() == [
+        "1: crash slow",
+        "2: link up 100 kbit/s fast",
     ]
     assert chart.note == "100 link changes from traces are not marked"
 
@@ -273,7 +350,9 @@ def test_paper_shows_the_data(run: Run) -> None:
     axes: Axes = paper.draw(CHARTS["accuracy"]([run])).axes[0]
     assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.0, 10.0], [5.0, 85.0], [10.0, 80.0]]
     assert axes.get_ylim() == (0.0, 100.0)
-    assert [text.get_text().strip()[:4] for text in axes.texts if text.get_text().strip()] == ["link"]
+    shown = [text.get_text() for text in axes.texts if text.get_text()]
+    assert shown[0] == "1"  # and below the plot what it stands for
+    assert [text[:12] for text in shown[1:]] == ["1: link up 1"]
 
 
 def test_the_palette_is_seen_on_both_papers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
@@ -59,6 +60,27 @@ def test_speed_up_is_against_the_first(by_hand: Run, tmp_path_factory: pytest.Te
     other = load(write_run(tmp_path_factory.mktemp("other"), lines, topology, MANIFEST))
     assert [row.speed_up for row in comparison.compare([by_hand, other], 0.8)] == [1.0, 2.0]
     assert [row.speed_up for row in comparison.compare([other, by_hand], 0.8)] == [1.0, 0.5]
+
+
+def test_tasks_are_not_compared_with_each_other(
+    by_hand: Run, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    topology = "name: b\ntask: {name: other}\nrule: {name: fedasync}\nstop: {after: 5s}\n"
+    other = load(write_run(tmp_path_factory.mktemp("other"), _good_at(2.5), topology, MANIFEST))
+    rows = comparison.compare([by_hand, other], 0.8)
+    assert [(row.task, row.speed_up) for row in rows] == [("?", 1.0), ("other", 1.0)]
+    assert "task" in comparison.texts(rows)[0]
+    assert list(comparison.by_task([by_hand, other])) == ["?", "other"]
+    (remark,) = comparison.remarks([by_hand, other])
+    assert remark.startswith("The runs learn different tasks (?, other)")
+
+
+def test_runs_that_end_by_different_conditions_are_marked(by_hand: Run) -> None:
+    stops = [{"after": "5s", "target_accuracy": None}, {"after": None, "target_accuracy": 0.8}]
+    runs = [replace(by_hand, topology={**by_hand.topology, "stop": stop}) for stop in stops]
+    (remark,) = comparison.remarks(runs)
+    assert "(after 5s; target_accuracy 0.8)" in remark
+    assert comparison.remarks(runs[:1]) == []
 
 
 def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:

@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from agents.rules import RULES
 from agents.tasks import TASKS
+from testbed import console
 from testbed.cli import completion, main
 from testbed.cli.outputs import OUTPUTS
 from testbed.topology.published import FORMATS
@@ -190,6 +191,22 @@ def test_quiet_prints_the_result_alone(testbed: Testbed) -> None:
     assert loud.out.splitlines()[0] == quiet.out.strip()
     assert "Next: " in loud.out
     assert "Next: " not in quiet.out
+
+
+@pytest.mark.parametrize(
+    ("taken", "done", "total", "said"),
+    [
+        (30.0, 3, 7, "about 40 s left"),
+        (600.0, 5, 6, "about 2 min left"),
+        (7200.0, 1, 3, "about 4.0 h left"),
+        (1.0, 1, 60, ""),  # too early
+        (100.0, 100, 101, ""),  # a second
+        (100.0, 4, 4, ""),
+        (5.0, 0, 4, ""),
+    ],
+)
+def test_time_left(taken: float, done: int, total: int, said: str) -> None:
+    assert console.time_left(taken, done, total) == said
 
 
 def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:

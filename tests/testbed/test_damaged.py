@@ -17,7 +17,8 @@ from testbed import topology
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.plan import datasets
 from testbed.run import live_runs, replay
-from testbed.rundir.directory import RunDirectory, listing
+from testbed.rundir.directory import RunDirectory
+from testbed.rundir.listing import listing
 from testbed.rundir.tail import Samples
 from testbed.topology import traces
 from testbed.topology.devices import LinkTrace

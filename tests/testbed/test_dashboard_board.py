@@ -10,7 +10,8 @@ import pytest
 
 from analysis.load import Follower
 from testbed.dashboard import board as boards
-from testbed.dashboard import page
+from testbed.dashboard import devices
+from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.rundir.directory import RunDirectory
@@ -25,7 +26,9 @@ def directory(tmp_path: Path) -> RunDirectory:
     directory = RunDirectory(tmp_path)
     directory.write_manifest(**MANIFEST)
     directory.claim()
-    directory.topology.write_text("name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n")
+    directory.topology.write_text(
+        "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\nstop: {after: 60s}\n"
+    )
     directory.events.write_text("".join(line + "\n" for line in EVENTS[:-1]))
     return directory
 
@@ -50,12 +53,14 @@ def test_reads_what_is_new_and_only_then(directory: RunDirectory) -> None:
     board.refresh(at_once=True)
     assert board.generation > first
     assert feed.updates == 4
-    assert "live" in page.header(feed)
+    assert "running" in headers.header(feed)
+    assert "10 s of 60 s" in headers.header(feed)
+    assert "4 (0.4/s)" in headers.header(feed)
     append(directory.events, EVENTS[-1])
     directory.write_manifest(outcome="after", validity={"valid": False, "reasons": ["too <slow>"]})
     board.refresh(at_once=True)
-    assert "ended: stop.after reached" in page.header(feed)
-    assert "not valid: too &lt;slow&gt;" in page.header(feed)
+    assert "ended: time is up" in headers.header(feed)
+    assert "not valid: too &lt;slow&gt;" in headers.header(feed)
 
 
 def test_losses_by_device_are_shown_where_the_run_has_them(directory: RunDirectory) -> None:
@@ -84,7 +89,7 @@ def test_a_broken_line_is_told_until_it_is_mended(directory: RunDirectory) -> No
     append(directory.events, "no record")
     feed.refresh()
     assert f"events.jsonl:{len(EVENTS)}" in feed.error
-    assert "events.jsonl" in page.header(feed)
+    assert "events.jsonl" in headers.header(feed)
     directory.events.write_text(good + UPDATE + "\n")
     feed.refresh()
     assert (feed.error, feed.updates) == ("", 4)
@@ -129,3 +134,46 @@ def test_what_is_measured_so_far(directory: RunDirectory) -> None:
         {"fast": 1 / 3, "slow": nan, "mute": nan}, nan_ok=True
     )
     assert shares["asked"].to_dict() == {"fast": 0.25, "slow": 0.1, "mute": 0.1}
+
+
+def test_devices_are_a_table(directory: RunDirectory) -> None:
+    for at, cpu in ((100.0, 1.0), (104.0, 2.0), (106.0, 3.0)):
+        sample = {"device": "fast", "at": at, "cpu": cpu, "memory": 2**28, "sent": 1000 * (at - 100)}
+        append(directory.telemetry, json.dumps(sample))
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    (table,) = board.tables
+    headings, rows = devices.cells(table.devices)
+    fast = dict(zip(headings, rows[0], strict=True))
+    assert (fast["device"], fast["updates"], fast["CPU used"]) == ("fast", "2", "33.3%")
+    assert (fast["memory (MiB)"], fast["up (bit/s)"]) == ("256", "8.0k")
+    assert "down (bit/s)" not in headings
+    assert devices.chosen(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
+    pi = devices.groups(table.devices).loc["pi ×2"]
+    assert (pi["updates"], pi["staleness"]) == (3, pytest.approx(2 / 3))
+
+
+def test_a_run_that_is_over_shows_no_chart_of_one_point(directory: RunDirectory) -> None:
+    directory.events.write_text("".join(line + "\n" for line in (*EVENTS[:4], EVENTS[-1])))
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    shown = {panel.name for panel in board.panels if panel.shown}
+    assert "devices-0" in shown
+    assert not shown & {"accuracy", "loss", "staleness-0", "memory-over-time-0"}
+
+
+def test_charts_of_two_runs_say_whose_they_are(directory: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other")
+    other.path.mkdir()
+    other.write_manifest(**MANIFEST)
+    other.topology.write_text("name: other\nrule: {name: fedbuff, buffer_size: 9}\n")
+    other.events.write_text(directory.events.read_text())
+    directory.topology.write_text("name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n")
+    board = Board([Feed(directory.path), Feed(other.path)])
+    board.refresh(at_once=True)
+    titles = {panel.name: panel.chart.title for panel in board.panels}
+    assert titles["devices-0"] == "What the devices did · fedbuff buffer_size 1"
+    assert titles["devices-1"] == "What the devices did · fedbuff buffer_size 9"
+    many = Board([Feed(directory.path)] * 2 + [Feed(other.path)] * 2)
+    many.refresh(at_once=True)
+    assert {panel.column for panel in many.panels} == {None}

@@ -36,6 +36,7 @@ def test_an_entry_is_a_profile() -> None:
         "step": 0.5,
         "predicted": 0.45,
         "slower": 1.5,
+        "busy": 2.4,
         "torch": "2.13.0+cpu",
     }
     device = profiles.parse(elementary.entry("my-pi", found)).device("my-pi")
@@ -43,7 +44,10 @@ def test_an_entry_is_a_profile() -> None:
     assert (device.gflops, device.cores, device.memory) == (11.9, 4, 4 * 2**30)
     assert (device.training.memory, device.training.error) == (0.446, 0.1)
     assert device.description == 'Board "A": rev 1'
-    assert "1.50 times as long at the end" in elementary.remarks(found)[0]
+    busy, slower = elementary.remarks(found)
+    assert "Other programs ran on 2.4 cores" in busy
+    assert "1.50 times as long at the end" in slower
+    assert elementary.remarks({**found, "slower": 1.05, "busy": 0.1}) == []
 
 
 @pytest.mark.parametrize(

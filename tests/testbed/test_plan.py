@@ -7,7 +7,8 @@ import pytest
 from agents.config import Duration, Link
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import Host, describe, dilated, plan, this_host
+from testbed.plan import Host, describe, dilated, plan, resolution, this_host
+from testbed.topology.profiles import Profiles
 
 GIB = 2**30
 FOUR_CORES = Host(cores=(0, 2, 3, 5), memory=16 * GIB)
@@ -173,6 +174,30 @@ def test_what_only_virtual_time_has_is_refused_elsewhere(devices: str, told: str
         plan(wanted, "docker", FOUR_CORES, oversubscribe=True)
     assert told in str(refused.value)
     assert "use the virtual runtime" in str(refused.value)
+
+
+def test_an_image_is_for_containers(tmp_path: Path) -> None:
+    """Refused where there are none, told where nothing runs, a file that is not there at once."""
+    wanted = fleet("{name: pi, cpu: 1, image: 'my-agent:1'}")
+    assert plan(wanted, "docker", FOUR_CORES).devices
+    with pytest.raises(BadInputError) as refused:
+        plan(wanted, "process", FOUR_CORES)
+    assert "devices[0].image: the process runtime starts no containers" in str(refused.value)
+    assert "use the docker or swarm runtime" in str(refused.value)
+    virtual = plan(wanted, "virtual", FOUR_CORES)
+    (note,) = resolution.notes(wanted, virtual, Profiles(), FOUR_CORES)
+    assert note.startswith("In virtual time image changes nothing")
+    file = tmp_path / "t.yaml"
+    file.write_text(fleet("{name: pi, cpu: 1, image: a/Dockerfile}").to_yaml())
+    with pytest.raises(
+        BadInputError, match=f"devices.0..image: there is no file {tmp_path}/a/Dockerfile"
+    ):
+        resolution.resolved(topology.load(file))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "Dockerfile").touch()
+    found = resolution.resolved(topology.load(file))
+    assert found.devices[0].image == f"{tmp_path}/a/Dockerfile"
+    assert topology.parse(found.to_yaml()) == found
 
 
 def test_real_runtimes_take_a_timing_and_its_speed_beside_the_cpu() -> None:

@@ -65,7 +65,7 @@ def test_every_device_has_a_row() -> None:
     lines = drawn(shown, at=7.0)
     assert lines[:8] == [
         "fedbuff  small-run  process",
-        "7.0 of 60 s (12%)  version 2  3 updates  0.4/s",
+        "7.0 s of 60 s (12%)  version 2  3 updates  0.4/s",
         "accuracy 91.5%  loss 0.500",
         "not valid so far: the server was busy",
         "  device state    last 60 s              upd stale mean  cpu used share  p_i",
@@ -83,7 +83,10 @@ def test_every_device_has_a_row() -> None:
 
 def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
     row = drawn(small(), at=7.0, width=140, height=40)[5]
-    assert row == "  pi-1   train    " + 52 * " " + "▄█▄█▂▒▒" + "      2     3  1.5 0.25 0.25   67%  10%"
+    assert (
+        row
+        == "  pi-1   train    " + 52 * " " + "▄█▄█▂▒▒" + "      2     3  1.5 0.25 0.25    –   67%  10%"
+    )
 
 
 def test_links_have_rates() -> None:
@@ -107,7 +110,9 @@ def test_virtual_time_has_no_telemetry() -> None:
     shown = screen(fleet(2), [STARTED], runtime="virtual")
     shown.real = 0.5
     lines = drawn(shown, at=1.0)
-    assert lines[1].startswith("1.0 of 60 s (2%) virtual, 0.5 s real  version 0")
+    assert lines[1].startswith("1.0 s of 60 s (2%) virtual, 0.5 s real  version 0")
+    shown.real = 12.0
+    assert "virtual, 12.0 s real, about 12 min left" in drawn(shown, at=1.0)[1]
     assert lines[4].split()[-6:] == ["upd", "stale", "mean", "cpu", "share", "p_i"]
 
 

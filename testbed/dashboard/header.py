@@ -1,0 +1,136 @@
+"""What a run is and where it stands, as HTML."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from html import escape
+from math import isnan, nan
+
+from agents import config
+from analysis import summary
+from analysis.load import Run
+from testbed.dashboard.feed import Feed
+from testbed.fidelity.validity import Validity
+from testbed.rundir.listing import in_words
+from testbed.topology import Stop
+from testbed.traits import is_simulated
+
+_RATE_SECONDS = 10.0
+"""Window of the rate of updates of a run that goes on."""
+
+
+def header(feed: Feed, name: str = "") -> str:
+    """`name`: what tells the run from those beside it."""
+    run = feed.run
+    if run is None:
+        return escape(feed.error)
+    line, stop = summary.headline(run), _stop(run)
+    going = feed.live and run.ended is None
+    facts = {
+        "device time": _time(line.duration, stop, going=going),
+        "updates": _updates(run, feed.updates, stop, going=going),
+        "version": f"{line.versions:,}",
+        "accuracy": _accuracy(line.accuracy, stop),
+        "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
+        "task": str(run.manifest.get("task", "?")),
+        "runtime": _runtime(run),
+        "validity": _validity(run, feed),
+    }
+    items = "".join(f"<span>{name} <b>{escape(value)}</b></span> " for name, value in facts.items())
+    problems = filter(None, (run.manifest.get("error"), feed.error))
+    problem = "".join(f'<p class="problem">{escape(each)}</p>' for each in problems)
+    kind, state = _state(run, feed)
+    return (
+        f"<style>{_STYLE}</style><h1>{escape(name or line.rule)} <small>{escape(run.name)}</small> "
+        f'<em class="{kind}">{escape(state)}</em></h1>'
+        f"{_progress(run, feed.updates, stop) if going else ''}<p>{items}</p>{problem}"
+    )
+
+
+_STYLE = """
+.bk-clearfix { display: block !important; width: 100% }
+h1 { font-size: 18px; margin: 0 0 4px; overflow-wrap: anywhere } p { margin: 0 }
+small { font-weight: normal; opacity: .75 }
+em { font-style: normal; font-size: 13px; border: 1px solid; border-radius: 9px; padding: 1px 8px;
+  display: inline-block }
+em.live { color: light-dark(#00714f, #2cc295) } em.bad, .problem { color: light-dark(#b24400, #ff9a5a) }
+.problem { white-space: pre-wrap; overflow-wrap: anywhere }
+span { margin-right: 16px; display: inline-block } b { font-variant-numeric: tabular-nums }
+progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color: #009E73 }
+"""
+
+
+def _stop(run: Run) -> config.Stop:
+    """What ends the run; nothing where its topology is of another version."""
+    with suppress(ValueError, TypeError):
+        stop: config.Stop = Stop.model_validate(run.topology.get("stop")).build()
+        return stop
+    return config.Stop(after=None, updates=None, target_accuracy=None)
+
+
+def _time(seconds: float, stop: config.Stop, *, going: bool) -> str:
+    if not going or stop.after is None:
+        return f"{seconds:,.1f} s"
+    return f"{seconds:,.0f} s of {stop.after:,g} s"
+
+
+def _updates(run: Run, count: int, stop: config.Stop, *, going: bool) -> str:
+    of = f" of {stop.updates:,}" if going and stop.updates is not None else ""
+    return f"{count:,}{of} ({_rate(run, count, going=going):,.1f}/s)"
+
+
+def _rate(run: Run, count: int, *, going: bool) -> float:
+    """Updates applied per second: over all of the run, or of one that goes on over the last seconds."""
+    if not going:
+        return count / run.duration if run.duration else 0.0
+    window = min(_RATE_SECONDS, run.duration)
+    recent = int((run.updates["applied"] > run.duration - window).sum())
+    return recent / window if window else 0.0
+
+
+def _accuracy(accuracy: float, stop: config.Stop) -> str:
+    if isnan(accuracy):
+        return "–"
+    target = "" if stop.target_accuracy is None else f" (target {stop.target_accuracy:.4g})"
+    return f"{accuracy:.1%}{target}"
+
+
+def _progress(run: Run, updates: int, stop: config.Stop) -> str:
+    """How much of the run is over, where that is known."""
+    shares = [
+        run.duration / stop.after if stop.after else nan,
+        updates / stop.updates if stop.updates else nan,
+    ]
+    known = [share for share in shares if not isnan(share)]
+    if not known:
+        return ""
+    share = min(1.0, max(known))
+    return (
+        f'<progress value="{share:.4f}" aria-label="how much of the run is over">{share:.0%}</progress>'
+    )
+
+
+def _state(run: Run, feed: Feed) -> tuple[str, str]:
+    """A class, and words."""
+    if feed.live and run.ended is None:
+        return "live", "running"
+    outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")
+    if outcome in ("failed", "crashed"):
+        return "bad", outcome
+    return "over", f"ended: {in_words(outcome)}"
+
+
+def _runtime(run: Run) -> str:
+    runtime, dilation = run.manifest.get("runtime"), run.manifest.get("dilation", 1.0)
+    slow = "" if is_simulated(runtime) or dilation == 1 else f", dilation {dilation:g}"
+    return f"{runtime}{slow}"
+
+
+def _validity(run: Run, feed: Feed) -> str:
+    judged = run.manifest.get("validity")
+    if judged is None and is_simulated(run.manifest.get("runtime")):
+        return "simulated"
+    if judged is None:
+        return "judged at the end" if feed.live else "unknown"
+    validity = Validity.from_dict(judged)
+    return ": ".join(filter(None, [validity.verdict, "; ".join(validity.reasons or validity.unjudged)]))

@@ -1,0 +1,65 @@
+"""The list of runs: what the end of a run's records tells, and how the list is sorted and searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.rundir.last import Last, last_of
+from testbed.rundir.listing import arranged, listing, told
+from tests.analysis.conftest import EVENTS, MANIFEST, write_run
+from tests.running import Testbed
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two runs, the second of which got further."""
+    for name, lines, outcome in (("a", EVENTS[:7], "failed"), ("b", EVENTS, "after")):
+        (tmp_path / name).mkdir()
+        entries: dict[str, Any] = {"rule": "fedbuff", "task": "digits", "outcome": outcome}
+        write_run(tmp_path / name, lines, "name: t\n", MANIFEST | entries)
+    return tmp_path
+
+
+def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert last_of(path) == Last()
+    path.write_text("\n".join(EVENTS) + '\n{"event":"evalu')  # still being written
+    assert last_of(path) == Last(at=10.0, accuracy=0.8, loss=1.1)
+    many = [line for line in EVENTS if '"update"' in line] * 300  # more than the first look takes in
+    path.write_text("\n".join([*EVENTS[:7], *many]) + "\n")
+    assert last_of(path) == Last(at=8.0, accuracy=0.85, loss=0.9)
+    path.write_text("\0" * 1000 + "\n{}\n")
+    assert last_of(path) == Last()
+
+
+def test_rows_are_words_for_people(runs: Path) -> None:
+    first, second = map(told, listing(runs))
+    assert (first["outcome"], first["accuracy"], first["duration"]) == ("failed", "85.0%", "5.0 s")
+    assert (second["outcome"], second["accuracy"]) == ("time is up", "80.0%")
+
+
+def test_a_list_is_sorted_and_searched(runs: Path) -> None:
+    rows = listing(runs)
+    assert [row["run"] for row in arranged(rows, "accuracy")] == ["b", "a"]
+    assert [row["run"] for row in arranged(rows, "duration")] == ["a", "b"]
+    assert [row["run"] for row in arranged(rows, matching="FedBuff time")] == ["b"]
+
+
+def test_the_command(runs: Path, testbed: Testbed) -> None:
+    said = testbed("runs", "--runs", runs, "--sort", "accuracy")
+    names = [line.split()[0] for line in said.out.splitlines()]
+    assert [name for name in names if name in ("a", "b")] == ["b", "a"]
+    assert testbed("runs", "--runs", runs, "--find", "nothing").out.startswith("None of the 2 runs")
+    assert testbed("runs", "--runs", runs, "--sort", "colour").code == 2
+
+
+def test_a_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Path) -> None:
+    said = testbed("export", runs, "--format", "csv", "--to", tmp_path / "out")
+    assert not said.code, said.err
+    assert (tmp_path / "out" / "b" / "updates.csv").is_file()
+    rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
+    assert len(rows) == 2  # heading, and the one that has come to its end
+    assert rows[1].startswith("b,")
