@@ -23,7 +23,9 @@ from testbed import console
 
 F = TypeVar("F", bound=Callable[..., Any])
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more; clients log each round.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print more; with `up`, clients log each round.")
+]
 
 
 class _Quick:

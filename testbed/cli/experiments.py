@@ -180,7 +180,7 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Compare what a target accuracy cost each run, over all seeds, and draw the figure."""
+    """Compare what it took to reach a target accuracy, over all seeds, and draw a figure."""
     share = _share(target)
     writable_figure(figure)
     found = _found(given, runs)

@@ -186,9 +186,9 @@ def down(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """End runs and remove all that is theirs, and nothing else; works from any directory.
+    """End runs, and remove their containers, networks and processes; works from any directory.
 
-    What a killed controller has left in a run's work/ is found by the run's directory, or in --runs.
+    If a controller was killed, files in a run's work/ may be left: give the run's directory, or --runs.
     """
     from testbed.run import live_runs
     from testbed.rundir import finding
@@ -241,7 +241,10 @@ def model(
         typer.Option("--to", help="File to write (default: model.pt in the run directory)."),
     ] = None,
     version: Annotated[
-        int | None, typer.Option("--version", min=0, help="Of a kept model (default: the final one).")
+        int | None,
+        typer.Option(
+            "--version", min=0, help="An intermediate model that was kept (default: the final one)."
+        ),
     ] = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
@@ -262,11 +265,11 @@ def model(
 @app.command()
 def evaluate(
     run: Run,
-    classes: Annotated[bool, typer.Option("--classes", help="Also each class by itself.")] = False,
+    classes: Annotated[bool, typer.Option("--classes", help="Also on each class.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, help="Also each device's training data, at most so many samples."
+            "--devices", min=1, help="Also on each device's training data, at most so many samples."
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
