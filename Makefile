@@ -61,7 +61,7 @@ USED := agents.aggregator.main, agents.client.training, agents.device.main, test
 	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.server, testbed.images, testbed.runtimes.process, amqtt.broker, sklearn.datasets, \
 	flwr_datasets.partitioner
 $(VENV)/.installed: pyproject.toml
-	@echo "Setting up $(VENV) (about two minutes, once) ..."
+	@echo "Setting up $(VENV) (a few minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile --editable .
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"

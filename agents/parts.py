@@ -1,9 +1,9 @@
 """Payloads as messages of MQTT: a large one goes as several messages of one topic.
 
-A part is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes of the
-body) and its share of the payload: part 0 has the header, the others the body. MQTT keeps the order of a
-topic's messages, and may repeat some after a reconnect; where one is lost, the payload is, until it is
-sent once more.
+A part is `HEAD` (magic number; which body of the sender's; its number; how many there are; bytes that
+follow part 0) and its share of the payload: part 0 has the header and the beginning of the body. MQTT
+keeps the order of a topic's messages, and may repeat some after a reconnect; where one is lost, the
+payload is, until it is sent once more.
 """
 
 from __future__ import annotations
@@ -23,46 +23,62 @@ _MAX_PARTS = 4096
 MOST_TOGETHER = _MAX_PARTS * MOST
 """Bytes of a payload."""
 
+
+class Part(bytes):
+    """What a part begins with. Its share of the payload is not copied to it, but is sent after it."""
+
+    share: memoryview
+    """Not to change before the message is sent."""
+
+
 Messages = Sequence[bytes]
-"""What carries one payload, in order."""
+"""What carries one payload, in order; some may be a `Part`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     """What follows a payload's header, as messages that all payloads with this body share."""
 
-    whole: bytes | None
-    """All of it; None where it is large."""
+    whole: bytes = b""
+    """All of it, where it is small."""
     number: int = 0
-    parts: Messages = ()
-    size: int = 0
-    """Bytes of all of it."""
+    parts: Sequence[Part] = ()
+    """All but the first."""
+    first: memoryview | None = None
+    """The share of that one, which goes with the header; None where the body is small."""
 
 
-def cut(views: Sequence[bytes | bytearray | memoryview], most: int = MOST) -> Body:
-    """The body that `views` make, one after the other; they are copied."""
-    size = sum(map(len, views))
-    if size <= most:
+def cut(views: Sequence[bytes | memoryview], most: int = MOST) -> Body:
+    """The body that `views` make, one after the other. They are not copied, and not to change before all
+    that carries them is sent."""
+    if sum(map(len, views)) <= most:
         return Body(b"".join(views))
-    shares = [
+    first, *others = (
         memoryview(view)[start : start + most] for view in views for start in range(0, len(view), most)
-    ]
-    number, count = secrets.randbits(63), 1 + len(shares)
+    )
+    number, count, size = secrets.randbits(63), 1 + len(others), sum(map(len, others))
     heads = (HEAD.pack(_MAGIC, number, index, count, size) for index in range(1, count))
-    return Body(None, number, tuple(map(b"".join, zip(heads, shares, strict=True))), size)
+    return Body(b"", number, tuple(map(_part, heads, others)), first)
 
 
 def messages(head: bytes, body: Body) -> Messages:
     """What carries `head` and, after it, `body`."""
-    if body.whole is not None:
+    if body.first is None:
         return (head + body.whole,)
-    first = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts), body.size)
-    return first + head, *body.parts
+    size = sum(len(part.share) for part in body.parts)
+    mark = HEAD.pack(_MAGIC, body.number, 0, 1 + len(body.parts), size)
+    return _part(mark + head, body.first), *body.parts
+
+
+def _part(head: bytes, share: memoryview) -> Part:
+    part = Part(head)
+    part.share = share
+    return part
 
 
 def split(payload: bytes | bytearray | memoryview, most: int = MOST) -> Messages:
-    """What carries a `payload` that is there in one piece."""
-    return messages(b"", cut([payload], most))
+    """What carries a `payload` that is there in one piece, and may change."""
+    return messages(b"", cut([bytes(payload)], most))
 
 
 @dataclass(slots=True)

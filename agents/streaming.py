@@ -173,13 +173,16 @@ class Client(paho.Client):
         info: paho.MQTTMessageInfo | None = None,
         properties: Any = None,
     ) -> MQTTErrorCode:
-        if len(payload) < _LARGE or qos != 1 or self._sock is None:
+        share = payload.share if isinstance(payload, parts.Part) else memoryview(payload)
+        head = payload if isinstance(payload, parts.Part) else b""
+        if self._sock is None or qos != 1 or (not head and len(share) < _LARGE):
             return super()._send_publish(mid, topic, payload, qos, retain, dup, info, properties)
         packet = bytearray([MessageType.PUBLISH | dup << 3 | _QOS_1 | retain])
-        self._pack_remaining_length(packet, 2 * _TWO_BYTES.size + len(topic) + len(payload))
+        left = 2 * _TWO_BYTES.size + len(topic) + len(head) + len(share)
+        self._pack_remaining_length(packet, left)
         packet += _TWO_BYTES.pack(len(topic)) + topic + _TWO_BYTES.pack(mid)
-        packet += payload[:_BEGINNING]
-        pieces = packet, memoryview(payload)[_BEGINNING:]  # of a view, what is left is no copy
+        packet += head + share[:_BEGINNING]
+        pieces = filter(len, (packet, share[_BEGINNING:]))  # of a view, what is left is no copy
         self._out_packet.extend(  # both at once: other threads send, too
             [
                 {"command": MessageType.PUBLISH, "mid": mid, "qos": qos, "pos": 0, "info": None,

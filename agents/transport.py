@@ -31,7 +31,7 @@ from agents.parts import Messages
 from agents.retry import retry
 
 _MAX_IN_FLIGHT = 64
-"""Messages under way to the broker: of these paho has a copy."""
+"""Messages under way to the broker."""
 
 
 class ConnectionFailedError(Exception):

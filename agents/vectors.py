@@ -29,6 +29,15 @@ def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
         np.add(part, product, out=part)
 
 
+def pour(target: Vector, source: Vector, scale: float) -> None:
+    """target ← target + scale · source, and source ← 0. Shapes (d,)."""
+    for start in range(0, target.size, _BLOCK):
+        part, given = target[start : start + _BLOCK], source[start : start + _BLOCK]
+        np.multiply(given, scale, out=given)
+        np.add(part, given, out=part)
+        given.fill(0)
+
+
 def mix(target: Vector, vector: Vector, share: float) -> None:
     """target ← (1 − share) · target + share · vector. Shapes (d,).
 

@@ -143,7 +143,7 @@ class Aggregator:
                 )
                 head, views = wire.laid_out(message)
                 if self._newest is None or self._newest[0] != action.version:
-                    self._newest = action.version, parts.cut(views)
+                    self._newest = action.version, parts.cut([bytes(view) for view in views])
                 self._outbox[action.client] = action, parts.messages(head, self._newest[1])
             elif isinstance(action, act.Log):
                 events.to_line(action.record)

@@ -1,15 +1,21 @@
-"""Updates per second of a whole run, against bare Mosquitto and paho with the same payload.
+"""Updates per second of a whole run, and what one costs, against bare Mosquitto and paho.
 
     python -m benchmarks.endtoend [--clients 2] [--turns 3] [--seconds 10] [--parameters 550000]
 
-A run is one of `testbed up --runtime process`: broker, aggregator and clients in processes of their
-own, FedBuff, a perceptron of 550,000 parameters (2.2 MB each way), of which a step on one sample takes
-about a millisecond. An update counts once it is trained, kept by its client, applied, and acknowledged;
-with `durability: update`, the default, it is then on the aggregator's disk too. Bare is the least that
-carries as much: Mosquitto with its own settings, a server and as many clients, each with a paho client
-that answers what comes with a payload of that size, QoS 1; nothing is decoded, checked, applied or kept.
-Both have broker and server on the first CPU and the clients on the others. They alternate; the ratios
-are to be compared, the figures are this machine's.
+Each carries the same payload. A run is one of `testbed up --runtime process`: broker, aggregator and
+clients in processes of their own, FedBuff, a perceptron of 550,000 parameters (2.2 MB each way), of
+which a step on one sample takes about a millisecond. An update counts once it is trained, kept by its
+client, applied, and acknowledged; with `durability: update`, the default, it is then on the aggregator's
+disk too. Bare is the least that carries as much: Mosquitto with its own settings, a server and as many
+clients, each with a paho client that answers what comes with a payload of that size, QoS 1; nothing is
+decoded, checked, applied or kept.
+`bare` sends it in one message, as paho's users do; `lean` is the leanest that we found: in parts of 64
+KiB, of which paho copies less, in processes that keep the memory that they free, as ours do.
+
+All have broker and server on the first CPU and the clients on the others. They alternate; the ratios are
+to be compared, the figures are this machine's. Beside other work the updates per second say little: the
+more a message waits for a CPU, the fewer there are. The CPU time of an update, of broker, server and
+clients together (of a run, of all its processes), hardly changes with that.
 """
 
 from __future__ import annotations
@@ -23,19 +29,30 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import paho.mqtt.client as paho
+import psutil
 from paho.mqtt.enums import CallbackAPIVersion
 
+from agents import events
 from analysis.load import load
 from testbed.runtimes.process import HOST, find_mosquitto, free_ports
 
 _WARM_S = 3.0
 """From the first model on, before updates count."""
-_KINDS = ("bare", "none", "update")
+_KINDS = ("bare", "lean", "none", "update")
+_LEAN = 2**16
+"""Bytes of a part."""
+_KEEPS = {"MALLOC_MMAP_THRESHOLD_": f"{2**25}", "MALLOC_TRIM_THRESHOLD_": f"{2**26}"}
+"""glibc's environment for what `agents.allocator` does."""
 _TASK = """
     from dataclasses import dataclass
 
@@ -69,8 +86,16 @@ _TOPOLOGY = """
 Options = argparse.Namespace
 
 
-def run(folder: Path, options: Options, durability: str) -> float:
-    """Updates per second of a run."""
+@dataclass(frozen=True)
+class Measured:
+    rate: float
+    """Updates a second."""
+    cost: float
+    """Milliseconds of CPU time that an update takes all processes."""
+
+
+def run(folder: Path, options: Options, durability: str) -> Measured:
+    """A run's."""
     hidden = round((options.parameters - 10) / 75)
     (folder / "code").mkdir()
     (folder / "code" / "perceptron.py").write_text(textwrap.dedent(_TASK))
@@ -78,87 +103,145 @@ def run(folder: Path, options: Options, durability: str) -> float:
         hidden=hidden,
         clients=options.clients,
         durability=durability,
-        seconds=_WARM_S + options.seconds,
+        seconds=_WARM_S + options.seconds + 1,
     )
     topology = folder / "endtoend.yaml"
     topology.write_text(textwrap.dedent(text))
     command = [sys.executable, "-m", "testbed", "up", str(topology), "--oversubscribe"]
     command += ["--runtime", "process", "--runs", str(folder / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"the run failed:\n{done.stdout}{done.stderr}")
+    with (folder / "output").open("w+") as output:
+        with subprocess.Popen(command, stdout=output, stderr=output) as testbed:
+            began = _began(folder / "runs", testbed)
+            time.sleep(max(0.0, began + _WARM_S - time.time()))
+            begin, before = time.time() - began, _cpu_times(psutil.Process(testbed.pid))
+            time.sleep(options.seconds)
+            end, after = time.time() - began, _cpu_times(psutil.Process(testbed.pid))
+        if testbed.returncode:
+            output.seek(0)
+            sys.exit(f"the run failed:\n{output.read()}")
     (directory,) = (folder / "runs").iterdir()
     applied = load(directory).updates["applied"]
-    counted = int((applied >= _WARM_S).sum())
-    return counted / float(options.seconds)
+    count = int(((applied >= begin) & (applied < end)).sum())
+    return Measured(count / (end - begin), 1e3 * _spent(before, after) / count)
 
 
-def bare(folder: Path, options: Options, mosquitto: str) -> float:
-    """Updates per second of paho alone."""
+def _began(runs: Path, testbed: subprocess.Popen[bytes]) -> float:
+    """When the run clock starts, in Unix time."""
+    while testbed.poll() is None:
+        for journal in runs.glob("*/events.jsonl"):
+            for line in journal.read_text().splitlines():
+                if isinstance(record := events.from_line(line), events.RunStarted):
+                    return record.wall_clock
+        time.sleep(0.1)
+    return time.time()  # it failed
+
+
+def _cpu_times(process: psutil.Process) -> dict[int, float]:
+    """Seconds of CPU time of each process that this one has started, and of those that they have."""
+    found = {}
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            used = child.cpu_times()
+            found[child.pid] = used.user + used.system
+    return found
+
+
+def _spent(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    return sum(used - before[pid] for pid, used in after.items() if pid in before)
+
+
+def bare(folder: Path, options: Options, mosquitto: str, *, lean: bool) -> Measured:
+    """That of paho alone."""
     (port,) = free_ports(1)
     conf = folder / "mosquitto.conf"
     conf.write_text(f"listener {port} {HOST}\nallow_anonymous true\nlog_dest none\n")
     cpus = sorted(os.sched_getaffinity(0))
     mine, others = cpus[:1], cpus[1:] or cpus
-    payload = bytes(4 * options.parameters)
-    topics = [f"client-{number}" for number in range(options.clients)]
+    size = 4 * options.parameters
+    most = _LEAN if lean else size
+    payload = [bytes(min(most, size - start)) for start in range(0, size, most)]
     spawn = multiprocessing.get_context("spawn")
     clients = [
-        spawn.Process(target=_answer, args=(port, topic, payload, others), daemon=True)
-        for topic in topics
+        spawn.Process(target=_answer, args=(port, f"client-{number}", payload, others), daemon=True)
+        for number in range(options.clients)
     ]
+    environment = os.environ | (_KEEPS if lean else {})
+    ready, theirs = spawn.Pipe()
+    server = spawn.Process(target=_serve, args=(port, payload, theirs), daemon=True)
     os.sched_setaffinity(0, mine)
     try:
-        with subprocess.Popen([mosquitto, "-c", conf]) as broker:
+        with (
+            mock.patch.dict(os.environ, environment),
+            subprocess.Popen([mosquitto, "-c", conf]) as broker,
+        ):
             try:
                 time.sleep(0.5)
-                return _serve(port, payload, clients, options.seconds)
-            finally:
+                server.start()
+                ready.recv()
                 for client in clients:
-                    if client.pid is not None:
-                        client.kill()
+                    client.start()
+                time.sleep(_WARM_S + 1)  # in the first second they start
+                us = psutil.Process()
+                begin, before, first = time.perf_counter(), _cpu_times(us), _asked(ready)
+                time.sleep(options.seconds)
+                count = _asked(ready) - first
+                seconds = time.perf_counter() - begin
+                return Measured(count / seconds, 1e3 * _spent(before, _cpu_times(us)) / count)
+            finally:
+                for process in (server, *clients):
+                    if process.pid is not None:
+                        process.kill()
                 broker.terminate()
     finally:
         os.sched_setaffinity(0, cpus)
 
 
-def _serve(port: int, payload: bytes, clients: Sequence[Any], seconds: float) -> float:
-    arrived = 0
+def _asked(server: Connection) -> float:
+    """How many updates have arrived."""
+    server.send(None)
+    arrived: float = server.recv()
+    return arrived
+
+
+def _serve(port: int, payload: Sequence[bytes], asked: Connection) -> None:
+    """A server: a model for every update."""
+    arrived: Counter[str] = Counter()
 
     def answer(server: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        nonlocal arrived
-        arrived += bool(message.payload)
-        server.publish(message.topic.replace("update", "model"), payload, qos=1)
+        if message.payload:
+            arrived[message.topic] += 1
+        if arrived[message.topic] % len(payload) == 0:  # also to the first, which is empty
+            for part in payload:
+                server.publish(message.topic.replace("update", "model"), part, qos=1)
 
     server = paho.Client(CallbackAPIVersion.VERSION2)
     server.on_message = answer
+    server.on_subscribe = lambda *_: asked.send(None)
     server.connect(HOST, port)
     server.subscribe("update/+", 1)
     server.loop_start()
-    for client in clients:
-        client.start()
-    deadline = time.monotonic() + 30
-    while not arrived and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(_WARM_S)
-    before, start = arrived, time.perf_counter()
-    time.sleep(seconds)
-    found = (arrived - before) / (time.perf_counter() - start)
-    server.disconnect()
-    server.loop_stop()
-    return found
+    while True:
+        asked.recv()
+        asked.send(arrived.total() / len(payload))
 
 
-def _answer(port: int, topic: str, payload: bytes, cpus: Sequence[int]) -> None:
+def _answer(port: int, topic: str, payload: Sequence[bytes], cpus: Sequence[int]) -> None:
     """A client: an update for every model. The first is empty, and says that it is there."""
     os.sched_setaffinity(0, cpus)
     client = paho.Client(CallbackAPIVersion.VERSION2)
+    arrived = 0
 
-    def send(what: bytes) -> None:
-        client.publish(f"update/{topic}", what, qos=1)
+    def begin(*_: Any) -> None:
+        client.publish(f"update/{topic}", b"", qos=1)
 
-    client.on_message = lambda *_: send(payload)
-    client.on_subscribe = lambda *_: send(b"")
+    def answer(*_: Any) -> None:
+        nonlocal arrived
+        arrived += 1
+        if arrived % len(payload) == 0:
+            for part in payload:
+                client.publish(f"update/{topic}", part, qos=1)
+
+    client.on_subscribe, client.on_message = begin, answer
     client.connect(HOST, port)
     client.subscribe(f"model/{topic}", 1)
     client.loop_forever()
@@ -169,23 +252,32 @@ def main() -> None:
     mosquitto = find_mosquitto()
     if mosquitto is None:
         sys.exit("mosquitto is needed: apt-get install mosquitto")
-    found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    found: dict[str, list[Measured]] = {kind: [] for kind in _KINDS}
     size = 4 * options.parameters / 1e6
-    print(f"{options.clients} clients, {options.parameters:,} parameters ({size:.1f} MB), updates/s")
-    print("".join(f"{title:>20}" for title in ("bare", "durability: none", "durability: update")))
+    print(f"{options.clients} clients, {options.parameters:,} parameters ({size:.1f} MB)")
+    print("updates/s, and ms of CPU time of one")
+    titles = ("bare", "lean", "durability: none", "durability: update")
+    print("".join(f"{title:>20}" for title in titles))
     for _ in range(options.turns):
         for kind in _KINDS:
             with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-                place = Path(folder)
-                rate = bare(place, options, mosquitto) if kind == "bare" else run(place, options, kind)
-            found[kind].append(rate)
-        print("".join(f"{found[kind][-1]:>20.1f}" for kind in _KINDS), flush=True)
-    for kind in _KINDS[1:]:
-        ratios = [ours / theirs for ours, theirs in zip(found[kind], found["bare"], strict=True)]
-        print(
-            f"durability: {kind}: {statistics.median(ratios):.2f} of bare "
-            f"({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+                if kind in ("bare", "lean"):
+                    one = bare(Path(folder), options, mosquitto, lean=kind == "lean")
+                else:
+                    one = run(Path(folder), options, kind)
+            found[kind].append(one)
+        now = [found[kind][-1] for kind in _KINDS]
+        print("".join(f"{one.rate:>12.1f}{one.cost:>8.2f}" for one in now), flush=True)
+    for kind in _KINDS[2:]:
+        for other in _KINDS[:2]:
+            pairs = list(zip(found[kind], found[other], strict=True))
+            rates = _spread([ours.rate / theirs.rate for ours, theirs in pairs])
+            costs = _spread([ours.cost / theirs.cost for ours, theirs in pairs])
+            print(f"durability: {kind} ÷ {other}: updates/s {rates}, CPU time of one {costs}")
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def _options() -> Options:

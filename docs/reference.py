@@ -32,11 +32,16 @@ OF_THE_REPOSITORY = {
 PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
+_NAMED_AS_FILE = re.compile(r"\[(?:docs/)?[\w-]+\.md\]\(([\w-]+\.md)")
 _HUGE = 1e15
 """Bounds from here on are not worth a word."""
 _VARIANTS = {
-    "rule": ("Rule", "How updates become the next global model.", "rules.md"),
-    "task": ("Task", "What is learned, from which data, and how.", "tasks.md"),
+    "rule": ("Rule", "How updates become the next global model. Each rule has more keys.", "rules.md"),
+    "task": (
+        "Task",
+        "What is learned, from which data, and how. Some tasks have more keys.",
+        "tasks.md",
+    ),
 }
 """Keys of a topology of which there are many kinds, with a page for these."""
 
@@ -49,10 +54,26 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links of a page to documents of the top folder lead to the pages made of these."""
+    """Links to documents of the top folder lead to the pages made of these, and a link that shows the
+    name of a file shows the title of its page."""
     for name, to in OF_THE_REPOSITORY.items():
         markdown = markdown.replace(f"](../{name}", f"]({to}")
-    return markdown
+    titles = dict(_titles(config.nav))
+
+    def titled(match: re.Match[str]) -> str:
+        return f"[{titles.get(match[1], match[1])}]({match[1]}"
+
+    return _NAMED_AS_FILE.sub(titled, markdown)
+
+
+def _titles(nav: Any) -> Iterator[tuple[str, str]]:
+    """What the navigation calls each page, by its path."""
+    for entry in nav:
+        for title, inside in entry.items():
+            if isinstance(inside, str):
+                yield inside, title
+            else:
+                yield from _titles(inside)
 
 
 def pages() -> dict[str, str]:
@@ -156,7 +177,12 @@ def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
     for key, (title, description, page) in _VARIANTS.items():
         options = [option["$ref"] for option in properties[key]["oneOf"] if "$ref" in option]
         kinds = [definitions[option.removeprefix("#/$defs/")] for option in options]
-        common = set.intersection(*(set(kind["properties"]) for kind in kinds))
+        common = {"name"}
+        common |= {
+            name
+            for name, inner in kinds[0]["properties"].items()
+            if all(kind["properties"].get(name) == inner for kind in kinds)
+        }
         found = {name: inner for name, inner in kinds[0]["properties"].items() if name in common}
         found["name"] = {"description": f"One of [these]({page}), or `module:Class` of your own code"}
         required = [name for name in kinds[0]["required"] if name in common]

@@ -62,7 +62,6 @@ RUNTIMES: dict[str, Traits] = {
         many_hosts=True,
         devices_probe=True,
         counts_bytes="always",
-        unresumable="what its clients remember is on the nodes, and goes with it; start a new one",
         lack="this machine's engine manages no Swarm, or does not answer",
     ),
     "process": Traits(

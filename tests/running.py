@@ -153,12 +153,13 @@ class Finished:
         return [u for u in self.updates if devices[u.client]["group"] == group]
 
 
-def left_in_docker(engine: docker.DockerClient) -> list[str]:
-    """Names of all containers and networks that carry the label of a run, and of its control groups."""
-    filters = {"label": RUN_LABEL}
+def left_in_docker(engine: docker.DockerClient, run: str | None = None) -> list[str]:
+    """Names of all containers and networks that carry the label of `run`, or of any run, and of its
+    control groups."""
+    filters = {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
     containers = engine.api.containers(all=True, filters=filters)
     networks = engine.api.networks(filters=filters)
-    groups = sorted({folder.name for folder in cgroups.folders("*")})
+    groups = sorted({folder.name for folder in cgroups.folders(run or "*")})
     return [c["Names"][0] for c in containers] + [n["Name"] for n in networks] + groups
 
 

@@ -140,6 +140,7 @@ def test_an_interrupted_client_sends_the_steps_that_it_has_done(
     assert all(b.base_version >= a.applied_version for a, b in pairwise(endless))
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
     """AREA: x + u is the mean of the y_i, as long as each client goes on from its own."""
@@ -169,7 +170,7 @@ def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
     assert len(notes) == 1
     assert "one is away: until it is back" in notes[0]
     assert model(run) == pytest.approx(3, abs=0.05)  # the mean of 1 and 5
-    assert left_as_processes() == []
+    assert left_as_processes(run.path.name) == []
 
 
 def states(runs: Path) -> list[str]:

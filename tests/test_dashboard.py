@@ -84,7 +84,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert "unknown" not in page.header()  # validity: what ends early is judged, too
         up.wait(30)
         assert not server.is_running()
-    assert left_as_processes() == []
+    assert left_as_processes(path.name) == []
 
 
 @pytest.mark.together

@@ -163,8 +163,9 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     done = cli("up", topology, "--runtime", "process", "--runs", folder / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "links: " in done.stdout
-    assert left_as_processes() == []
-    return Finished.only_one_in(folder / "runs")
+    run = Finished.only_one_in(folder / "runs")
+    assert left_as_processes(run.path.name) == []
+    return run
 
 
 @pytest.mark.parametrize(("device", "begin", "end"), [("cut", 5.0, 7.0), ("bus", 2.0, 4.0)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import pytest
 
 from agents import events
 from testbed import images
-from testbed.runtimes.containers import RUN_LABEL
+from testbed.broker import BROKER
+from testbed.plan.agent_configs import DISK
+from testbed.runtimes import executor
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
 from tests.conftest import unavailable
-from tests.running import Finished, cli, started, until_printed, write_topology
+from tests.running import Finished, cli, interrupt, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
 
 LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
@@ -26,11 +30,13 @@ DEVICES: list[dict[str, Any]] = [
     {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
 ]
 """With the names of the nodes, which have the same host name, to be filled in."""
+KINDS = ("agent", "broker", "base")
+NAMES = {"first", "second-1", "second-2"}
 
 
 @pytest.fixture(scope="module")
 def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
-    """The manager, with all images, and a worker, with the one that doors are made of."""
+    """The manager, with all images, and a worker, with those that it needs: copying takes long."""
     if (why := lacking()) is not None:
         unavailable("swarm", why)
     images.ensure(engine, print)
@@ -39,8 +45,8 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
         swarm(Path(folder)) as found,
     ):
-        carry([tag for kind, tag in tags.items() if not kind.endswith("cuda")], found[0])
-        carry([tags["base"]], found[1])
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(carry, [[tags[kind] for kind in KINDS], [tags["agent"], tags["base"]]], found))
         yield found
 
 
@@ -74,60 +80,94 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
     return found
 
 
-def test_devices_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+    """With a scenario; then the broker is killed, then the controller; the run is resumed, and
+    interrupted."""
     file = topology(
         tmp_path,
         scenario=[
-            {"at": "3s", "set": "second-1", "cpu": 0.1, "link": {"up": "1mbit", "rtt": "60ms"}},
-            {"at": "4s", "crash": "second-2", "restart_after": "2s"},
-            {"at": "5s", "pause": "first", "for": "1s"},
+            {"at": "1s", "set": "second-1", "cpu": 0.1, "link": {"up": "1mbit", "rtt": "60ms"}},
+            {"at": "2s", "crash": "second-2", "restart_after": "1s"},
+            {"at": "2500ms", "pause": "first", "for": "1s"},
         ],
-        stop={"after": "14s"},
+        stop={"after": "5min"},
+        evaluate={"every": "500ms"},
     )
-    done = cli("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert left(on_swarm) == []
-    run = Finished.only_one_in(tmp_path / "runs")
-    assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "after")
-    assert len(set(run.manifest["placement"].values())) == 2
-    assert {u.client for u in run.updates} == {"first", "second-1", "second-2"}
-    acted = [(r.device, r.details["action"]) for r in run.records if isinstance(r, events.Acted)]
-    assert acted == [
-        ("second-1", "set"),
-        ("second-1", "set"),
-        ("second-2", "crash"),
-        ("first", "pause"),
-        ("second-2", "restart"),
-        ("first", "resume"),
-    ]
-    again = [u for u in run.updates if u.client == "second-2" and u.dispatched > 6]
-    assert again
-    rejected = {r.reason for r in run.records if isinstance(r, events.UpdateRejected)}
-    assert rejected <= {"arrived after the run had ended"}
-    for u in run.updates:
-        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
-        assert times == sorted(times)
-    assert {s["device"] for s in run.telemetry} == {"first", "second-1", "second-2"}
-    fidelity = (run.path / "fidelity.json").read_text()
-    assert '"clocks"' in fidelity
-    assert {path.stem for path in (run.path / "logs").iterdir()} >= {
-        "first",
-        "second-1",
-        "broker",
-        "node.gate",
-    }
-
-
-def test_down_after_the_controller_was_killed(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
-    file = topology(tmp_path, stop={"after": "5min"})
-    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs") as up:
+    runs = tmp_path / "runs"
+    with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
+        until(runs, lambda run: "resume" in acted(run))
+        (broker,) = parts(on_swarm[0], BROKER)
+        on_swarm[0].client.api.kill(broker)
+        # Over each node's router to the new one; second-2 may still be starting.
+        ended = "the broker ended with exit code 137"
+        run = until(runs, lambda run: since(run, ended) >= {"first", "second-1"})
+        (second,) = parts(on_swarm[1], "second-1")
+        executor.put(on_swarm[1].client, second, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    run = next((tmp_path / "runs").iterdir()).name
-    assert f"{run}" in cli("ps", cwd=tmp_path).stdout
-    assert "Denied" not in cli("logs", run, cwd=tmp_path).stdout
-    shutil.rmtree(tmp_path / "runs")  # what it is found by is on the Swarm
+    name = run.path.name
+    assert name in cli("ps", cwd=tmp_path).stdout
+    assert "Denied" not in cli("logs", name, cwd=tmp_path).stdout
     done = cli("down", "--all", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert left(on_swarm) == []
+    assert "aggregator" in {path.stem for path in (run.path / "logs").iterdir()}
+    assert (run.path / "state/clients/second-1/kept").read_text() == "by its client"
+
+    before = Finished.only_one_in(runs)
+    with started("up", "--resume", name, "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (second,) = parts(on_swarm[1], "second-1")
+        assert executor.read_file(on_swarm[1].client, second, f"{DISK}/kept") == b"by its client"
+        until(runs, lambda run: going_on(run) == NAMES)
+        _, told = interrupt(up)
+    assert up.returncode == 130, told
+    assert left(on_swarm) == []
+    run = Finished.only_one_in(runs)
+    assert (run.manifest["runtime"], run.manifest["outcome"]) == ("swarm", "interrupted")
+    assert len(set(run.manifest["placement"].values())) == 2
+    assert run.records[: len(before.records)] == before.records
+    assert acted(before) == ["set", "set", "crash", "pause", "restart", "resume"]
+    versions = [r.version for r in run.records if isinstance(r, events.VersionMade)]
+    assert versions == list(range(1, len(versions) + 1))
+    assert len({(u.client, u.dispatch) for u in run.updates}) == len(run.updates)  # none applied twice
+    for u in run.updates:
+        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
+        assert times == sorted(times)
+    assert {s["device"] for s in run.telemetry} == NAMES
+    assert '"clocks"' in (run.path / "fidelity.json").read_text()
+    assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.gate"}
+
+
+def until(runs: Path, there: Callable[[Finished], bool]) -> Finished:
+    """Wait until the only run is as it should be."""
+    deadline = time.monotonic() + 90
+    while not there(found := Finished.only_one_in(runs)):
+        assert time.monotonic() < deadline, found.records[-20:]
+        time.sleep(0.2)
+    return found
+
+
+def since(run: Finished, note: str) -> set[str]:
+    """Whose updates are of models that were sent since a note that begins so."""
+    at = [r.at for r in run.records if isinstance(r, events.Note) and r.message.startswith(note)]
+    return {u.client for u in run.updates if at and u.dispatched > at[0]}
+
+
+def going_on(run: Finished) -> set[str]:
+    """Whose updates are of a second part of the run."""
+    begins = [i for i, r in enumerate(run.records) if isinstance(r, events.RunStarted)]
+    later = run.records[begins[1] :] if len(begins) > 1 else []
+    return {r.client for r in later if isinstance(r, events.UpdateApplied)}
+
+
+def acted(run: Finished) -> list[str]:
+    """What has been done to devices."""
+    return [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
+
+
+def parts(engine: Engine, part: str) -> list[str]:
+    """Containers of that part, of any run, that run."""
+    found = engine.client.api.containers(filters={"label": f"{PART_LABEL}={part}"})
+    return [one["Id"] for one in found]

@@ -129,6 +129,7 @@ def test_nothing_is_left(two_speeds: Finished, engine: docker.DockerClient) -> N
     assert left_in_docker(engine) == []
 
 
+@pytest.mark.together
 def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
         attacked = attack_from(device, by_part)
-        interrupt_leaves_nothing(up, engine)
+        interrupt_leaves_nothing(up, engine, tmp_path / "runs")
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
     assert run.manifest["outcome"] == "interrupted"
@@ -246,19 +247,21 @@ def assert_no_effect_on(device: str, run: Finished) -> None:
     assert device not in {one.client for one in rejected}
 
 
+@pytest.mark.together
 def test_ctrl_c_during_start_up_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "Starting broker")
         time.sleep(1)
-        interrupt_leaves_nothing(up, engine)
+        interrupt_leaves_nothing(up, engine, tmp_path / "runs")
 
 
-def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerClient) -> None:
+def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerClient, runs: Path) -> None:
+    (run,) = runs.iterdir()
     took, output = interrupt(up)
     assert up.returncode == 130, output
     assert "Traceback" not in output
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, run.name) == []
     assert took < 10
 
 
@@ -385,6 +388,7 @@ def _network_state() -> list[str]:
     return [done.stdout for done in found]
 
 
+@pytest.mark.together
 def test_twenty_devices(
     engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -395,4 +399,4 @@ def test_twenty_devices(
     run = Finished.only_one_in(tmp_path / "runs")
     assert len(run.manifest["devices"]) == 20
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
-    assert left_in_docker(engine) == []
+    assert left_in_docker(engine, run.path.name) == []

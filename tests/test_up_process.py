@@ -96,7 +96,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
         took, output = interrupt(up)
     assert up.returncode == 130, output
     assert "Traceback" not in output
-    assert took < 10
+    assert took < 30
     (path,) = (tmp_path / "runs").iterdir()
     assert left_as_processes(path.name) == []
     judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,9 @@ def lacking() -> str | None:
     """What this machine lacks for it; None: nothing."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
-    missing = [name for name in ("dockerd", "unshare", "nsenter", "ip") if shutil.which(name) is None]
+    missing = [
+        name for name in ("dockerd", "setpriv", "unshare", "nsenter", "ip") if shutil.which(name) is None
+    ]
     return f"there is no {missing[0]}" if missing else None
 
 
@@ -96,20 +98,39 @@ def carry(images: Sequence[str], *engines: Engine) -> None:
 
 @contextmanager
 def _engine(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A `dockerd` in namespaces of its own; `unshare` becomes it, so that it has its process id."""
+    """A `dockerd` in namespaces of its own; `setpriv` becomes it, so that it has its process id. It
+    ends in order, its containers first, also where this process is killed."""
     folder.mkdir(parents=True)
     in_memory = "yes" if psutil.virtual_memory().available > _ENOUGH_MEMORY else ""
     process = subprocess.Popen(
-        ["unshare", "--net", "--mount", "sh", "-c", _START, "sh", str(folder), in_memory],
+        [
+            "setpriv",
+            "--pdeathsig",
+            "TERM",
+            "unshare",
+            "--net",
+            "--mount",
+            "sh",
+            "-c",
+            _START,
+            "sh",
+            str(folder),
+            in_memory,
+        ],
         start_new_session=True,
         env={name: value for name, value in os.environ.items() if name != "DOCKER_HOST"},
     )
     try:
         yield process
     finally:
-        # With its containerd; what it has mounted and the interfaces it has made go with the namespaces.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # What it has mounted and the interfaces it has made go with the namespaces.
+        process.terminate()
+        try:
+            process.wait(_TIMEOUT_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _run(*command: str) -> None:

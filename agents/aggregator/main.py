@@ -400,7 +400,7 @@ class Aggregator:
         )
         if self._newest is None or self._newest[0] != version:
             self._newest = None  # not two at once
-            self._newest = version, parts.cut(views)
+            self._newest = version, parts.cut([bytes(view) for view in views])  # the rule changes w
         return parts.messages(head, self._newest[1])
 
 

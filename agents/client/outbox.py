@@ -13,6 +13,7 @@ from pathlib import Path
 from agents import files
 
 _SUFFIX = ".update"
+_SPARE = "spare"
 
 
 class Outbox:
@@ -20,21 +21,35 @@ class Outbox:
         self._folder = folder
         self._open = sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}"))
         """Dispatches that the updates in the folder answer, which are in the order of time."""
+        self._spare = folder / _SPARE
+        """The file of an update that was acknowledged, for the next one: to write where pages are there
+        already takes less than half of the time."""
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
         """Keep the update that answers `dispatch`, whose payload is `pieces`, one after the other."""
-        with files.whole(self._file(dispatch)) as partial, partial.open("wb") as file:
-            file.writelines(pieces)
+        with files.whole(self._file(dispatch)) as partial:
+            try:
+                self._spare.rename(partial)
+            except FileNotFoundError:
+                partial.touch()
+            with partial.open("r+b") as file:
+                file.writelines(pieces)
+                file.truncate()
         self._open.append(dispatch)
 
     def acknowledged(self, dispatch: int) -> None:
         """The aggregator has the update that answers `dispatch`."""
         if dispatch in self._open:
             self._open.remove(dispatch)
-            self._file(dispatch).unlink()
+            self._file(dispatch).replace(self._spare)
+
+    def close(self) -> None:
+        """Leave nothing but what is not acknowledged."""
+        self._spare.unlink(missing_ok=True)
 
     def payloads(self) -> Iterator[memoryview]:
-        """All that is not acknowledged, in the order in which it was put; views of the files."""
+        """All that is not acknowledged, in the order in which it was put; views of the files, to be read
+        before the next is put."""
         for dispatch in self._open:
             with self._file(dispatch).open("rb") as file:
                 yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -13,10 +13,13 @@ where it does not run, no packet passes.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +37,8 @@ from agents.transport import Connection, ConnectionFailedError, Received
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Time within which the name service must know a host."""
+_LOOK_SECONDS = 0.5
+"""Between two looks at whether a server that was started again has another address."""
 _TABLES = ("iptables", "iptables-legacy")
 
 
@@ -81,6 +86,18 @@ def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> l
             for where, to, at, port in ways
         ),
         f"-t nat -A POSTROUTING -o {outside} -j MASQUERADE".split(),
+    ]
+
+
+def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
+    """`forwarding_rules` in place of earlier ones. What leaves keeps its rule, beside one by which the
+    engine's name service answers."""
+    rules = forwarding_rules(targets, inside, outside)
+    stays = [rule for rule in rules if "POSTROUTING" in rule]
+    return [
+        ["-F", "FORWARD"],
+        ["-t", "nat", "-F", "PREROUTING"],
+        *(rule for rule in rules if rule not in stays),
     ]
 
 
@@ -132,27 +149,51 @@ class Router:
     def run(self) -> None:
         """Serve until SIGTERM. Raises LinkError, QueueError, ConnectionFailedError."""
         signal.signal(signal.SIGTERM, lambda *_: self._delays.stop())
-        targets = {
-            retry(partial(socket.gethostbyname, host), _RESOLVE_TIMEOUT_SECONDS): port
-            for host, port in self._config.targets.items()
+        found = {
+            host: retry(partial(socket.gethostbyname, host), _RESOLVE_TIMEOUT_SECONDS)
+            for host in self._config.targets
         }
-        outside = interface_towards(next(iter(targets)))
+        outside = interface_towards(next(iter(found.values())))
         inside = interface_towards(next(iter(self._config.addresses.values())))
         run(one_by_one(inside).split())
         for name, link in self._links.items():
             if impairment(link) != Impairment() or name in self._config.access:
                 self._hold(name)
         # Last, as packets pass from here on, and none may pass without its impairment.
-        for rule in forwarding_rules(targets, inside, outside):
+        for rule in forwarding_rules(self._targets(found), inside, outside):
             run([self._iptables, *rule])
         self._connection.open()
         ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
         self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
+        if self._config.several:
+            threading.Thread(target=self._follow, args=(found, inside, outside), daemon=True).start()
         try:
             self._delays.serve()
         finally:
             self._connection.close()
             self._delays.close()
+
+    def _targets(self, addresses: Mapping[str, str]) -> dict[str, int]:
+        """Ports, by address; `addresses` are by host."""
+        return {addresses[host]: port for host, port in self._config.targets.items()}
+
+    def _follow(self, addresses: Mapping[str, str], inside: str, outside: str) -> None:
+        """Lead to the servers' new addresses, where a Swarm has started one again."""
+        known = dict(addresses)
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            found = dict(known)
+            for host in known:
+                with contextlib.suppress(OSError):  # it is not there yet
+                    found[host] = socket.gethostbyname(host)
+            if found == known:
+                continue
+            known = found
+            try:
+                for rule in new_forwarding_rules(self._targets(known), inside, outside):
+                    run([self._iptables, *rule])
+            except LinkError as error:
+                self._fail(str(error))
 
     def _hold(self, name: str) -> None:
         for rule in queue_rules(self._config.addresses[name], *self._queues[name]):

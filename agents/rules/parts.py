@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from agents.rules.interface import Aggregated, Contribution, Server, Update
-from agents.vectors import Vector, add_scaled, trimmed_mean
+from agents.vectors import Vector, add_scaled, pour, trimmed_mean
 
 Trim = float | Literal["median"]
 """Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one
@@ -69,8 +69,7 @@ class WeightedSum:
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
         """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""
-        add_scaled(self._server.w, self.vector, sign * scale)
-        self.vector[:] = 0
+        pour(self._server.w, self.vector, sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
 

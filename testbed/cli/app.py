@@ -22,8 +22,10 @@ from typer.models import CommandInfo
 from testbed import console
 
 F = TypeVar("F", bound=Callable[..., Any])
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more of what is done.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print more; with `up`, clients log each round.")
+]
 
 
 class _Quick:
@@ -44,6 +46,10 @@ class _Quick:
         ctx.args = rest
         return rest
 
+    def get_short_help_str(self: Any, limit: int = 0) -> str:
+        """All of the first paragraph, for the reference: never cut off."""
+        return _first(self.help or "")
+
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
         """Names without their help: to print that, rich is needed."""
         found: list[Any] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
@@ -53,7 +59,10 @@ class _Quick:
 
 
 class _Command(_Quick, TyperCommand):
-    pass
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As is usual: what is required has no brackets."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]
 
 
 class _Group(_Quick, TyperGroup):

@@ -57,7 +57,7 @@ def _dashboard(
     runs_to_show: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="Run ids or run directories (default: list all).",
             autocompletion=completion.runs,
         ),

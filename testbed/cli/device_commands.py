@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Devices = Annotated[
     list[str],
     typer.Argument(
-        help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE..."
+        help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE"
     ),
 ]
 _PANEL = "Control the devices of a running run"
@@ -74,9 +74,10 @@ def _shell(
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Get into a device's container, as its client's user.
+    """Open a shell in a device's container, or run one command there.
 
-    What is done there takes the device's CPU, memory and link, and shows in the run's figures.
+    Either has the rights of the device's client, and uses the device's CPU, memory and link: what is
+    done there affects the run.
     """
     from testbed.run import shell
 

@@ -121,12 +121,14 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
         return Finding(
             name, "warn", detail, f"docker node promote {info['Swarm'].get('NodeID', 'NODE')}"
         )
-    told, idle, old = [], [], []
+    told, away, idle, old = [], [], [], []
     for node in nodes:
         described = node["Description"]
         version = described["Engine"]["EngineVersion"]
         told.append(f"{described['Hostname']} ({version})")
-        if node["Status"]["State"] != "ready" or node["Spec"]["Availability"] != "active":
+        if node["Status"]["State"] != "ready":
+            away.append(described["Hostname"])
+        elif node["Spec"]["Availability"] != "active":
             idle.append(node["ID"])
         if tuple(int(part) for part in version.split(".")[:2]) < LEAST_ENGINE:
             old.append(described["Hostname"])
@@ -135,6 +137,9 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
         least = ".".join(map(str, LEAST_ENGINE))
         detail += f"; older than {least}, whose services cannot have NET_ADMIN: {', '.join(old)}"
         return Finding(name, "missing", detail, "sudo apt-get install docker.io (on these nodes)")
+    if away:
+        detail += f"; without an answer: {', '.join(away)}"
+        return Finding(name, "warn", detail, "sudo systemctl start docker (on these nodes)")
     if idle:
         detail += f"; {len(idle)} of them {'takes' if len(idle) == 1 else 'take'} no work now"
         return Finding(name, "warn", detail, f"docker node update --availability active {idle[0]}")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 RunsGiven = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...",
+        metavar="RUN",
         help="Run ids, run directories, or folders of runs such as a sweep's.",
         autocompletion=completion.runs,
     ),
@@ -180,7 +180,7 @@ def compare(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Compare what a target accuracy cost each run, over all seeds, and draw the figure."""
+    """Compare what it took to reach a target accuracy, over all seeds, and draw a figure."""
     share = _share(target)
     writable_figure(figure)
     found = _found(given, runs)
@@ -223,12 +223,14 @@ def export(
             help="Folder to write to (default: RUN/tables), or a tracker: mlflow, wandb, tensorboard.",
         ),
     ] = None,
-    model: Annotated[bool, typer.Option("--model", help="Also the final model, to a tracker.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Also send the final model.")] = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write each table of a run to its own file, or tell an experiment tracker of it; of a sweep those
-    of each run, and one of the runs."""
+    """Write the tables of a run, or of all runs of a sweep, to files; or send them to a tracker.
+
+    Of a sweep each run has a folder, and the table `runs` has a row for each run.
+    """
     from testbed import tracking
     from testbed.cli.tracking import tell
     from testbed.rundir.directory import RunDirectory

@@ -186,9 +186,9 @@ def down(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """End runs and remove all that is theirs, and nothing else; works from any directory.
+    """End runs, and remove their containers, networks and processes; works from any directory.
 
-    What a killed controller has left in a run's work/ is found by the run's directory, or in --runs.
+    If a controller was killed, files in a run's work/ may be left: give the run's directory, or --runs.
     """
     from testbed.run import live_runs
     from testbed.rundir import finding
@@ -241,7 +241,10 @@ def model(
         typer.Option("--to", help="File to write (default: model.pt in the run directory)."),
     ] = None,
     version: Annotated[
-        int | None, typer.Option("--version", min=0, help="Of a kept model (default: the final one).")
+        int | None,
+        typer.Option(
+            "--version", min=0, help="An intermediate model that was kept (default: the final one)."
+        ),
     ] = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
@@ -262,11 +265,11 @@ def model(
 @app.command()
 def evaluate(
     run: Run,
-    classes: Annotated[bool, typer.Option("--classes", help="Also each class by itself.")] = False,
+    classes: Annotated[bool, typer.Option("--classes", help="Also on each class.")] = False,
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices", min=1, help="Also each device's training data, at most so many samples."
+            "--devices", min=1, help="Also on each device's training data, at most so many samples."
         ),
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="CSV file to write all figures to.")] = None,
@@ -422,16 +425,18 @@ def plan_command(
         )
     elif not as_json:
         total = sum(device.share for device in plan.devices)
+        cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {len(plan.devices)} devices ask for {total:g} of {plan.device_capacity:g} "
-            f"cores (cpu {plan.device_cpus}); broker and aggregator use cpu {plan.infrastructure_cpus}. "
-            + (f"Evaluations use cpu {plan.evaluation_cpus}. " if plan.evaluation_cpus else "")
-            + (f"One second of device time takes {plan.dilation:g} s. " if plan.dilation != 1 else "")
-            + _memory_of(parsed, plan)
-            + ("Memory is not limited. " if not plan.traits.cgroups else "")
-            + (f"Links by {plan.shaper.name} ({plan.shaper.why}). " if plan.shaper else "")
-            + f"Next: testbed up {topology}"
+            f"{cores} (cpu {plan.device_cpus}); broker and aggregator use cpu "
+            f"{plan.infrastructure_cpus}."
+            + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
+            + (f" One second of device time takes {plan.dilation:g} s." if plan.dilation != 1 else "")
         )
+        print_text(_memory_of(parsed, plan))
+        if plan.shaper:
+            print_text(f"Links: {plan.shaper.name} ({plan.shaper.why})")
+        print_text(f"Next: testbed up {topology}")
 
 
 def _memory_of(topology: Topology, plan: Plan) -> str:
@@ -443,9 +448,10 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
     count, side = len(plan.devices), topology.rule.build().client_side
     client = max(memory.client(model, device.local, side) for device in plan.devices)
     return (
-        f"At most, a client needs about {gib(client)} of memory beside its data and what a step computes"
-        f", the aggregator {gib(memory.aggregator(model, count))}, the broker "
-        f"{gib(memory.broker(model, count))}. "
+        f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
+        f"aggregator {gib(memory.aggregator(model, count))}, the broker "
+        f"{gib(memory.broker(model, count))}"
+        + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
     )
 
 

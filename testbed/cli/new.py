@@ -51,7 +51,7 @@ def _write_class(name: str, kind: str, *, as_json: bool, **others: str) -> None:
         raise BadInputError(f"{name}: Python here has a module {module} already, choose another name")
     cls = "".join(part.capitalize() for part in name.split("-"))
     own = {kind: f'"{module}:{cls}"', **others}
-    code = f"code: {module}.py".ljust(29) + " # relative to this file"
+    code = f"code: {module}.py  # relative to this file"
     source = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     source = source.replace(f"My{kind.capitalize()}", cls)
     text = _topology(name, code, own["task"], own["rule"])
@@ -61,7 +61,16 @@ def _write_class(name: str, kind: str, *, as_json: bool, **others: str) -> None:
 def _topology(name: str, code: str, task: str, rule: str) -> str:
     text = (_TEMPLATES / "topology.yaml").read_text(encoding="utf-8")
     text = text.replace("CODE\n", f"{code}\n" if code else "")
-    return text.replace("NAME", name).replace("TASK", task).replace("RULE", rule)
+    return _aligned(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
+
+
+def _aligned(text: str) -> str:
+    """With the comments that follow something in one column."""
+    lines = [line.partition("  # ") for line in text.splitlines()]
+    column = max(len(content) for content, mark, _ in lines if mark)
+    return "".join(
+        f"{content.ljust(column) if mark else content}{mark}{rest}\n" for content, mark, rest in lines
+    )
 
 
 def _checked(name: str) -> str:

@@ -301,6 +301,14 @@ class Written(Output):
     files: list[str]
 
 
+class Told(Output):
+    """Runs that were sent to a tracker."""
+
+    tracker: str
+    told: str
+    """What the tracker says of them, such as where they are to be found."""
+
+
 class Replayed(Output):
     """A run whose recorded updates give the same again, bit by bit."""
 
@@ -359,7 +367,7 @@ OUTPUTS: dict[str, Any] = {
     "compare": Comparison,
     "agree": Agreement,
     "report": Written,
-    "export": Written,
+    "export": Written | Told,
     "rules": list[Rule] | Rule,
     "tasks": list[Task] | Task,
     "profiles": list[Profile] | Written,

@@ -20,7 +20,7 @@ from testbed.errors import BadInputError
 if TYPE_CHECKING:
     from testbed.cli.catalog import Entry
 
-_EXPLAINED = {"metavar": "[NAME]", "help": "The one to explain (default: list all)."}
+_EXPLAINED = {"metavar": "NAME", "help": "The one to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
 Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
@@ -42,7 +42,7 @@ def schema(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[COMMAND]",
+            metavar="COMMAND",
             help="The one whose --json it describes, such as `ps` (default: a topology).",
         ),
     ] = None,
@@ -78,18 +78,20 @@ def profiles(
         str | None,
         typer.Option(
             "--add",
-            help="Measure this machine for a new profile of this NAME, a minute; or take those of a "
-            "FILE that --script's program has written.",
+            help="Add a profile: measure this machine and call it NAME (a minute), or take a FILE that "
+            "the program of --script has written.",
             metavar="NAME|FILE",
         ),
     ] = None,
-    to: Annotated[Path, typer.Option("--to", help="Where --add adds it.")] = Path("profiles.yaml"),
+    to: Annotated[Path, typer.Option("--to", help="File to which --add adds it.")] = Path(
+        "profiles.yaml"
+    ),
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="For each kind of work that --add measures.")
+        float, typer.Option("--seconds", min=0.1, help="Time for each kind of work that --add measures.")
     ] = 8.0,
     script: Annotated[
         Path | None,
-        typer.Option("--script", help="Write the program that measures a device, to be copied there."),
+        typer.Option("--script", help="Write a program that measures a device: copy it there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -196,18 +198,20 @@ def list_images(as_json: AsJson = False) -> None:
 def prune(
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
+        typer.Option("--all", help="Also those of your other checkouts, code and Dockerfiles."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove our images that nobody uses: other versions, and what builds have left.
+    """Remove the testbed's images that nobody uses: of other versions, and the remains of builds.
 
-    What a container uses stays, and so do the images of this checkout. Another user of this engine may
-    have to build anew what no container of theirs uses.
+    Images that a container uses stay, and so do those of this checkout. On the other nodes of a Swarm,
+    all images go that runs have copied there; the next run copies them again. Another user of this
+    engine may have to build again what no container of theirs uses.
     """
     from testbed.host import docker_engine
     from testbed.images import inventory
+    from testbed.runtimes import swarm_visit
 
     with closing(docker_engine.connect()) as client:
         if dry_run:
@@ -216,6 +220,7 @@ def prune(
             show(rows, "Nothing to remove.", as_json=as_json)
             return
         gone, freed = inventory.prune(client, everything=everything)
+        swarm_visit.prune(client, remark if as_json else print_text)
     if as_json:
         print_json([asdict(one) for one in gone])
         return

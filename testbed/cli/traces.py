@@ -30,18 +30,18 @@ def throughput(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="As which it was published; an unknown one has them listed.",
+            help="Format in which it was published; a wrong name lists them.",
             autocompletion=completion.trace_formats,
         ),
     ],
-    file: Annotated[Path, typer.Argument(help="The trace.")],
+    file: Annotated[Path, typer.Argument(help="The trace.", metavar="FILE")],
     to: To = None,
     direction: Annotated[
-        Literal["down", "up"], typer.Option("--direction", help="What of the link it becomes.")
+        Literal["down", "up"], typer.Option("--direction", help="Direction of the link that it is for.")
     ] = "down",
-    scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Multiplies all rates.")] = 1.0,
+    scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Factor for all rates.")] = 1.0,
 ) -> None:
-    """Make a published 3G, LTE, 5G or Wi-Fi throughput trace one of a link: {trace: {csv: FILE}}."""
+    """Convert a published 3G, LTE, 5G or Wi-Fi trace to CSV, for link: {trace: {csv: FILE}}."""
     from testbed.topology import published
 
     if form not in published.FORMATS:
@@ -56,31 +56,37 @@ def throughput(
 
 
 def fedscale(
-    capacity: Annotated[Path, typer.Argument(help="client_device_capacity.")],
+    capacity: Annotated[
+        Path, typer.Argument(help="The file client_device_capacity.", metavar="CAPACITY")
+    ],
     behaviour: Annotated[
-        Path | None, typer.Argument(help="client_behave_trace (default: devices are always there).")
+        Path | None,
+        typer.Argument(
+            help="The file client_behave_trace (default: devices are always there).",
+            metavar="BEHAVIOUR",
+        ),
     ] = None,
     count: Annotated[
-        int, typer.Option("--devices", min=1, max=2000, help="How many, drawn by seed.")
+        int, typer.Option("--devices", min=1, max=2000, help="How many devices to draw.")
     ] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")] = 0,
     cpu: Annotated[
-        float | None, typer.Option("--cpu", min=0.001, help="Share of a core that the fastest has.")
+        float | None, typer.Option("--cpu", min=0.001, help="Share of a core for the fastest device.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Give timing too, of so many local steps.")
+        int | None, typer.Option("--steps", min=1, help="Also give each a timing, for so many steps.")
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of a step.")] = 32,
-    begin: Annotated[str, typer.Option("--from", help="Since when of the availability, as 6h.")] = "0s",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in a step.")] = 32,
+    begin: Annotated[str, typer.Option("--from", help="Begin of the availability, such as 6h.")] = "0s",
     length: Annotated[
-        str | None, typer.Option("--for", help="How much of it, as 4h (default: all, again and again).")
+        str | None, typer.Option("--for", help="Length of it, such as 4h (default: all, repeated).")
     ] = None,
     speed_up: Annotated[
-        float, typer.Option("--speed-up", min=1e-3, help="Availability goes so many times as fast.")
+        float, typer.Option("--speed-up", min=1e-3, help="Factor by which the availability is faster.")
     ] = 1.0,
     topology: Annotated[
         Path | None,
-        typer.Option("--topology", help="Write this one, with these devices in place of its own."),
+        typer.Option("--topology", help="Write a copy of this one, with these devices."),
     ] = None,
     to: To = None,
 ) -> None:

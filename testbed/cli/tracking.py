@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 30.0
 
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Tell mlflow, wandb or tensorboard of the run; several times: each."),
+    typer.Option("--track", help="Also send figures to mlflow, wandb or tensorboard; repeatable."),
 ]
 
 

@@ -19,12 +19,12 @@ from testbed.errors import HostError
 ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
-_REQUEST_TIMEOUT_SECONDS = 120
+REQUEST_TIMEOUT_SECONDS = 120
 _PRESENCE_TIMEOUT_SECONDS = 2
 """An engine that is there answers within this time."""
 
 
-def connect(timeout: int = _REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
+def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST or the Docker context names, else the local one.
 
     `timeout` is what one request without an answer may take, in seconds. Raises HostError, with the
@@ -43,7 +43,7 @@ def at(url: str, patience: float) -> docker.DockerClient:
     deadline = time.monotonic() + patience
     while True:
         try:
-            return docker.DockerClient(base_url=url, version="auto", timeout=_REQUEST_TIMEOUT_SECONDS)
+            return docker.DockerClient(base_url=url, version="auto", timeout=REQUEST_TIMEOUT_SECONDS)
         except ERRORS as error:
             _release_socket(error)
             if time.monotonic() > deadline:
@@ -59,7 +59,7 @@ def if_present() -> Iterator[docker.DockerClient | None]:
     except HostError:
         yield None
         return
-    client.api.timeout = _REQUEST_TIMEOUT_SECONDS
+    client.api.timeout = REQUEST_TIMEOUT_SECONDS
     with closing(client):
         yield client
 

@@ -17,5 +17,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     engine: str = ""
     """Version of its engine."""
+    core: float | None = None
+    """How fast one of its cores is, in cores of this machine; None: not known, and as fast."""
     here: bool = False
     """Whether it is this machine, on which broker and aggregator are."""

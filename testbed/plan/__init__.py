@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -66,6 +67,8 @@ class PlannedDevice:
     """What it trains on in place of the CPU."""
     dilation: float = 1.0
     """Seconds of the host that make one of the device's: it gets as much less of everything."""
+    core: float = 1.0
+    """How fast a core of its machine is, in cores of this host."""
 
     @property
     def share(self) -> float:
@@ -253,12 +256,19 @@ def _lack_of_cuda() -> str | None:
 
 
 def plan(
-    topology: Topology, runtime: str, host: Host, *, oversubscribe: bool = False, model: int = 0
+    topology: Topology,
+    runtime: str,
+    host: Host,
+    *,
+    oversubscribe: bool = False,
+    model: int = 0,
+    shares: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Plan:
     """What the runtime of that name will launch on `host`, for a model of so many bytes.
 
     Broker and aggregator have the first core to themselves, evaluations the last ones where they are to
-    have their own, and the devices the others. Raises BadInputError, with the numbers, where the devices
+    have their own, and the devices the others. `shares` are what groups have of a core, by
+    node, where that depends on the node. Raises BadInputError, with the numbers, where the devices
     ask for more than that, unless `oversubscribe`; and always where the runtime cannot do what the
     topology asks, or there is none of that name.
     """
@@ -269,7 +279,9 @@ def plan(
             raise topology.source.error(problems)
         return Plan(runtime=runtime, devices=tuple(_devices(topology)))
     if found.many_hosts:
-        return _on_nodes(topology, runtime, host, oversubscribe=oversubscribe, model=model)
+        return _on_nodes(
+            topology, runtime, host, oversubscribe=oversubscribe, model=model, shares=shares
+        )
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, len(host.cores)):
@@ -290,7 +302,9 @@ def plan(
         reserved = memory.reserved(model, len(topology.device_names))
         problems += [
             *feasibility.too_much_cpu(topology, len(host.cores), capacity * dilation),
-            *feasibility.too_much_later(topology, capacity * dilation),
+            *feasibility.too_much_later(
+                topology, capacity * dilation, feasibility.shares_at_start(topology)
+            ),
             *feasibility.too_much_memory(topology, host.memory, reserved),
         ]
     on_gpus: Mapping[str, PlannedGpu] = {}
@@ -313,7 +327,15 @@ def plan(
     )
 
 
-def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bool, model: int) -> Plan:
+def _on_nodes(
+    topology: Topology,
+    runtime: str,
+    host: Host,
+    *,
+    oversubscribe: bool,
+    model: int,
+    shares: Mapping[str, Mapping[str, float]],
+) -> Plan:
     """What is launched on the nodes of `host`. Raises BadInputError."""
     found, source = traits(runtime), topology.source
     evaluating = topology.evaluate.cores or 0
@@ -322,11 +344,12 @@ def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bo
     reserved = memory.reserved(model, len(topology.device_names))
     nodes = tuple(planned_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
-    dilation = _dilation(topology, capacity)
-    placed = place(_wishes(topology, dilation), nodes, oversubscribe=oversubscribe)
+    least = {group: min(of.values()) for group, of in shares.items()}
+    dilation = _dilation(topology, capacity, least)
+    placed = place(_wishes(topology, dilation, shares), nodes, oversubscribe=oversubscribe)
     while isinstance(placed, Unplaced) and placed.by_cores and topology.dilation == "auto":
         dilation = math.ceil(dilation * _STRETCH * 100) / 100  # whole devices leave gaps on each node
-        placed = place(_wishes(topology, dilation), nodes, oversubscribe=oversubscribe)
+        placed = place(_wishes(topology, dilation, shares), nodes, oversubscribe=oversubscribe)
     shaper, problems = choose(topology, found, host.lack_of_netem)
     problems += [
         *feasibility.unsupported(topology, runtime),
@@ -337,14 +360,20 @@ def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bo
         problems += feasibility.access_apart(topology, placed)
     if isinstance(placed, Unplaced):
         problems.append(feasibility.on_no_node(topology, placed.wish.device, placed.why))
-    elif not oversubscribe:
-        problems += feasibility.too_much_later(topology, capacity * dilation)
     if problems or isinstance(placed, Unplaced):
+        raise source.error(problems)
+    devices = tuple(_of_nodes(topology, dilation, placed, nodes, shares))
+    if not oversubscribe:
+        for node in nodes:
+            asked = {one.name: one.cpu or 0.0 for one in devices if placed[one.name] == node.id}
+            most = node.capacity * dilation
+            problems += feasibility.too_much_later(topology, most, asked, node.name)
+    if problems:
         raise source.error(problems)
     first = nodes[0]
     return Plan(
         runtime=runtime,
-        devices=tuple(_devices(topology, dilation)),
+        devices=devices,
         dilation=dilation,
         infrastructure_cpus=cpuset(first.infrastructure),
         device_cpus=cpuset(first.devices),
@@ -357,18 +386,39 @@ def _on_nodes(topology: Topology, runtime: str, host: Host, *, oversubscribe: bo
     )
 
 
-def _wishes(topology: Topology, dilation: float) -> list[Wish]:
-    return [
-        Wish(
-            name,
-            (group.cpu or 0.0) / dilation,
-            group.memory_limit,
-            group.hosts or (),
-            tuple((group.placement or {}).items()),
-        )
-        for group in topology.devices
-        for name in group.device_names
-    ]
+def _wishes(
+    topology: Topology, dilation: float, shares: Mapping[str, Mapping[str, float]]
+) -> list[Wish]:
+    wishes = []
+    for group in topology.devices:
+        own = {node: one / dilation for node, one in shares.get(group.name, {}).items()}
+        wishes += [
+            Wish(
+                name,
+                max(own.values(), default=(group.cpu or 0.0) / dilation),
+                group.memory_limit,
+                group.hosts or (),
+                tuple((group.placement or {}).items()),
+                own or None,
+            )
+            for name in group.device_names
+        ]
+    return wishes
+
+
+def _of_nodes(
+    topology: Topology,
+    dilation: float,
+    placed: Mapping[str, str],
+    nodes: Sequence[PlannedNode],
+    shares: Mapping[str, Mapping[str, float]],
+) -> Iterator[PlannedDevice]:
+    """The devices, each with its share of a core of its node."""
+    cores = {node.id: node.core or 1.0 for node in nodes}
+    for device in _devices(topology, dilation):
+        node = placed[device.name]
+        cpu = shares.get(device.group, {}).get(node, device.cpu)
+        yield replace(device, cpu=cpu, core=cores[node])
 
 
 def describe(plan: Plan) -> list[dict[str, Any]]:
@@ -384,15 +434,18 @@ def describe(plan: Plan) -> list[dict[str, Any]]:
 
 
 def by_node(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each of several machines: what its devices ask for, and what it has for them."""
+    """A row for each of several machines: what its devices ask for, and what it has for them; its `core`
+    is in cores of this host, where that is known."""
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.devices:
         on[plan.placement[device.name]].append(device)
+    measured = any(node.core is not None for node in plan.nodes)
     return [
         {
             "node": node.name,
             "devices": len(on[node.id]),
             "cores": f"{math.fsum(one.share for one in on[node.id]):.3g} of {node.capacity:g}",
+            **({"core": f"{node.core or 1.0:.2f}"} if measured else {}),
             "memory": f"{feasibility.gib(sum(one.memory for one in on[node.id]))} of "
             f"{feasibility.gib(node.memory)}",
             "device cpus": cpuset(node.devices),
@@ -434,11 +487,18 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
     }
 
 
-def _dilation(topology: Topology, capacity: float) -> float:
-    """The topology's dilation; `auto` is the smallest at which the devices fit on `capacity` cores."""
+def _dilation(
+    topology: Topology, capacity: float, shares: Mapping[str, float] = MappingProxyType({})
+) -> float:
+    """The topology's dilation; `auto` is the smallest at which the devices fit on `capacity` cores, with
+    `shares` of these groups."""
     if topology.dilation != "auto":
         return topology.dilation
-    cores = math.fsum(group.cpu or 0.0 for group in topology.devices for _ in group.device_names)
+    cores = math.fsum(
+        shares.get(group.name, group.cpu or 0.0)
+        for group in topology.devices
+        for _ in group.device_names
+    )
     return max(1.0, math.ceil(cores / capacity * 100 - _ROUNDING) / 100)
 
 

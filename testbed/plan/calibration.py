@@ -13,7 +13,7 @@ import datetime
 import importlib.metadata
 import os
 import statistics
-import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,13 +21,12 @@ from pydantic import AwareDatetime
 
 from testbed.errors import BadInputError
 from testbed.host import cache
+from testbed.host.nodes import Node
 from testbed.plan import elementary
 from testbed.plan.work import KINDS, Work
 from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, Training
 
-_KIND_PART = 0.25
-"""Of the seconds for the double-precision products, for each kind of work in training."""
 _STEADY_SHARE = 0.8
 """Of the highest speed: where the median is below it, other work disturbed most products."""
 
@@ -69,6 +68,12 @@ class Calibration(Model):
         """Whether most products were about as fast as the fastest."""
         return self.median >= _STEADY_SHARE * self.high
 
+    def scaled(self, factor: float) -> Calibration:
+        """Of a core that is `factor` times as fast, in every kind of work."""
+        speeds = {kind: getattr(self.training, kind) * factor for kind in KINDS}
+        found = {name: getattr(self, name) * factor for name in ("low", "median", "high")}
+        return self.model_copy(update={**found, "training": Training(**speeds)})
+
     def as_dict(self) -> dict[str, Any]:
         """In one level, for programs."""
         values = self.model_dump(mode="json", exclude={"training": {"error"}})
@@ -93,10 +98,21 @@ class Calibration(Model):
         return "\n".join(lines)
 
 
+class _OfNode(Model):
+    """Of another machine of a Swarm."""
+
+    node: str
+    """Its id."""
+    image: str
+    """What it was measured with: the tag of the libraries' image."""
+    calibration: Calibration
+
+
 class _Cache(Model):
     format: Literal[2] = 2
     calibrations: tuple[Calibration, ...] = ()
     """One for each host: a home directory may be shared by many."""
+    nodes: tuple[_OfNode, ...] = ()
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
@@ -104,44 +120,49 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
 
     It is kept for this host and this torch, unless the folder of the cache cannot be written.
     """
-    path, host = cache.folder() / "calibration.json", this_host()
-    kept = _read(path)
-    for calibration in kept if not refresh else ():
+    kept, host = _read(), this_host()
+    for calibration in kept.calibrations if not refresh else ():
         if calibration.host == host:
             return calibration
     new = measure(seconds)
-    others = tuple(calibration for calibration in kept if calibration.host != host)
-    text = _Cache(calibrations=(*others, new)).model_dump_json(indent=2) + "\n"
-    cache.keep(path, text)
+    others = tuple(calibration for calibration in kept.calibrations if calibration.host != host)
+    _keep(kept.model_copy(update={"calibrations": (*others, new)}))
     return new
 
 
+def kept_of_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
+    """The calibrations of other machines that were measured with `image`, by the node's id."""
+    cores = {node.id: node.cores for node in nodes}
+    return {
+        one.node: one.calibration
+        for one in _read().nodes
+        if one.image == image and one.calibration.host.cores == cores.get(one.node)
+    }
+
+
+def keep_of_nodes(found: Mapping[str, Calibration], image: str) -> None:
+    """Keep the calibrations of other machines, by the node's id, for later plans."""
+    kept = _read()
+    others = (one for one in kept.nodes if one.node not in found)
+    new = (_OfNode(node=node, image=image, calibration=one) for node, one in found.items())
+    _keep(kept.model_copy(update={"nodes": (*others, *new)}))
+
+
 def measure(seconds: float = 2.0) -> Calibration:
-    """Time products of matrices on one thread, for about `seconds`.
+    """Measure one core of this host on one thread, for about twice as many `seconds`."""
+    return of_core(elementary.core(seconds), this_host())
 
-    In CPU time, as that is what a device gets a share of: work of others on this host does not count.
-    """
-    import torch  # late: a second, that a calibration from the cache does not need
 
-    def speed(kind: str) -> float:
-        found = elementary.times(elementary.piece(kind), _KIND_PART * seconds, time.thread_time)
-        return elementary.WORK[kind] / statistics.median(found)
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        times = elementary.times(elementary.double_product(), seconds, time.thread_time)
-        speeds = [2 * elementary.SIZE**3 / each / 1e9 for each in times]
-        training = Training(**{kind: speed(kind) for kind in KINDS})
-    finally:
-        torch.set_num_threads(threads)
+def of_core(found: Mapping[str, Any], host: Host) -> Calibration:
+    """Of what `elementary.core` has found on a core of `host`."""
+    speeds = found["gflops"]
     return Calibration(
-        host=this_host(),
+        host=host,
         low=min(speeds),
         median=statistics.median(speeds),
         high=max(speeds),
         products=len(speeds),
-        training=training,
+        training=Training(**found["training"]),
         measured=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
     )
 
@@ -186,10 +207,18 @@ def this_host() -> Host:
     )
 
 
-def _read(path: Path) -> tuple[Calibration, ...]:
+def _path() -> Path:
+    return cache.folder() / "calibration.json"
+
+
+def _keep(all_of_it: _Cache) -> None:
+    cache.keep(_path(), all_of_it.model_dump_json(indent=2) + "\n")
+
+
+def _read() -> _Cache:
     """From the cache; nothing where the file is damaged, or another program's or version's."""
     try:
         # Not strict, as JSON has neither tuples nor dates.
-        return _Cache.model_validate_json(path.read_bytes(), strict=False).calibrations
+        return _Cache.model_validate_json(_path().read_bytes(), strict=False)
     except (OSError, ValueError):
-        return ()
+        return _Cache()

@@ -24,7 +24,12 @@ MSS = 1448
 """Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
 RTO_MIN = 0.2
 """What Linux adds to the round trip at least for a retransmission time-out, in seconds."""
-
+HOPS = 0.001
+"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
+_HEADERS = 66
+"""Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
+_MQTT = 64
+"""Bytes of a message beside its payload: MQTT's header with the topic."""
 
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
@@ -50,7 +55,11 @@ class StepCost:
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
         this host's."""
-        return 0.0 if device.gflops is not None or device.cpu is None else self.update / device.cpu
+        return (
+            0.0
+            if device.gflops is not None or device.cpu is None
+            else self.update / (device.cpu * device.core)
+        )
 
     def per_start(self, device: PlannedDevice) -> float:
         """Seconds from the start of a client on `device` until it is ready; 0 likewise."""
@@ -61,7 +70,7 @@ class StepCost:
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.seconds is not None:
-            return self.seconds / device.cpu
+            return self.seconds / (device.cpu * device.core)
         return 0.0
 
 
@@ -92,6 +101,12 @@ def packets(topology: Topology, plan: Plan) -> bool:
     """Whether transfers are in packets, as on emulated links."""
     given = topology.runtime.packets
     return measured_here(topology, plan) if given is None else given
+
+
+def on_link(size: int) -> int:
+    """Bytes on a link of a message of `size` bytes: with its own header and those of its packets."""
+    size += _MQTT
+    return size + _HEADERS * math.ceil(size / MSS)
 
 
 def timed(runtime: Runtime, step_time: float) -> Runtime:

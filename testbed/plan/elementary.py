@@ -30,6 +30,8 @@ SIZE = 1024
 """Rows of a matrix: three of 8 MB each do not fit into the caches that a core has for itself."""
 LEAST_RUNS = 3
 """Of a piece of work, however long one takes."""
+KIND_PART = 0.25
+"""Of the seconds for the double-precision products of a core, for each kind of work in training."""
 _QUIET = 0.3
 """Other programs, on average, that are not worth a word."""
 _STEADY = 1.1
@@ -173,6 +175,29 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
     }
 
 
+def core(seconds: float) -> dict[str, Any]:
+    """The speeds of one core, on one thread: Gflop/s of each of the products in double precision, which
+    take about `seconds`, and of each kind of work in training.
+
+    In CPU time, as that is what a device gets a share of: work of others on this machine does not count.
+    """
+    import torch  # late: a second, that a calibration from the cache does not need
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        products = times(double_product(), seconds, time.thread_time)
+        kinds = {kind: times(piece(kind), KIND_PART * seconds, time.thread_time) for kind in WORK}
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "gflops": [2 * SIZE**3 / each / 1e9 for each in products],
+        "training": {kind: WORK[kind] / statistics.median(took) for kind, took in kinds.items()},
+        "cpu": processor(),
+        "torch": torch.__version__,
+    }
+
+
 def entry(name: str, found: dict[str, Any]) -> str:
     """What `measure` has found, as the text of a profiles file with one device."""
     error = abs(found["predicted"] / found["step"] - 1)
@@ -250,9 +275,17 @@ def memory() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure this machine for a device profile.")
-    parser.add_argument("name", help="of the profile: lower-case letters, digits and -, such as my-pi")
+    parser.add_argument("--core", action="store_true", help="one core alone, as JSON")
+    parser.add_argument(
+        "name", nargs="?", help="of the profile: lower-case letters, digits and -, such as my-pi"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="for each kind of work (8)")
     chosen = parser.parse_args()
+    if chosen.core:
+        sys.stdout.write(json.dumps(core(chosen.seconds)) + "\n")
+        return
+    if chosen.name is None:
+        parser.error("name the profile")
     found = measure(chosen.seconds, lambda line: print(line, file=sys.stderr))  # noqa: T201
     text = entry(chosen.name, found)
     Path(f"{chosen.name}.yaml").write_text(text, encoding="utf-8")

@@ -191,18 +191,27 @@ def too_much_cpu(topology: Topology, cores: int, capacity: float) -> Iterator[Pr
         )
 
 
-def too_much_later(topology: Topology, capacity: float) -> Iterator[Problem]:
-    """Entries of the scenario that give a device more CPU than there is."""
-    by_name = scenario.devices_by_name(topology.devices)
-    shares = {name: group.cpu or 0.0 for group in topology.devices for name in group.device_names}
+def shares_at_start(topology: Topology) -> dict[str, float]:
+    """What each device has of a core."""
+    return {name: group.cpu or 0.0 for group in topology.devices for name in group.device_names}
+
+
+def too_much_later(
+    topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
+) -> Iterator[Problem]:
+    """Entries of the scenario that give devices more CPU than there is, of those that `begin` with these
+    shares; all of them, or those on `node`."""
+    by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
+    shares = dict(begin)
     for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
         if entry.cpu is None:
             continue
-        shares |= dict.fromkeys(scenario.expand(entry.targets, by_name), entry.cpu)
-        if (why := too_much(shares.values(), capacity)) is not None:
+        changed = [name for name in scenario.expand(entry.targets, by_name) if name in shares]
+        shares |= dict.fromkeys(changed, entry.cpu)
+        if changed and (why := too_much(shares.values(), capacity)) is not None:
             yield topology.source.problem(
                 ("scenario", index, "cpu"),
-                f"{why}. Lower it, stretch time (dilation), or run slower than asked with "
+                f"{why}{where}. Lower it, stretch time (dilation), or run slower than asked with "
                 "--oversubscribe",
             )
 

@@ -18,8 +18,8 @@ _RESERVED = 512 * _MIB
 
 
 def client(model: int, local: Local, side: ClientSide) -> int:
-    """Of a client: parameters and gradient; the model that came; the end, the difference, and its copy
-    in the hands of MQTT; what the optimizer keeps, the start where training stays near it, and the
+    """Of a client: parameters and gradient; the model that came; the end, the difference, and one in
+    reserve; what the optimizer keeps, the start where training stays near it, and the
     memory of a rule whose clients have one."""
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)

@@ -37,6 +37,8 @@ class PlannedNode:
     memory: int
     """Bytes that they can have in all."""
     labels: Mapping[str, str]
+    core: float | None = None
+    """How fast one of its cores is, in cores of this machine; None: not known."""
 
 
 def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
@@ -56,6 +58,7 @@ def planned(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
         capacity=float(len(devices)) if alone else SHARED_CAPACITY,
         memory=max(0, node.memory - reserved),
         labels=node.labels,
+        core=node.core,
     )
 
 
@@ -65,12 +68,18 @@ class Wish:
 
     device: str
     share: float
-    """Of a core, in the host's time."""
+    """Of a core, in the host's time; the most that it needs on any node."""
     memory: int
     hosts: tuple[str, ...] = ()
     """Names or ids of the nodes that it may be on; none: any."""
     labels: tuple[tuple[str, str], ...] = ()
     """What its node's labels have to be."""
+    shares: Mapping[str, float] | None = None
+    """Of a core of each node, by its id, where nodes are not equally fast; None: `share` of any."""
+
+    def share_on(self, node: str) -> float:
+        """Of a core of that node."""
+        return self.share if self.shares is None else self.shares[node]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -117,15 +126,15 @@ def place(
                 heapq.heappush(heap, (-cores[node], number, node))
                 continue
             passed.append((free, number, node))
-            fits = wish.share <= cores[node] + _ROUNDING and wish.memory <= memory[node]
+            fits = wish.share_on(node) <= cores[node] + _ROUNDING and wish.memory <= memory[node]
             if fits or oversubscribe:
                 chosen = node
                 break
-            if wish.share > cores[node] + _ROUNDING:
+            if wish.shares is None and wish.share > cores[node] + _ROUNDING:
                 break  # the others have less
         if chosen is not None:
             passed.pop()
-            cores[chosen] -= wish.share
+            cores[chosen] -= wish.share_on(chosen)
             memory[chosen] -= wish.memory
             heapq.heappush(heap, (-cores[chosen], order[chosen], chosen))
             placed[wish.device] = chosen
@@ -150,15 +159,22 @@ def _why(
         names = ", ".join(node.name for node in nodes)
         return f"no node is as its hosts or placement ask; the Swarm has {names}"
     shown = [
-        f"{node.name} {max(0.0, cores[node.id]):.3g} of {node.capacity:g} cores and "
+        f"{node.name} {_needed(wish, node)}"
+        f"{max(0.0, cores[node.id]):.3g} of {node.capacity:g} cores and "
         f"{memory[node.id] / 2**30:.1f} of {node.memory / 2**30:.1f} GiB"
         for node in allowed[:_SHOWN]
     ]
     others = f", and {len(allowed) - _SHOWN} others no more" if len(allowed) > _SHOWN else ""
+    needs = f"{wish.share:.3g} cores" if wish.shares is None else "cores by the speed of each node's"
     return (
-        f"needs {wish.share:.3g} cores and {wish.memory / 2**30:.1f} GiB, and with the devices before "
+        f"needs {needs} and {wish.memory / 2**30:.1f} GiB, and with the devices before "
         f"it the nodes have left: {'; '.join(shown)}{others}"
     )
+
+
+def _needed(wish: Wish, node: PlannedNode) -> str:
+    """What it would need there, where that is not the same on all nodes."""
+    return "" if wish.shares is None else f"({wish.share_on(node.id):.3g} needed) "
 
 
 _SHOWN = 20

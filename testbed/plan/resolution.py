@@ -5,7 +5,7 @@ And notes on what of the profiles is not emulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,13 @@ def resolved(topology: Topology) -> Topology:
 
 
 def needs_calibration(topology: Topology) -> bool:
-    """Whether some device's share follows from its profile and this host's speed."""
-    return any(group.profile is not None and group.cpu is None for group in topology.devices)
+    """Whether some device's share follows from its profile and the speed of the machines."""
+    return any(_by_profile(group) for group in topology.devices)
+
+
+def _by_profile(group: DeviceGroup) -> bool:
+    """Whether its share does; one that was found for several machines may be another here."""
+    return group.profile is not None and (group.cpu is None or group.cpus is not None)
 
 
 def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str, ...]]:
@@ -70,7 +75,7 @@ def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str,
     task: Task = topology.task.build()
     problems, sentences, groups = [], [], list(topology.devices)
     for index, group in enumerate(topology.devices):
-        if group.profile is not None and group.cpu is None:
+        if group.profile is not None and _by_profile(group):
             profile = known.device(group.profile)
             work = None
             if profile.training is not None:
@@ -81,12 +86,48 @@ def on_host(topology: Topology, host: Calibration) -> tuple[Topology, tuple[str,
                 where: Where = ("devices", index, "profile")
                 problems.append(topology.source.problem(where, str(error)))
                 continue
-            groups[index] = group.model_copy(update={"cpu": cpu})
+            groups[index] = group.model_copy(update={"cpu": cpu, "cpus": None})
             why = _why(group.profile, profile, host, work, topology.task.name)
             sentences.append(f"{group.name}: {cpu:g} cpu {why}")
     if problems:
         raise topology.source.error(problems)
     return topology.with_devices(tuple(groups)), tuple(sentences)
+
+
+def on_nodes(
+    topology: Topology, speeds: Mapping[str, Calibration], here: str
+) -> tuple[Topology, tuple[str, ...], dict[str, dict[str, float]]]:
+    """`on_host` for the node `here`, and what each group whose share follows from its profile has of a
+    core of each node, by group and node, from the `speeds` of these."""
+    groups = [group.name for group in topology.devices if _by_profile(group)]
+    found: dict[str, dict[str, float]] = {group: {} for group in groups}
+    for node, speed in speeds.items():
+        there, _ = on_host(topology, speed)
+        for one in there.devices:
+            if one.name in found and one.cpu is not None:
+                found[one.name][node] = one.cpu
+    topology, sentences = on_host(topology, speeds[here])
+    told = dict(zip(groups, sentences, strict=True))
+    for group, shares in found.items():
+        others = [share for node, share in shares.items() if node != here]
+        if others:
+            least, most = min(others), max(others)
+            span = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            told[group] += f" On other nodes: {span} cpu."
+    return topology, tuple(told.values()), found
+
+
+def with_shares(topology: Topology, plan: Plan, groups: Collection[str]) -> Topology:
+    """The topology with the share of each device of `groups`, where these depend on its node."""
+    shares = {device.name: device.cpu for device in plan.devices}
+    return topology.with_devices(
+        tuple(
+            group.model_copy(update={"cpus": {name: shares[name] for name in group.device_names}})
+            if group.name in groups
+            else group
+            for group in topology.devices
+        )
+    )
 
 
 def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None, task: str) -> str:

@@ -14,10 +14,20 @@ from typing import Any, Literal
 import numpy as np
 
 from agents.config import Duration, Link
+from agents.device.link import burst
 from agents.durations import DISTRIBUTIONS
 from testbed import plan as planning
 from testbed.plan import Plan, PlannedDevice
-from testbed.plan.costs import StepCost, goodput, kept_step_time, message_sizes, update_time
+from testbed.plan.costs import (
+    HOPS,
+    StepCost,
+    goodput,
+    kept_step_time,
+    message_sizes,
+    on_link,
+    packets,
+    update_time,
+)
 from testbed.topology import Topology
 
 _MAX_NAMED = 4
@@ -60,12 +70,14 @@ def expected(
     one_step = topology.rule.build().client_side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the share decides
     cost = StepCost(flops, _step_time(topology, plan), update_time(topology.runtime))
+    in_packets = packets(topology, plan)
     rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
-        transfer = _transfer(device, server, down, smaller.get(repr(device.compression), plain))
+        sizes = down, smaller.get(repr(device.compression), plain)
+        transfer = _transfer(device, server, sizes, in_packets=in_packets)
         rounds[device.name] = Round(
             samples=own,
             transfer=transfer,
@@ -115,18 +127,25 @@ def _mean(duration: Duration | None) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def _transfer(device: PlannedDevice, server: Link, down: int, up: int) -> float:
-    """Seconds of the model, `down` bytes, and of the update, `up` bytes."""
+def _transfer(device: PlannedDevice, server: Link, sizes: tuple[int, int], *, in_packets: bool) -> float:
+    """Seconds of the model down and the update up, whose bytes are `sizes`. `in_packets`: as in
+    `testbed.virtual.network`, after a pause."""
     link, access = device.link or Link(), device.access or Link()
-    ways = (
-        (down, goodput(link.down, link.rtt, link.loss), access.down, server.up),
-        (up, goodput(link.up, link.rtt, link.loss), access.up, server.down),
+    seconds = link.rtt + (2 * HOPS if in_packets and not device.direct else 0.0)
+    ways = zip(
+        sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
     )
-    seconds = link.rtt
-    for size, *rates in ways:
-        rate = min((rate for rate in rates if rate is not None), default=math.inf)
-        seconds += 8 * size / rate if rate else math.inf
+    for size, own, *shared in ways:
+        bits = 8 * (on_link(size) if in_packets else size)
+        rate = goodput(own, link.rtt, link.loss)
+        at_once = 8 * burst(int(rate)) if rate and in_packets else 0
+        passes = [(rate, max(0, bits - at_once)), *((each, bits) for each in shared)]
+        seconds += max((_seconds(left, rate) for rate, left in passes if rate is not None), default=0.0)
     return seconds
+
+
+def _seconds(bits: int, rate: float) -> float:
+    return bits / rate if rate else math.inf
 
 
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:

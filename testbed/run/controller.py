@@ -134,6 +134,10 @@ class Controller:
         """
         try:
             return self._run()
+        except HostError as error:  # such as that a node has left: the verdict names it
+            if self.epoch is not None:
+                self.failures.insert(0, str(error))
+            raise
         finally:
             with uninterrupted():
                 begin = time.monotonic()

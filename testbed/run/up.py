@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from agents import events
 from agents.clock import in_device_time
 from testbed import broker as brokers
+from testbed import console
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
@@ -23,12 +25,13 @@ from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
 from testbed.host import swarm
 from testbed.host.cpu_latency import keep_awake
+from testbed.host.nodes import Node
 from testbed.host.signals import uninterrupted
 from testbed.plan import Plan, datasets, model_check, plan, resolution, rounds, this_host
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.calibration import calibrate
+from testbed.plan.calibration import Calibration, calibrate
 from testbed.plan.datasets import Prepared
-from testbed.plan.resolution import needs_calibration, on_host, resolved
+from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.run import manifest
 from testbed.run.controller import Controller
 from testbed.run.live_runs import COMPLETE
@@ -77,32 +80,49 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
     """`topology`, resolved, and its plan on this host. Raises BadInputError."""
     topology = resolved(topology)
     check_model(topology)
-    shares: tuple[str, ...] = ()
-    if needs_calibration(topology):
-        topology, shares = on_host(topology, calibrate())
     runtime = chosen_runtime(options, topology.runtime.name)
     if not traits(runtime).images:
         _check_requirements(topology)
     if options.nodes is not None and not traits(runtime).many_hosts:
         other = those(lambda t: t.many_hosts)
         raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
+    nodes: tuple[Node, ...] = ()
+    if traits(runtime).many_hosts:
+        nodes = tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
+    shares: tuple[str, ...] = ()
+    by_node: dict[str, dict[str, float]] = {}
+    if needs_calibration(topology) and nodes:
+        speeds = _speeds(nodes, topology, options)
+        topology, shares, by_node = on_nodes(topology, speeds, nodes[0].id)
+        here = speeds[nodes[0].id].gflops
+        nodes = tuple(replace(node, core=speeds[node.id].gflops / here) for node in nodes)
+    elif needs_calibration(topology):
+        topology, shares = on_host(topology, calibrate())
     host = this_host(
         netem=traits(runtime).shaper is None,
         gpus=traits(runtime).gpus and any(group.gpu for group in topology.devices),
         cuda=topology.runtime.device == "cuda" and not traits(runtime).images,
     )
-    if traits(runtime).many_hosts:
-        nodes = swarm.here() if options.nodes is None else machines.read(options.nodes)
-        host = replace(host, nodes=tuple(nodes))
+    host = replace(host, nodes=nodes)
     profiled = any(group.profile is not None for group in topology.devices)
     known = profiles.load(Path(topology.source.name).parent) if profiled else profiles.Profiles()
     free = None if traits(runtime).simulated else host.memory
     model = 4 * model_check.check(topology)
     # Not kept: another time more may be free.
     limited = resolution.with_memory(topology, known, free, model)
-    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe, model=model)
+    made = plan(limited, runtime, host, oversubscribe=options.oversubscribe, model=model, shares=by_node)
+    topology = with_shares(topology, made, by_node)
     notes = tuple(resolution.notes(topology, made, known, host))
     return topology, replace(made, notes=notes, shares=shares)
+
+
+def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
+    """How fast a core of each node is: as described, by this host's, or as measured there."""
+    if options.nodes is not None:
+        return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
+    from testbed.runtimes import swarm_visit  # with the Docker SDK, which takes half a second
+
+    return swarm_visit.calibrations(nodes, topology.runtime.registry, console.remark)
 
 
 def _check_requirements(topology: Topology) -> None:

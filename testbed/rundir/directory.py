@@ -58,6 +58,8 @@ class RunDirectory:
         """What an interrupted run goes on from."""
         self.aggregator_state = self.state / "aggregator"
         """Its checkpoint, and its log of inputs where the run is not recorded."""
+        self.disks = self.state / "clients"
+        """What each client keeps over restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """The folder of users' commands in mid-run (`testbed.rundir.commands`)."""
@@ -102,7 +104,7 @@ class RunDirectory:
     def disk(self, client: str) -> Path:
         """The folder of what a client keeps over restarts: its memory (AREA), and updates that are not
         acknowledged."""
-        return self.state / "clients" / client
+        return self.disks / client
 
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json; a crash in mid-write leaves the old file."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +71,7 @@ class Doors:
         self._manager = manager
         self._nodes = nodes
         self._image = image
-        self._run = run
+        self.run = run
         self._labels = labels
         self._folder = folder
         self._again = again
@@ -81,6 +81,8 @@ class Doors:
         here = next(node for node in nodes if node.here)
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
+        self.lost: set[str] = set()
+        """Nodes that did not answer once."""
 
     @property
     def others(self) -> list[Node]:
@@ -174,7 +176,7 @@ class Doors:
         return swarm_executor.configure(self._manager, name, data, labels, target)
 
     def _running(self, expected: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
-        names = {node.id: node.name for node in self._nodes}
+        names = self.names
         try:
             return swarm_executor.running(
                 self._manager, expected, lambda _: "the door", lambda node: names.get(node, node)
@@ -199,19 +201,31 @@ class Doors:
         )
 
     def _named(self, what: str) -> str:
-        return name_of(self._run, f"{what}{self._again}")
+        return name_of(self.run, f"{what}{self._again}")
 
     def _labelled(self, part: str) -> dict[str, str]:
         return {**self._labels, PART_LABEL: part}
 
-    def shut(self) -> None:
-        """Remove the doors' containers: each by its own engine, whose answer it does not live to pass
-        on. The Swarm would do it too, but not say when."""
+    @property
+    def names(self) -> dict[str, str]:
+        """Of the nodes, by id."""
+        return {node.id: node.name for node in self._nodes}
+
+    def be_patient(self, seconds: int | None = None) -> None:
+        """How long an engine of another node has for an answer; None: as long as the work takes that
+        begins and ends a run."""
         for node, engine in self.engines.items():
-            if node != self.here:
+            if node != self.here and node not in self.lost:
+                engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
+
+    def shut(self, spare: Collection[str] = ()) -> None:
+        """Remove the doors' containers, but for those of the nodes to `spare`: each by its own engine,
+        whose answer it does not live to pass on. The Swarm would do it too, but not say when."""
+        for node, engine in self.engines.items():
+            if node != self.here and node not in spare:
                 with suppress(*docker_engine.ERRORS):
-                    executor.remove_containers(engine, self._run, self._is_own)
-                    executor.remove_containers(engine, self._run)
+                    executor.remove_containers(engine, self.run, self._is_own)
+                    executor.remove_containers(engine, self.run)
         self._close()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
@@ -229,6 +243,14 @@ class Doors:
 def is_last(container: Mapping[str, Any]) -> bool:
     """Whether a container is one that engines are reached by."""
     return container["Labels"].get(PART_LABEL) in PARTS
+
+
+def image_of(manager: docker.DockerClient, run: str) -> str | None:
+    """What the doors of `run` were made of, if there are any."""
+    for one in swarm_executor.services(manager, run):
+        if one["Spec"]["Labels"].get(PART_LABEL) == DOORS:
+            return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
+    return None
 
 
 def node_container(

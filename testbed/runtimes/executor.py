@@ -268,6 +268,33 @@ def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes |
         return None
 
 
+def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Path) -> None:
+    """Make the folder `to` have the files of the folder `path` of a container, without what is below
+    it; as it is, where the container has none. Raises ERRORS, OSError."""
+    partial = to.with_name(f"{to.name}.partial")
+    try:
+        pieces, _ = engine.api.get_archive(container, path)
+    except NotFound:
+        return
+    with tempfile.TemporaryFile() as packed:
+        for piece in pieces:
+            packed.write(piece)
+        packed.seek(0)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with tarfile.open(fileobj=packed) as archive:
+            for entry in archive:
+                inside = Path(entry.name)
+                # A device's client has written it: nothing but plain files, and none elsewhere.
+                if entry.isreg() and len(inside.parts) == 2 and inside.name not in ("", ".."):
+                    content = archive.extractfile(entry)
+                    if content is not None:
+                        with (partial / inside.name).open("wb") as file:
+                            shutil.copyfileobj(content, file)
+    shutil.rmtree(to, ignore_errors=True)
+    partial.rename(to)
+
+
 def limit(engine: docker.DockerClient, container: str, cpu: CpuLimits) -> None:
     """Change its limits; one that has ended is left alone."""
     try:

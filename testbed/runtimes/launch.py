@@ -58,7 +58,7 @@ _MIN_WEIGHT = 2
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
 """Limits of a client that starts in mid-run: start-up is no part of the experiment, but must not take
 CPU that others are entitled to."""
-_DEVICES_WEIGHT, _INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 50.0, 10.0, 1.0
+DEVICES_WEIGHT, INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 50.0, 10.0, 1.0
 """CPU weights of the control groups, per core, in those of a single process of the host. Against two
 busy ones on its core, the devices' group gets 96 %, and never more than the devices' quotas, which the
 run was promised. With far more it would keep the kernel's own threads, which move packets, waiting. The
@@ -69,10 +69,10 @@ weight from the other's cores."""
 def group_weights(plan: Plan, *, started: bool) -> dict[str, float]:
     """CPU weights of the control groups, in those of a single process of the host. Until all devices
     have `started`, they give way: start-up has no quota, and links are measured meanwhile."""
-    weight = _DEVICES_WEIGHT if started else _START_UP_WEIGHT
+    weight = DEVICES_WEIGHT if started else _START_UP_WEIGHT
     return {
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
-        INFRASTRUCTURE: _INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.aggregator_cpus)),
+        INFRASTRUCTURE: INFRASTRUCTURE_WEIGHT * len(cpu_numbers(plan.aggregator_cpus)),
     }
 
 

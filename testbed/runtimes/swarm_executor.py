@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -81,13 +81,16 @@ def running(
     expected: Mapping[str, int],
     named: Callable[[str], str],
     node_name: Callable[[str], str],
+    earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until each service of `expected`, by id, has so many tasks that run; return them. `named` and
-    `node_name` tell what a service and a node are called. Raises HostError."""
+    """Wait until each service of `expected`, by id, has so many tasks that run, beside those that were
+    there `earlier`, by id; return them. `named` and `node_name` tell what a service and a node are
+    called. Raises HostError."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
     while True:
-        for one, found in tasks(manager, left).items():
+        for one, every in tasks(manager, left).items():
+            found = [task for task in every if task["ID"] not in earlier]
             for task in found:
                 status = task["Status"]
                 if status["State"] in _DEAD:
@@ -112,6 +115,22 @@ def running(
                 f"({states or 'no task'})"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def start_again(manager: docker.DockerClient, service: str) -> set[str]:
+    """Have the Swarm start a task of `service` in place of that which has ended; return the ids of the
+    earlier ones."""
+    before = {task["ID"] for task in tasks(manager, [service])[service]}
+    api: Any = manager.api
+    known = api.inspect_service(service)
+    number = known["Spec"]["TaskTemplate"].get("ForceUpdate") or 0
+    api.update_service(
+        service,
+        known["Version"]["Index"],
+        task_template={"ForceUpdate": number + 1},
+        fetch_current_spec=True,
+    )
+    return before
 
 
 def log(manager: docker.DockerClient, name: str, lines: int = 10) -> str:

@@ -78,7 +78,9 @@ class Task(Variant):
     )
     data: Data | None = Field(default=None, exclude_if=lambda data: data is None)
     partition: Annotated[Partition, OneOf(SCHEMES)] = Field(
-        default={"scheme": "iid"}, validate_default=True
+        default={"scheme": "iid"},
+        validate_default=True,
+        description="How the training samples are divided among the devices",
     )
     local: Annotated[Local, AfterValidator(_with_length)]
     initial: str | None = Field(
@@ -122,7 +124,9 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
 class Evaluate(Model):
     """How often the global model is evaluated, on what, and when."""
 
-    every: PositiveSeconds = Field(default=2.0, json_schema_extra={"default": "2s"})
+    every: PositiveSeconds = Field(
+        default=2.0, json_schema_extra={"default": "2s"}, description="Device time between evaluations"
+    )
     on: Literal["test", "validation", "clients"] = Field(
         default="test",
         description="The test set; the validation set; or the clients' training data, each client "
@@ -176,7 +180,11 @@ class Bounds(Parameters):
 class Start(Model):
     """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
 
-    timeout: PositiveSeconds = Field(default=300.0, json_schema_extra={"default": "5min"})
+    timeout: PositiveSeconds = Field(
+        default=300.0,
+        json_schema_extra={"default": "5min"},
+        description="How long to wait for the clients; with fewer than the quorum the run then fails",
+    )
     quorum: PositiveShare = Field(default=1.0, description="Share of the clients")
 
 
@@ -203,6 +211,19 @@ class Runtime(Model):
         description="cuda: all trainings are computed on this host's GPU. For process and virtual; in "
         "docker a device has its gpu",
     )
+    registry: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$"),
+            expecting("a registry such as registry.example:5000/team"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        exclude_if=lambda registry: registry is None,
+        description="Where images are pushed, and other machines pull them from; without one they are "
+        "copied. For swarm",
+    )
     step_time: PositiveSeconds | None = Field(
         default=None,
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
@@ -228,8 +249,10 @@ class Runtime(Model):
 class Topology(Model):
     """An experiment of asynchronous federated learning on emulated edge devices."""
 
-    name: Name
-    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = 0
+    name: Name = Field(description="What runs of it are called: lower-case letters, digits and -")
+    seed: Annotated[int, Field(ge=0, lt=2**63), expecting("a whole number from 0 on")] = Field(
+        default=0, description="Of all random draws: the partition, the first model, faults, and so on"
+    )
     code: str | None = Field(
         default=None,
         description="A Python file, or a folder of modules, with the task or rule called module:Class; "

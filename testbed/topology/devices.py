@@ -248,10 +248,16 @@ class DeviceGroup(Model):
             expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
-    ) = None
+    ) = Field(default=None, description="How many equal devices; they are called name-1, name-2, ...")
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="Share of one host core; above 1 is more than one core"
+    )
+    cpus: dict[str, Cpu] | None = Field(
+        default=None,
+        exclude_if=lambda cpus: cpus is None,
+        description="By device: cpu as found from profile where there are several machines, of a core "
+        "of the device's own",
     )
     profile: Name | None = Field(
         default=None, description="Type of device (testbed profiles): gives cpu on this host"
@@ -332,6 +338,10 @@ class DeviceGroup(Model):
         if self.thermal is not None and self.cpu is None and self.profile is None:
             raise ValueError("thermal has nothing to act on: it lowers cpu. Give cpu or profile")
         return self
+
+    def cpu_of(self, device: str) -> float | None:
+        """Share of a core of the machine that `device` is on."""
+        return self.cpu if self.cpus is None else self.cpus.get(device, self.cpu)
 
     @property
     def memory_limit(self) -> int:

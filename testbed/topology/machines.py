@@ -2,6 +2,7 @@
 
     nodes:
       - {name: rack-a, count: 20, cores: 16, memory: 64GiB, labels: {rack: a}}
+      - {name: old, cores: 4, memory: 16GiB, core: 0.4}      # one of its cores, in cores of this host
 
 Broker and aggregator are on the first.
 """
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from testbed.host.nodes import Node
 from testbed.topology import validation_errors, yamlfile
-from testbed.topology.fields import Count, Memory, Model, Name
+from testbed.topology.fields import Count, Memory, Model, Name, Positive
 
 
 class Machine(Model):
@@ -24,6 +25,10 @@ class Machine(Model):
     count: Count | None = None
     cores: Count
     memory: Memory
+    core: Positive | None = Field(
+        default=None,
+        description="Speed of one of its cores, in cores of this host; 1 where not given",
+    )
     labels: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -58,6 +63,7 @@ def _nodes(document: yamlfile.Document) -> tuple[Node, ...]:
             name=name,
             cores=machine.cores,
             memory=machine.memory,
+            core=machine.core,
             labels=machine.labels,
             here=number == 0,
         )

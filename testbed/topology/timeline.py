@@ -123,7 +123,7 @@ def _heated(scripted: Iterable[_Due], groups: Sequence[DeviceGroup]) -> list[_Du
         if group.thermal is None or group.cpu is None:
             continue
         at = from_seconds(group.thermal.after)
-        shares = dict.fromkeys(group.device_names, group.cpu)
+        shares = {name: group.cpu_of(name) or group.cpu for name in group.device_names}
         for step, _ in scripted:
             if step.device in shares and step.at <= at and isinstance(step.action, SetCpu):
                 shares[step.device] = step.action.share

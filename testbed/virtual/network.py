@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -27,18 +26,12 @@ from agents.config import Link
 from agents.device.link import burst
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import MSS, goodput
+from testbed.plan.costs import HOPS, goodput, on_link
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = Link()
-_HEADERS = 66
-"""Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
-_MQTT = 64
-"""Bytes of a message beside its payload: MQTT's header with the topic."""
-_HOPS = 0.001
-"""Seconds that broker and both ends take for a small message. Measured (docs/virtual-time.md)."""
 _NANOSECOND = 1e-9
 """Seconds: what has no more than that to wait in a pipe is through."""
 
@@ -289,10 +282,7 @@ class Line:
 
     def _bits(self, size: int) -> int:
         """Of a message of `size` bytes, on the link."""
-        if not (size and self._packets):
-            return 8 * size
-        size += _MQTT
-        return 8 * (size + _HEADERS * math.ceil(size / MSS))
+        return 8 * (on_link(size) if size and self._packets else size)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now
@@ -319,7 +309,7 @@ class Line:
     def _latency(self) -> Nanoseconds:
         """In one direction, drawn anew where jitter or loss make it random."""
         link = self._link
-        hops = _HOPS if self._packets else 0.0
+        hops = HOPS if self._packets else 0.0
         if not (link.jitter or link.loss):
             return from_seconds(hops + link.rtt / 2)
         if self._draws is None:

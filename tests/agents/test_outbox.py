@@ -25,6 +25,19 @@ def test_what_is_not_acknowledged_is_there_after_a_restart_in_order(tmp_path: Pa
     assert list(Outbox(tmp_path).payloads()) == []
 
 
+def test_a_shorter_update_takes_the_file_of_a_longer_one_that_is_acknowledged(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.put(1, [b"a long ", b"update"])
+    outbox.acknowledged(1)
+    assert list(Outbox(tmp_path).payloads()) == []
+    outbox.put(2, [b"short"])
+    outbox.put(3, [b"both"])
+    assert list(outbox.payloads()) == [b"short", b"both"]
+    outbox.acknowledged(2)
+    outbox.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["3.update"]
+
+
 def test_a_full_disk_is_waited_for_until_the_run_ends() -> None:
     tried: list[float] = []
 

@@ -10,7 +10,13 @@ import pytest
 from agents import probe_server
 from agents.config import Access
 from agents.device.delayline import Impairment
-from agents.router.main import cells, forwarding_rules, impairment, queue_rules
+from agents.router.main import (
+    cells,
+    forwarding_rules,
+    impairment,
+    new_forwarding_rules,
+    queue_rules,
+)
 
 pytestmark = pytest.mark.alone
 
@@ -28,6 +34,14 @@ def test_each_port_leads_to_its_server_and_nothing_anywhere_else() -> None:
         "-t nat -A PREROUTING -i eth0 -p tcp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A PREROUTING -i eth0 -p udp --dport 1883 -j DNAT --to-destination 10.0.0.9:1883",
         "-t nat -A POSTROUTING -o eth1 -j MASQUERADE",
+    ]
+
+
+def test_a_server_with_another_address_takes_the_place_of_the_old_one() -> None:
+    assert _lines(new_forwarding_rules({"10.0.0.10": 1883}, "eth0", "eth1")) == [
+        "-F FORWARD",
+        "-t nat -F PREROUTING",
+        *_lines(forwarding_rules({"10.0.0.10": 1883}, "eth0", "eth1"))[:-1],
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.vectors import add_scaled, mix, norm
+from agents.vectors import add_scaled, mix, norm, pour
 
 LONG = 100_003
 """Longer than the blocks that the arithmetic works in, and no multiple of them."""
@@ -38,6 +38,9 @@ def test_long_vectors_are_done_to_the_end() -> None:
     np.testing.assert_array_equal(target, 1 + 0.5 * vector)
     mix(target, vector, 0.5)
     np.testing.assert_array_equal(target, 0.5 + 0.75 * vector)
+    pour(target, vector, -0.75)
+    np.testing.assert_array_equal(target, np.full(LONG, 0.5))
+    np.testing.assert_array_equal(vector, np.zeros(LONG))
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(0, 1))

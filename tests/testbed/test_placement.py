@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.host.nodes import Node
 from testbed.host.swarm import described
-from testbed.plan import Host, Plan, describe, plan
+from testbed.plan import Host, Plan, by_node, describe, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.launch import planned_limits
@@ -36,7 +37,7 @@ def nodes(*cores: int, memory: int = 64 * GIB) -> tuple[Node, ...]:
     )
 
 
-def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: bool) -> Plan:
+def planned(devices: str, machines: tuple[Node, ...], more: str = "", **options: Any) -> Plan:
     parsed = topology.parse(
         "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
         f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"
@@ -162,3 +163,47 @@ def test_machines_that_are_described() -> None:
     assert found[1].memory == 8 * GIB
     with pytest.raises(BadInputError, match=r"<text>:1:9: nodes\[0\]: .*cores"):
         machines.parse("nodes: [{name: a, memory: 8GiB}]")
+
+
+def test_a_share_is_of_a_core_of_the_devices_own_node() -> None:
+    """A device with a profile needs less of a faster node; what it is given follows its node."""
+    found = planned(
+        "{name: pi, count: 3, cpu: 1}, {name: own, cpu: 0.5, hosts: [node-1]}",
+        (replace(nodes(3)[0], core=1.0), replace(nodes(3, 3)[1], core=2.0)),
+        shares={"pi": {"id-0": 1.0, "id-1": 0.5}},
+    )
+    assert {one.name: (found.placement[one.name], one.cpu, one.core) for one in found.devices} == {
+        "pi-1": ("id-0", 1.0, 1.0),
+        "pi-2": ("id-1", 0.5, 2.0),
+        "pi-3": ("id-0", 1.0, 1.0),
+        "own": ("id-1", 0.5, 2.0),
+    }
+    assert [row["core"] for row in by_node(found)] == ["1.00", "2.00"]
+
+
+def test_what_fits_on_no_node_is_told_with_what_it_needs_on_each() -> None:
+    with pytest.raises(
+        BadInputError,
+        match=r"pi-5 needs cores by the speed of each node's .*"
+        r"node-0 \(0\.9 needed\) 0\.2 of 2 cores.* node-1 \(0\.45 needed\) 0\.1 of 1 cores",
+    ):
+        planned(
+            "{name: pi, count: 5, cpu: 0.9}", nodes(3, 2), shares={"pi": {"id-0": 0.9, "id-1": 0.45}}
+        )
+
+
+def test_time_is_stretched_by_what_the_fastest_nodes_need() -> None:
+    found = planned(
+        "{name: pi, count: 4, cpu: 2}",
+        nodes(2, 2),
+        "dilation: auto",
+        shares={"pi": {"id-0": 2.0, "id-1": 0.5}},
+    )
+    assert 2.0 <= found.dilation <= 2.05  # all four on the fast node, or one on the slow one
+
+
+def test_the_scenario_may_not_give_a_node_more_than_it_has() -> None:
+    more = "scenario: [{at: 1s, set: a, cpu: 1.5}]"
+    assert planned("{name: a, cpu: 0.5, hosts: [node-1]}", nodes(2, 3), more)
+    with pytest.raises(BadInputError, match="1 for them on node-0"):
+        planned("{name: a, cpu: 0.5, hosts: [node-0]}", nodes(2, 3), more)

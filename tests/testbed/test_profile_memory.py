@@ -158,7 +158,7 @@ def test_the_plan_says_it(file: Path, testbed: Testbed) -> None:
     assert json.loads(programs.out)[0]["memory"].endswith("MiB")
     assert "not giant's 1000000GiB" in programs.err
     local = testbed("plan", file, "--runtime", "process")
-    assert "Memory is not limited." in local.out
+    assert "it is not limited in this runtime" in local.out
     assert "MiB" not in local.out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from agents.device_actions import SetLink
 from agents.nanoseconds import SECOND
 from testbed import plan
+from testbed import topology as testbed_topology
 from testbed.errors import BadInputError
+from testbed.host.nodes import Node
 from testbed.plan import resolution
 from testbed.plan.calibration import Calibration, Host
-from testbed.plan.resolution import needs_calibration, on_host, resolved
+from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.plan.work import Work
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
@@ -132,6 +135,28 @@ def test_a_profile_is_a_share_of_this_hosts_core(tmp_path: Path) -> None:
     assert sentence.startswith("a: 0.2 cpu for plain by HPL alone")
     assert "no training times of it are known" in sentence
     assert not needs_calibration(found)
+
+
+def test_on_several_machines_a_profile_is_a_share_of_each_ones_core(tmp_path: Path) -> None:
+    (tmp_path / "profiles.yaml").write_text(OWN)
+    topology = resolved(
+        _topology(tmp_path, "{name: a, profile: plain, count: 2}", "{name: b, profile: plain, cpu: 0.3}")
+    )
+    speeds = {"one": HOST, "two": HOST.scaled(2), "three": HOST.scaled(0.5)}
+    found, (sentence,), shares = on_nodes(topology, speeds, "one")
+    assert shares == {"a": {"one": 0.2, "two": 0.1, "three": 0.4}}
+    assert [group.cpu for group in found.devices] == [0.2, 0.3]
+    assert sentence.endswith("On other nodes: 0.1 to 0.4 cpu.")
+    nodes = tuple(
+        Node(id=name, name=name, cores=2, memory=2**34, here=name == "one") for name in ("one", "two")
+    )
+    made = plan.plan(found, "swarm", replace(FOUR, nodes=nodes), shares=shares)
+    kept = with_shares(found, made, shares)
+    assert kept.devices[0].cpus == {"a-1": 0.2, "a-2": 0.1}
+    again = testbed_topology.parse(kept.to_yaml())  # as a resumed run finds it
+    assert again.devices[0].cpu_of("a-2") == 0.1
+    assert needs_calibration(again)  # nodes may be others by then
+    assert on_host(kept, HOST)[0].devices[0].cpus is None
 
 
 def test_with_training_times_the_share_is_that_of_the_task(tmp_path: Path) -> None:

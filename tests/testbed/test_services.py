@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from testbed.runtimes.containers import Attachment, Container, Mount, Network
+from testbed.images import Images
+from testbed.runtimes.containers import Attachment, Container, CpuLimits, Mount, Network
 from testbed.runtimes.services import Handed, Placed, Volume, network, service, short
+from testbed.runtimes.swarm_images import pushes
+from testbed.runtimes.swarm_site import by_itself
 
 DEVICE = Container(
     part="pi",
@@ -83,3 +86,25 @@ def test_networks_and_names() -> None:
     assert short(long) != short(long + "2")
     assert short(long).endswith("-pi")
     assert short(short(long)) == short(long)
+
+
+def test_images_for_a_registry() -> None:
+    groups = {"cam": "cam", "pi": "own.example:80/pi:4", "pi-2": "own.example:80/pi:4"}
+    built = Images(
+        agent="testbed-agent:1", broker="testbed-broker:2", base="testbed-base:3", groups=groups
+    )
+    assert pushes(built, "registry.example:5000/team/") == [
+        ("testbed-base:3", "registry.example:5000/team/testbed-base", "3"),
+        ("testbed-agent:1", "registry.example:5000/team/testbed-agent", "1"),
+        ("testbed-broker:2", "registry.example:5000/team/testbed-broker", "2"),
+        ("cam", "registry.example:5000/team/cam", "latest"),
+        ("own.example:80/pi:4", "registry.example:5000/team/own.example-80/pi", "4"),
+    ]
+
+
+def test_a_device_that_is_in_no_group_has_its_part_of_the_groups_weight() -> None:
+    """Against single processes: 50 for a whole core of devices (`launch.group_weights`)."""
+    assert by_itself(CpuLimits(quota=1, weight=10_000)).weight == 50 * 1024
+    assert by_itself(CpuLimits(weight=2_000)).weight == 10 * 1024
+    assert by_itself(CpuLimits(weight=100_000)).weight == 262_144  # the kernel's most
+    assert by_itself(CpuLimits(quota=1)).weight is None

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 import testbed as product
 from agents import events
 from testbed import tracking
+from testbed.cli.outputs import OUTPUTS, Told
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
@@ -145,9 +147,10 @@ def test_tensorboard_files(run: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     follow(RunDirectory(run), tracking.tracker("tensorboard", run))
-    done = cli("export", run, "--to", "tensorboard")  # once more
+    done = cli("export", run, "--to", "tensorboard", "--json")  # once more
     assert done.returncode == 0, done.stderr
-    assert str(run / "tensorboard") in done.stdout
+    said: Told = TypeAdapter(OUTPUTS["export"]).validate_json(done.stdout)
+    assert str(run / "tensorboard") in said.told
     read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
     read.Reload()
     wanted = expected(run)

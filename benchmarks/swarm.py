@@ -1,0 +1,250 @@
+"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm PART`:
+
+    nodes      the same topology with all devices on the manager, and with two of four on another node
+    fidelity   `testbed fidelity`, with devices on both nodes
+    services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
+    broker     CPU time of Mosquitto per message, by size
+
+The nodes are two engines in namespaces of this machine (`tests.two_engines`, which needs root): they
+share its cores, so each node's devices are other work to the other node.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import psutil
+
+from agents import events
+from agents.config import Broker
+from agents.topics import AGGREGATOR, CONTROLLER, Topics
+from agents.transport import Connection
+from testbed import images
+from testbed.broker import Limits, Listeners, accounts, write_mosquitto
+from testbed.host import docker_engine, swarm
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
+from testbed.runtimes.process import HOST, find_mosquitto, free_ports
+from testbed.runtimes.swarm_visit import doors
+from tests import two_engines
+from tests.running import TESTBED, Finished, write_topology
+from tests.two_engines import Engine
+
+_ROUNDS = 2
+_LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
+_SHARES = {"fast": 0.3, "middle": 0.2, "slow": 0.1, "slower": 0.1}
+_ELSEWHERE = {"middle", "slower"}
+_SECONDS = 25
+_SERVICES = 40
+_SIZES = {"a sample (163 bytes)": 163, "10,000 parameters": 40_000, "550,000 parameters": 2_200_000}
+_BROKER_SECONDS = 5.0
+_TOPICS = Topics("load")
+
+
+@contextmanager
+def _engines() -> Iterator[tuple[Engine, Engine]]:
+    """The manager with all images, a worker with all that it needs."""
+    with closing(docker_engine.connect()) as client:
+        images.ensure(client, print)
+    tags = images.current_tags(images.FOLDER, images.AGENTS)
+    wanted = [tags[kind] for kind in ("agent", "broker", "base")], [tags["agent"], tags["base"]]
+    with (
+        tempfile.TemporaryDirectory(prefix="testbed-") as folder,
+        two_engines.swarm(Path(folder)) as found,
+    ):
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(two_engines.carry, wanted, found))
+        os.environ["DOCKER_HOST"] = found[0].url
+        yield found
+
+
+def _run(*arguments: str | Path) -> None:
+    subprocess.run([*TESTBED, *map(str, arguments)], check=True)
+
+
+def nodes() -> None:
+    host = os.uname().nodename
+    with _engines():
+        for number in range(_ROUNDS):
+            for elsewhere in (set(), _ELSEWHERE):
+                print(f"\n{'two nodes' if elsewhere else 'one node'}, {number + 1}", flush=True)
+                with tempfile.TemporaryDirectory() as folder:
+                    _compared(Path(folder), host, elsewhere)
+
+
+def _compared(folder: Path, host: str, elsewhere: set[str]) -> None:
+    devices = [
+        {"name": name, "cpu": cpu, "link": _LINK, "hosts": [f"{host}-{1 + (name in elsewhere)}"]}
+        for name, cpu in _SHARES.items()
+    ]
+    topology = write_topology(
+        folder, devices=devices, evaluate={"every": "1s"}, stop={"after": f"{_SECONDS}s"}
+    )
+    _run("up", topology, "--runtime", "swarm", "--runs", folder / "runs", "--quiet")
+    run = Finished.only_one_in(folder / "runs")
+    fidelity = json.loads((run.path / "fidelity.json").read_text())["devices"]
+    updates = Counter(update.client for update in run.updates)
+    good = [r.at for r in run.records if isinstance(r, events.Evaluated) and r.accuracy >= 0.9]
+    print(f"0.9 after {good[0]:.1f} s" if good else "0.9 was not reached")
+    print(f"{'device':<8}{'updates':>9}{'staleness':>11}  CPU, and the worst of its link")
+    for name in _SHARES:
+        staleness = fmean(u.staleness for u in run.updates if u.client == name)
+        found = fidelity[name]
+        links = [found[key]["error"] for key in ("up", "down", "rtt") if found.get(key)]
+        print(f"{name:<8}{updates[name]:>9}{staleness:>11.2f}  {found['cpu']}, {max(links, key=abs)} %")
+
+
+def fidelity() -> None:
+    with _engines(), tempfile.TemporaryDirectory() as folder:
+        _run("fidelity", "--runtime", "swarm", "--runs", folder)
+        for file in Path(folder).glob("*/manifest.json"):
+            print(json.loads(file.read_text())["placement"])
+
+
+def services() -> None:
+    """Services of the base image that sleep, each with two secrets, as a device has."""
+    with _engines() as (manager, worker):
+        base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
+        api: Any = manager.client.api
+        made: list[str] = []
+        labels = {RUN_LABEL: "services", PART_LABEL: "device"}
+
+        def secret(number: int) -> None:
+            api.create_secret(f"s-{number}", bytes(1500), labels)
+
+        def service(number: int) -> None:
+            task = {
+                "ContainerSpec": {"Image": base, "Command": ["sleep", "600"], "Labels": labels},
+                "RestartPolicy": {"Condition": "none"},
+            }
+            made.append(api.create_service(task, name=f"d-{number}", labels=labels)["ID"])
+
+        with ThreadPoolExecutor(8) as pool:
+            _timed("secrets", pool, secret, 2 * _SERVICES)
+            begin = time.monotonic()
+            _timed("services", pool, service, _SERVICES)
+            while not _all_run(api, made):
+                time.sleep(0.1)
+            took = time.monotonic() - begin
+            print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
+            with doors(manager.client, swarm.nodes(manager.client), base, "services") as found:
+                for node, engine in found.engines.items():
+                    where = "manager" if node == found.here else "other node, through its door"
+                    count = len(engine.api.containers(all=True))
+                    begin = time.perf_counter()
+                    for _ in range(50):
+                        engine.api.containers(all=True, filters={"label": RUN_LABEL})
+                    each = (time.perf_counter() - begin) / 50
+                    print(f"{where}: its {count} containers are listed in {1e3 * each:.1f} ms")
+            print("networks:", [n["Name"] for n in worker.client.api.networks()])
+            begin = time.monotonic()
+            list(pool.map(api.remove_service, made))
+            while manager.client.api.containers(filters={"label": RUN_LABEL}):
+                time.sleep(0.1)
+            print(f"removed: {_SERVICES / (time.monotonic() - begin):.1f}/s")
+
+
+def _timed(what: str, pool: ThreadPoolExecutor, make: Callable[[int], None], count: int) -> None:
+    begin = time.monotonic()
+    list(pool.map(make, range(count)))
+    print(f"{what}: {count / (time.monotonic() - begin):.0f}/s created", flush=True)
+
+
+def _all_run(api: Any, made: Sequence[str]) -> bool:
+    tasks = api.tasks(filters={"service": list(made)})
+    return len([one for one in tasks if one["Status"]["State"] == "running"]) == len(made)
+
+
+def broker() -> None:
+    """One that publishes, one that subscribes."""
+    print(f"{'message':<22}{'messages/s':>11}{'MB/s':>7}{'cores':>7}{'a core carries':>16}")
+    for what, size in _SIZES.items():
+        made = accounts("load", ["d-0"])
+        (port,) = free_ports(1)
+        spawn = multiprocessing.get_context("spawn")
+        count = spawn.Value("q", 0)
+        with tempfile.TemporaryDirectory() as folder:
+            conf = write_mosquitto(
+                Path(folder) / "broker", made, Listeners(HOST, port), limits=Limits.of(size, 1)
+            )
+            mosquitto = psutil.Popen([find_mosquitto() or "mosquitto", "-c", str(conf)])
+            try:
+                reader = AGGREGATOR if size > 1000 else CONTROLLER
+                logins = made[reader].at(HOST, port), made["d-0"].at(HOST, port)
+                reads = spawn.Process(target=_read, args=(logins[0], count), daemon=True)
+                writes = spawn.Process(target=_write, args=(logins[1], size, count), daemon=True)
+                reads.start()
+                time.sleep(3)
+                writes.start()
+                while count.value == 0:
+                    time.sleep(0.1)
+                begin, had, used = time.monotonic(), count.value, _cpu(mosquitto)
+                time.sleep(_BROKER_SECONDS)
+                took, came, used = (
+                    time.monotonic() - begin,
+                    count.value - had,
+                    _cpu(mosquitto) - used,
+                )
+                print(
+                    f"{what:<22}{came / took:>11.0f}{came * size / took / 1e6:>7.0f}{used / took:>7.2f}"
+                    f"{came / used:>14.0f}/s",
+                    flush=True,
+                )
+                writes.terminate()
+                reads.terminate()
+                writes.join()
+                reads.join()
+            finally:
+                mosquitto.terminate()
+                mosquitto.wait()
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _read(login: Broker, count: Any) -> None:
+    def received(_: object) -> None:
+        count.value += 1  # no other process writes it
+
+    topics = [_TOPICS.update("+")] if login.username == AGGREGATOR else [_TOPICS.telemetry("+")]
+    connection = Connection(login, topics, received)
+    connection.open()
+    time.sleep(600)
+
+
+def _write(login: Broker, size: int, count: Any) -> None:
+    """As fast as they come out at the other end, a few on their way."""
+    connection = Connection(login, [], lambda _: None)
+    connection.open()
+    payload, sent = bytes(size), 0
+    while True:
+        if sent - count.value > max(2, min(100, 1_000_000 // size)):
+            time.sleep(0.0005)
+            continue
+        if size > 1000:
+            connection.publish(_TOPICS.update("d-0"), payload)
+        else:
+            connection.publish_lossy(_TOPICS.telemetry("d-0"), payload)
+        sent += 1
+
+
+PARTS = {"nodes": nodes, "fidelity": fidelity, "services": services, "broker": broker}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PARTS:
+        sys.exit(f"python -m benchmarks.swarm {'|'.join(PARTS)}")
+    PARTS[sys.argv[1]]()

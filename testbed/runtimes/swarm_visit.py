@@ -1,0 +1,104 @@
+"""Visits to the nodes of a Swarm without a run: to measure their cores, and to remove images there."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import docker
+
+from testbed import images
+from testbed.host import docker_engine, swarm
+from testbed.host.nodes import Node
+from testbed.plan import agent_configs, elementary
+from testbed.plan.calibration import (
+    Calibration,
+    Host,
+    calibrate,
+    keep_of_nodes,
+    kept_of_nodes,
+    of_core,
+)
+from testbed.runtimes import swarm_images, swarm_removal
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
+from testbed.runtimes.doors import Doors
+from testbed.runtimes.executor import as_host_error
+from testbed.runtimes.swarm_images import Progress
+
+_SECONDS = 2.0
+_PART = "node.speed"
+
+
+@contextmanager
+def doors(
+    manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
+) -> Iterator[Doors]:
+    """Open doors to all nodes; `testbed down` finds them by `purpose`. Raises HostError."""
+    run = f"{purpose}-{secrets.token_hex(3)}"
+    with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
+        made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
+        try:
+            with as_host_error("reach the other nodes"):
+                made.open()
+                yield made
+        finally:
+            swarm_removal.remove(manager, made, run, None)
+
+
+def calibrations(
+    nodes: Sequence[Node], registry: str | None, progress: Progress
+) -> dict[str, Calibration]:
+    """How fast a core of each node is, by the node's id: from the cache, else measured there, which
+    takes the agents' image. Raises HostError."""
+    others = [node for node in nodes if not node.here]
+    image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
+    found = kept_of_nodes(others, image)
+    if missing := [node for node in others if node.id not in found]:
+        progress(f"Measuring how fast a core is of {', '.join(node.name for node in missing)}")
+        with closing(docker_engine.connect()) as manager:
+            built = images.ensure(manager, progress)
+            built = swarm_images.pushed(manager, built, registry, progress)
+            here = [node for node in nodes if node.here]
+            with doors(manager, [*here, *missing], built.base, "calibration") as made:
+                swarm_images.bring(manager, made, [one.id for one in missing], built.agent, progress)
+                with ThreadPoolExecutor(len(missing)) as pool:
+                    speeds = pool.map(lambda node: _measured(made, node, built.agent), missing)
+                    new = {node.id: one for node, one in zip(missing, speeds, strict=True)}
+        keep_of_nodes(new, image)
+        found |= new
+    return {**{node.id: calibrate() for node in nodes if node.here}, **found}
+
+
+def _measured(made: Doors, node: Node, image: str) -> Calibration:
+    """Of a node: on its last core, which is for devices."""
+    told = made.engines[node.id].containers.run(
+        image,
+        ["-c", Path(elementary.__file__).read_text("utf-8"), "--core", "--seconds", f"{_SECONDS:g}"],
+        entrypoint="python3",
+        labels={RUN_LABEL: made.run, PART_LABEL: _PART},
+        user=f"{agent_configs.CLIENT_USER}:{agent_configs.CLIENT_USER}",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges:true"],
+        network_mode="none",
+        cpuset_cpus=f"{node.cores - 1}",
+        read_only=True,
+        remove=True,
+    )
+    found = json.loads(told)
+    return of_core(found, Host(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))
+
+
+def prune(manager: docker.DockerClient, progress: Progress) -> None:
+    """Remove what was copied to the other nodes of the Swarm that this engine manages, if it does: the
+    next run copies it again. Raises HostError."""
+    with as_host_error("remove images"):
+        nodes = swarm.nodes(manager) if swarm.manages(manager.info()) else []
+        if len(nodes) > 1 and swarm_images.have_copies():
+            base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
+            with doors(manager, nodes, base, "images") as made:
+                swarm_images.prune(made, progress)
