@@ -226,6 +226,7 @@ def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
 def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(file=io.StringIO(), width=40)
     monkeypatch.setattr(console, "out", lambda: screen)
+    monkeypatch.setattr(console, "verbosity", 0)
     row = {"run": "quickstart-2026", "rule": "fedbuff", "outcome": "time is up", "devices": "1,000"}
     console.show([row], "", as_json=False, spare=["devices", "rule"])
     headings = ["", "time s", "rounds", "MB up"]
