@@ -89,6 +89,11 @@ class UpdateApplied:
     update. 0 in runs of before."""
     bytes_before: float = math.nan
     """What the payload would be with the vector as float32; NaN in runs of before it was recorded."""
+    masking: float = 0.0
+    """Seconds before `train_start` in which the client made a mask and its shares (secure
+    aggregation)."""
+    outside: int = 0
+    """Coordinates outside of the range of secure aggregation, which were cut to it."""
 
     @property
     def at(self) -> float:

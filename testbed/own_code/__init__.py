@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 import numpy as np
 
 from agents import own_code, shards
-from agents.rules.interface import ClientSide
+from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
@@ -141,6 +141,12 @@ class RuleStandIn(StandIn):
     @property
     def takes_fednova(self) -> bool:
         return bool(ask(self, "facts")["takes_fednova"])
+
+    def sums(self) -> Sums:
+        found = ask(self, "facts")["sums"]
+        if "reason" in found:
+            raise ValueError(found["reason"])
+        return Sums(**found)
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:

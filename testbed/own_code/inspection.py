@@ -164,7 +164,12 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     if Rule not in cls.__mro__:
         return {}
     side = dataclasses.asdict(made.client_side)
-    return {"client_side": side, "takes_fednova": bool(made.takes_fednova)}
+    sums: dict[str, Any]
+    try:
+        sums = dataclasses.asdict(made.sums())
+    except ValueError as error:
+        sums = {"reason": str(error)}
+    return {"client_side": side, "takes_fednova": bool(made.takes_fednova), "sums": sums}
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
