@@ -89,6 +89,11 @@ class UpdateApplied:
     update. 0 in runs of before."""
     bytes_before: float = math.nan
     """What the payload would be with the vector as float32; NaN in runs of before it was recorded."""
+    masking: float = 0.0
+    """Seconds before `train_start` in which the client made a mask and its shares (secure
+    aggregation)."""
+    outside: int = 0
+    """Coordinates outside of the range of secure aggregation, which were cut to it."""
 
     @property
     def at(self) -> float:
@@ -231,14 +236,14 @@ class RunEnded:
 
 
 _REASONS = {
-    "after": "stop.after reached",
-    "updates": "stop.updates reached",
-    "target_accuracy": "stop.target_accuracy reached",
+    "after": "time is up",
+    "updates": "updates made",
+    "target_accuracy": "target reached",
 }
 
 
 def ended_by(reason: str) -> str:
-    """Why a run ended, in words: of `after`, `stop.after reached`. Reasons of no topology are words."""
+    """Why a run ended, for people: of `after`, `time is up`. Reasons of no topology are words."""
     return _REASONS.get(reason, reason)
 
 

@@ -34,17 +34,18 @@ def build(task: Task, start: Start = FROM_TASK) -> torch.nn.Module:
     return module
 
 
-def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, list[str]]:
+def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
     """How many float32 numbers the model takes in a message, buffers included; how many of its
-    parameters do not travel, where those that `frozen` names are frozen; and the names of all
-    parameters. Raises ValueError as `check` does."""
+    parameters do not travel, where those that `frozen` names are frozen; how many of the numbers are
+    buffers; and the names of all parameters. Raises ValueError as `check` does."""
     with torch.random.fork_rng(devices=[]):  # what is drawn here changes no other draws
         module = build(task, Start(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
     others = sum(p.numel() for p in module.parameters()) - count
-    count += buffers_of(module).nbytes // 4
-    return count, others, [name for name, _ in module.named_parameters()]
+    buffers = buffers_of(module).nbytes // 4
+    count += buffers
+    return count, others, buffers, [name for name, _ in module.named_parameters()]
 
 
 def write_start(

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
@@ -37,6 +37,8 @@ _MAX_NUMBER = 1e18
 _MAX_SECONDS = 1e10
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_COUNT = 2**63 - 1
+MAX_SUMMANDS = 500
+"""Updates of one secure sum: names of 64 characters and all, a request for it fits into a message."""
 
 
 class MessageError(Exception):
@@ -126,6 +128,15 @@ def _action(value: Any) -> RemoteAction:
     if not isinstance(action, RemoteAction) or value.keys() != to_json(action).keys():
         raise MessageError(f"no action on a device: {shown(value)}")
     return SetLink(_changes(action.changes)) if isinstance(action, SetLink) else action
+
+
+def _summands(value: Any) -> tuple[tuple[str, int, int], ...]:
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_SUMMANDS:
+        raise MessageError(f"expected up to {MAX_SUMMANDS} updates, found {shown(value)}")
+    if not all(isinstance(one, list | tuple) and len(one) == 3 for one in value):
+        raise MessageError("expected client, dispatch and weight of each update")
+    count = _integer(0, _MAX_COUNT)
+    return tuple((_name(client), count(number), count(weight)) for client, number, weight in value)
 
 
 def _details(value: Any) -> dict[str, Any]:
@@ -319,6 +330,16 @@ class ReportRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmaskRequest:
+    """The aggregator requests of `client` the weighted sum of its shares of the masks of `updates`: for
+    each, client, dispatch and weight. On the topic of requests, a JSON object."""
+
+    client: Name
+    number: Count
+    updates: Annotated[Sequence[tuple[str, int, int]], _summands]
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledgement:
     """The aggregator has the update of `client` that answers `dispatch`, and will not lose it. On the
     topic of requests, a decimal number."""
@@ -343,7 +364,17 @@ AddressedOrder = tuple[str, Order]
 """To which part of the run, as in `Topics.control`, and what."""
 Telemetry = Sample | Probe
 """What devices send."""
-Message = Order | Telemetry | Failure | Status | Request | ReportRequest | Acknowledgement | Report
+Message = (
+    Order
+    | Telemetry
+    | Failure
+    | Status
+    | Request
+    | ReportRequest
+    | UnmaskRequest
+    | Acknowledgement
+    | Report
+)
 D = TypeVar("D", bound=DeviceOrder | Telemetry)
 
 _AGGREGATOR_ORDERS: dict[str, type[AggregatorOrder]] = {
@@ -367,7 +398,7 @@ def encode(message: Message | GpuSample) -> bytes:
             payload = str(dispatch).encode()
         case ReportRequest(_, about):
             payload = f"{_REPORT}{about}".encode()
-        case Report():
+        case Report() | UnmaskRequest():
             del fields["client"]  # the topic says it
             payload = json.dumps(fields).encode()
         case Sample() | Probe() | GpuSample() | DeviceOrder():
@@ -408,6 +439,8 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             if not (about.isdecimal() and len(about) < 20):
                 raise MessageError(f"about: expected a whole number, found {shown(about)}")
             return _build(ReportRequest, {"client": name, "about": int(about)})
+        case "request" if text.startswith("{"):
+            return _build(UnmaskRequest, {**_json(text), "client": name})
         case "request":
             return _build(Request, {"client": name, "what": text})
         case "report":

@@ -56,6 +56,18 @@ class Topics:
         """client -> aggregator: which dispatch it works on (`agents.messages.Report`)."""
         return self._topic("report", client)
 
+    def key(self, client: str) -> str:
+        """client -> all clients, retained: its public key, for shares."""
+        return self._topic("key", client)
+
+    def share(self, recipient: str, sender: str) -> str:
+        """client -> another client: a sealed share of a mask (`agents.secure`)."""
+        return self._topic("share", recipient, sender)
+
+    def sums(self, client: str) -> str:
+        """client -> aggregator: a sum of shares of masks (`agents.secure`)."""
+        return self._topic("sums", client)
+
     def control(self, device: str) -> str:
         """controller -> one device or the aggregator: the emulator's hand, not part of FL."""
         return self._topic("control", device)

@@ -22,6 +22,7 @@ from agents import compression
 from agents.buffers import NONE, Buffers
 from agents.compression import Compressed
 from agents.nanoseconds import Nanoseconds
+from agents.secure.masked import Masked, bits_of, holders_of
 from agents.texts import shown
 from agents.vectors import Vector
 
@@ -32,7 +33,7 @@ _NOTHING = np.zeros(0, np.float32)
 _BUFFERS = ("floats", "integers")
 """The tensors that a model with buffers has beside its vector, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
-_TENSORS = ("vector", "compressed", "buffers")
+_TENSORS = ("vector", "compressed", "buffers", "masked")
 """Fields of a message that its header does not carry."""
 Views = Sequence[memoryview]
 
@@ -86,11 +87,13 @@ class UpdateMessage:
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
-    """Empty where it is `compressed`."""
+    """Empty where it is `compressed` or `masked`."""
     compressed: Compressed | None = None
     """The vector or, of a `model`, its difference to the one that it was trained from."""
     buffers: Buffers = NONE
     """As they are at the end of the training."""
+    masked: Masked | None = None
+    """What goes into a sum that only all clients together can open."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
@@ -123,6 +126,8 @@ def laid_out(message: ModelMessage | UpdateMessage) -> tuple[bytes, Views]:
     metadata = _metadata(message)
     if isinstance(message, UpdateMessage) and message.compressed is not None:
         return _compressed_parts(message.compressed, message.buffers, metadata)
+    if isinstance(message, UpdateMessage) and message.masked is not None:
+        return _masked_parts(message.masked, message.buffers, metadata)
     return _laid_out(np.ascontiguousarray(message.vector, dtype="<f4"), message.buffers, metadata)
 
 
@@ -149,6 +154,10 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Raises WireError."""
     header, metadata, body = _split(payload)
     body, buffers = _without_buffers(header, body)
+    if "holders" in metadata:
+        masked = _masked(header, metadata, body)
+        fields = _fields(UpdateMessage, metadata)
+        return UpdateMessage(**fields, vector=_NOTHING, masked=masked, buffers=buffers)
     if "compression" in metadata:
         compressed = _compressed(header, metadata, body)
         fields = _fields(UpdateMessage, metadata)
@@ -240,6 +249,28 @@ def _compressed(header: dict[str, Any], metadata: dict[str, str], body: memoryvi
     if header != _tensors(compressed):
         raise WireError("a compressed update whose header is not that of its arrays")
     return compressed
+
+
+def _masked_parts(masked: Masked, buffers: Buffers, metadata: dict[str, str]) -> tuple[bytes, Views]:
+    metadata["holders"] = bits_of(masked.holders)
+    metadata["outside"], metadata["took"] = str(masked.outside), str(masked.took)
+    words = np.ascontiguousarray(masked.words, "<u4")
+    tensors = {"masked": _tensor("U32", words.size, 0, words.nbytes), **_ends(buffers, words.nbytes)}
+    header = {"__metadata__": metadata, **tensors}
+    return _framed(_JSON.encode(header).encode()), [words.data.cast("B"), *_views(buffers)]
+
+
+def _masked(header: dict[str, Any], metadata: dict[str, str], body: memoryview) -> Masked:
+    """A view of `body`."""
+    size = len(body)
+    if not size or size % 4 or header != {"masked": _tensor("U32", size // 4, 0, size)}:
+        raise WireError(f"expected one vector `masked` of {size} bytes, found {header!r:.100}")
+    try:
+        holders = holders_of(metadata["holders"])
+        outside, took = int(metadata["outside"]), int(metadata["took"])
+    except (KeyError, ValueError) as error:
+        raise WireError(f"a masked update: {error!s:.80}") from error
+    return Masked(np.frombuffer(body, "<u4"), holders, outside, took)
 
 
 def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]:

@@ -97,9 +97,9 @@ def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
 
 def utilisation(run: Run) -> pd.DataFrame:
     """Per device, the share of the run that it spent in each state of `timeline.STATES` (they sum to 1);
-    and by what they mean: `busy` (training, or in a round that came to no applied update), `transfer`
-    (downloading or uploading), `idle` (`wait`), which sum to 1 with `paused` and `offline`. NaN for a
-    run without duration."""
+    and by what they mean: `busy` (training, making a mask, or in a round that came to no applied
+    update), `transfer` (downloading or uploading), `idle` (`wait`), which sum to 1 with `paused` and
+    `offline`. NaN for a run without duration."""
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
     table = spent.sum().unstack("state").reindex(columns=list(STATES)) / (run.duration or nan)
@@ -198,14 +198,17 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
 
     The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`.
     A state without a figure counts as none, so with `power: {train: 7.2W}` it is the energy of training
-    alone; a round that came to no applied update counts as training; a device without any figure has
-    NaN.
+    alone; a round that came to no applied update, and the making of masks, count as training; a device
+    without any figure has NaN.
     """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
     drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]
     power = pd.DataFrame(
-        [{"unfinished": (one or {}).get("train", 0.0), **(one or {})} for one in drawn],
+        [
+            {**dict.fromkeys(("unfinished", "mask"), (one or {}).get("train", 0.0)), **(one or {})}
+            for one in drawn
+        ],
         names,
         list(STATES),
     ).fillna(0.0)

@@ -9,11 +9,11 @@ import pandas as pd
 from agents.device_actions import BY_NAME, Hold, holds
 from analysis.load import Run
 
-STATES = ("download", "train", "upload", "unfinished", "wait", "paused", "offline")
-BUSY = ("train", "unfinished")
+STATES = ("download", "mask", "train", "upload", "unfinished", "wait", "paused", "offline")
+BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
-_PRECEDENCE = ("offline", "paused", "train", "upload", "download", "unfinished", "wait")
+_PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
 """Of states at the same moment the first one counts."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
@@ -32,17 +32,18 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     of `run.updates` that the work was for (−1: none). By device and time; a device's intervals fill the
     run from `since` to `run.duration` without overlap.
 
-    `download`: from the dispatch until the client had all of the model. `train`: first to last step.
-    `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by the
-    scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
+    `download`: from the dispatch until the client had all of the model. `mask`: with secure aggregation,
+    it made a mask and the shares of it; to sum up shares is part of its training. `train`: first to last
+    step. `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by
+    the scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
     from the network, whatever it does meanwhile. `unfinished`: in a round that came to no applied update
     (still going when the run ended or the device left, in the rule's buffer, rejected): from the
-    dispatch until the update arrived, or until nothing more was expected of the device. Which part of
-    it was training is not known. While a run goes on, and where a crash ended it, the dispatches that
-    are not answered are not on record: there it is when the device, since its last update arrived, used
-    half of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or
-    thinks. Of several at once the first of offline, paused, train, upload, download, unfinished counts:
-    a model may come while the device trains.
+    dispatch until the update arrived, or until nothing more was expected of the device. Which part of it
+    was training is not known. While a run goes on, and where a crash ended it, the dispatches that are
+    not answered are not on record: there it is when the device, since its last update arrived, used half
+    of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or thinks. Of
+    several at once the first of offline, paused, train, mask, upload, download, unfinished counts: a
+    model may come while the device trains.
     """
     clients = run.updates["client"].cat.categories  # begins with the plan's devices
     whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
@@ -75,10 +76,13 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
     rows = np.flatnonzero(run.updates["arrived"] >= since)
     updates = run.updates.iloc[rows]
     device = updates["client"].cat.codes
-    return [
+    spans = [
         _spans(device, state, updates[begin], updates[end], rows)
         for state, (begin, end) in _WORK.items()
     ]
+    began = updates["train_start"] - updates["masking"]
+    masks = _spans(device, "mask", began, updates["train_start"], rows)
+    return [*spans, masks[updates["masking"].to_numpy() > 0]]
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:

@@ -42,6 +42,17 @@ class AskForReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForShares:
+    """Have `client` sum up its shares of the masks of a buffer."""
+
+    client: str
+    number: int
+    """Of the buffer."""
+    updates: Sequence[tuple[str, int, int]]
+    """Client, dispatch and weight of each update in it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Evaluate the global model, as it is now, and call `evaluated`."""
 
@@ -78,5 +89,16 @@ class Finish:
     reason: str
 
 
-Action = Dispatch | Broadcast | Request | AskForReport | Evaluate | Save | Log | StopClients | Finish
+Action = (
+    Dispatch
+    | Broadcast
+    | Request
+    | AskForReport
+    | AskForShares
+    | Evaluate
+    | Save
+    | Log
+    | StopClients
+    | Finish
+)
 Actions = Sequence[Action]

@@ -29,6 +29,7 @@ from agents.aggregator.actions import (
     Action,
     Actions,
     AskForReport,
+    AskForShares,
     Broadcast,
     Dispatch,
     Evaluate,
@@ -42,13 +43,15 @@ from agents.aggregator.progress import Progress
 from agents.allowance import Allowance
 from agents.buffers import Buffers
 from agents.compression import Compressed
-from agents.config import Bounds, Named, Stop
+from agents.config import Bounds, Named, SecureRun, Stop
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, next_multiple, to_seconds
 from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State
+from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server, State, SumUp
+from agents.secure.masked import Masked
+from agents.secure.sums import Sum, Summand, Sums
 from agents.texts import visible
-from agents.vectors import Vector, norm
+from agents.vectors import Vector, add_scaled, mix, norm
 from agents.wire import FAREWELL, UpdateMessage, plain_size
 
 _EVALUATE = "evaluate"
@@ -58,6 +61,9 @@ _TELL = "tell that it waits"
 _GIVE_UP = "wait no longer"
 _RULE = "rule:"
 _GONE = "gone:"
+_OPEN = "open:"
+"""And the number of a sum: until then it must be open."""
+_NOTHING = np.zeros(0, np.float32)
 _GONE_AFTER = 45 * SECOND
 """A client that has been asked for a report and has not answered is gone: by then the broker, too, gives
 up on one that is silent."""
@@ -114,6 +120,8 @@ class Settings:
     keeps_models: bool = False
     """Clients send models as compressed differences: those that they trained from are needed."""
     bounds: Bounds = field(default_factory=Bounds)
+    secure: SecureRun | None = None
+    """Updates come masked, and only sums of them are known."""
     patient: bool = False
     """Go on where no client is left."""
     evaluate_after: bool = False
@@ -138,6 +146,7 @@ class Setup:
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
+        server.masked = self.settings.secure is not None
         return AggregatorCore(self.settings, rule.begin(server), server), server
 
 
@@ -149,6 +158,10 @@ class _Arrival:
     record: partial[events.UpdateApplied]
     """Lacks only what is known when the update is applied."""
     buffers: Buffers
+    masked: Masked | None = None
+    """Kept until it is summed up."""
+    lost_by: set[str] = field(default_factory=set)
+    """Clients that have left since, and with them their shares of its mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +203,10 @@ class AggregatorCore:
         self._bounded = settings.bounds != Bounds()
         self._bases: dict[int, Vector] = {}
         """With `keeps_models`: by version, the models that are trained from."""
+        secure = settings.secure
+        self._sums = None if secure is None else Sums(secure, server.w.size)
+        self._summing: dict[int, SumUp] = {}
+        """By number, what waits in `_sums`."""
         self._applied = 0
         self._evaluating: deque[Nanoseconds] = deque()
         """When the models were taken whose evaluation is not done; it is done in this order."""
@@ -234,6 +251,11 @@ class AggregatorCore:
         buffer, or reported as rejected."""
         return dispatch in self._dealt_with.get(client, ())
 
+    def awaits_shares(self, client: str, number: int) -> bool:
+        """Whether the answer of `client` to `AskForShares` number `number` is of use."""
+        found = None if self._sums is None else self._sums.waiting.get(number)
+        return found is not None and client in found.holders and client not in found.answers
+
     def awaits(self, client: str, dispatch: int) -> bool:
         """Whether `dispatch` is open to `client`: that answers it once."""
         return self._dispatches.find(client, dispatch) is not None
@@ -257,6 +279,8 @@ class AggregatorCore:
         match event:
             case inputs.UpdateArrived():
                 return self._update(event)
+            case inputs.SharesSummed(at, client, message):
+                return self._shares_summed(client, message, at)
             case inputs.InstantOver(at):
                 return self._end_of_instant(at)
             case inputs.TimersDue(at):
@@ -474,7 +498,7 @@ class AggregatorCore:
             clipped.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._requested.pop(sender, None)
         self._requests_due.pop(sender, None)
-        arrival = _Arrival(self._record_of(event, dispatch), message.buffers)
+        arrival = _Arrival(self._record_of(event, dispatch), message.buffers, message.masked)
         self._arrivals[sender, message.dispatch] = arrival
         update = rules.Update(
             client=sender,
@@ -501,8 +525,11 @@ class AggregatorCore:
     ) -> partial[events.UpdateApplied]:
         """The record of an update, which answers `dispatch`, but for what is known at application."""
         message, epoch, before = event.message, self._epoch, event.size
+        masked = message.masked
         if message.compressed is not None:
             before = plain_size(message, message.compressed.size)
+        elif masked is not None:
+            before = plain_size(message, masked.words.size)
         return partial(
             events.UpdateApplied,
             client=event.sender,
@@ -521,6 +548,8 @@ class AggregatorCore:
             sent=to_seconds(message.sent - epoch),
             arrived=to_seconds(event.arrived),
             dispatch=message.dispatch,
+            masking=0.0 if masked is None else to_seconds(masked.took),
+            outside=0 if masked is None else masked.outside,
         )
 
     def _reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
@@ -630,7 +659,8 @@ class AggregatorCore:
         self._dispatches.forget(client)
         for waiting in (self._requested, self._requests_due, self._deferred):
             waiting.pop(client, None)
-        return [*unfinished, *self._carry_out(self._rule.leave(client), at)]
+        lost = [] if self._sums is None else self._without_shares_of(client, self._sums, at)
+        return [*unfinished, *lost, *self._carry_out(self._rule.leave(client), at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """`sender` leaves for good and hands in what it remembers of its last applied update, or says
@@ -679,7 +709,28 @@ class AggregatorCore:
             if isinstance(expanded, str):
                 return expanded
             message = expanded
+        if self._sums is not None or message.masked is not None:
+            known = self._known_of(message, dispatch)
+            if isinstance(known, str):
+                return known
+            message = replace(message, vector=known)
         return self._unusable(event, message, dispatch) or message
+
+    def _known_of(self, message: UpdateMessage, dispatch: Dispatched) -> Vector | str:
+        """What is known of a masked update: of a model, what it was trained from; or why it cannot be
+        used."""
+        if self._sums is None:
+            return "masked, in a run without secure aggregation"
+        if message.masked is None:
+            return "not masked, in a run with secure aggregation"
+        if (problem := self._sums.unfit(message.masked)) is not None:
+            return problem
+        if message.masked.took < 0:
+            return "a mask that took less than no time"
+        if message.kind != "model":
+            return _NOTHING
+        base = self._bases.get(dispatch.version)
+        return "masked, and the model that it was trained from is not kept" if base is None else base
 
     def _expanded(
         self, message: UpdateMessage, compressed: Compressed, dispatch: Dispatched
@@ -711,7 +762,7 @@ class AggregatorCore:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"
-        if (problem := self._unfit(message.vector)) is not None:
+        if message.masked is None and (problem := self._unfit(message.vector)) is not None:
             return problem
         if (problem := self._server.buffers.unfit(message.buffers)) is not None:
             return problem
@@ -786,6 +837,8 @@ class AggregatorCore:
                     done.append(Log(events.Note(to_seconds(at), text)))
                 case _ if self._ending:
                     continue  # the last version is made: no models, no timers
+                case SumUp() if self._sums is not None:
+                    done += self._sum_up(action, self._sums, at)
                 case Send(client, deferred) if deferred or self._suspended:
                     self._deferred[client] = action
                 case Send():
@@ -800,6 +853,78 @@ class AggregatorCore:
                 case rules.SetPeriodicTimer(name, period):
                     self._set_periodic(_RULE + name, period, at)
         return done
+
+    def _sum_up(self, wanted: SumUp, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """Ask those who hold shares of the masks of these updates for their sums."""
+        summands, lost_by = [], {}
+        for used in wanted.contributions:
+            key = used.client, used.dispatch
+            arrival = self._arrivals[key]
+            if arrival.masked is None:
+                raise RuntimeError("an update that is not masked")
+            summands.append(Summand(*key, used.weight, arrival.masked))
+            lost_by[key] = arrival.lost_by
+        found = sums.begin(summands, lost_by)
+        found.holders &= self._server.clients.keys()
+        self._summing[found.number] = wanted
+        if sums.lost(found):
+            return self._lose(found, sums, at)
+        timeout = from_seconds(sums.settings.timeout)
+        self._timers[f"{_OPEN}{found.number}"] = _Timer(at + timeout)
+        asked = self._server.in_order(found.holders)
+        return [AskForShares(client, found.number, found.wanted) for client in asked]
+
+    def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
+        """An answer to `AskForShares`; what is late, as enough others were faster, is of no use."""
+        sums, words = self._sums, message.words
+        if sums is None or not self._running or self._ending:
+            return []
+        if words is not None and words.size != sums.code.length:
+            return self._stray(client, f"a sum of shares of {words.size} words", at)
+        found = sums.answer(message.number, client, words)
+        if found is None:
+            return []
+        if sums.complete(found):
+            return self._open(found, sums, at)
+        return self._lose(found, sums, at) if sums.lost(found) else []
+
+    def _open(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """The model moves by a sum that enough clients have opened."""
+        wanted, w = self._summing.pop(found.number), self._server.w
+        self._timers.pop(f"{_OPEN}{found.number}", None)
+        if wanted.known is not None:
+            mix(w, wanted.known, wanted.pull)
+        add_scaled(w, sums.opened(found), wanted.scale)
+        largest = sums.settings.largest_weight
+        used = (
+            replace(one, weight=found.weights[one.client, one.dispatch] / largest)
+            for one in wanted.contributions
+        )
+        return self._record(self._server.aggregated(used, wanted.scale), at)
+
+    def _lose(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """Too few are left to open a sum: nothing comes of its updates."""
+        wanted = self._summing.pop(found.number)
+        self._timers.pop(f"{_OPEN}{found.number}", None)
+        del sums.waiting[found.number]
+        reason = (
+            f"its buffer is lost: {len(found.answers)} of {sums.settings.needed} clients that are "
+            f"needed have answered, and {len(found.holders)} could"
+        )
+        lost: list[Action] = []
+        for used in wanted.contributions:
+            arrival = self._arrivals.pop((used.client, used.dispatch))
+            rejected = self._reject(used.client, reason, at, used.dispatch)
+            lost += [*rejected, _unapplied(arrival.record, at)]
+        what = f"a buffer of {len(wanted.contributions)} updates{reason.removeprefix('its buffer')}"
+        return [*lost, Log(events.Note(to_seconds(at), what))]
+
+    def _without_shares_of(self, client: str, sums: Sums, at: Nanoseconds) -> list[Action]:
+        """`client` is gone, and perhaps too many by now."""
+        for arrival in self._arrivals.values():
+            arrival.lost_by.add(client)
+        touched = sums.gone(client)
+        return [done for found in touched if sums.lost(found) for done in self._lose(found, sums, at)]
 
     def _dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         version = self._server.version
@@ -865,6 +990,9 @@ class AggregatorCore:
             return self._evaluate(at)
         if name == _CHECKPOINT:
             return [Save(self._server.version)]
+        if name.startswith(_OPEN) and self._sums is not None:
+            found = self._sums.waiting[int(name.removeprefix(_OPEN))]
+            return self._lose(found, self._sums, at)
         if name.startswith(_GONE):
             client = name.removeprefix(_GONE)
             gone = self._status(client, "offline", at)

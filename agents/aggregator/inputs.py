@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from agents.nanoseconds import Nanoseconds
+from agents.secure.field import Words
 from agents.wire import UpdateMessage
 
 
@@ -53,6 +54,24 @@ class UpdateArrived:
     arrived: Nanoseconds
     """When all of it was there."""
     message: UpdateMessage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharesSum:
+    """A client's answer to `actions.AskForShares`."""
+
+    number: int
+    words: Words | None
+    """None: it lacks some of the shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharesSummed:
+    """`client` has summed up its shares of the masks of a buffer."""
+
+    at: Nanoseconds
+    client: str
+    message: SharesSum
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +147,7 @@ Input = (
     | Suspended
     | StatusChanged
     | UpdateArrived
+    | SharesSummed
     | Reconnected
     | Reported
     | Stalled

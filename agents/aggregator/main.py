@@ -39,6 +39,7 @@ from agents.inbox import Inbox
 from agents.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.rules import RULES
 from agents.rules.interface import Request, Rule
+from agents.secure import wire as secure_wire
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
@@ -113,6 +114,7 @@ class Aggregator:
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,
             keeps_models=cfg.keeps_models,
+            secure=cfg.secure,
             last_evaluation=core.LastEvaluation(
                 timeout=None if cfg.evaluate_after else cfg.last_evaluation_timeout_s,
                 dilation=cfg.dilation,
@@ -158,6 +160,7 @@ class Aggregator:
             names.update("+"),
             names.status("+"),
             names.report("+"),
+            *([] if cfg.secure is None else [names.sums("+")]),
             names.control(topics.AGGREGATOR),
         ]
         self._connection = Connection(
@@ -287,6 +290,9 @@ class Aggregator:
             if self._core.has(sender, message.dispatch):
                 self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
             return
+        if topic == self._topics.sums(sender):
+            self._receive_sum(sender, payload)
+            return
         try:
             match messages.decode(self._topics, topic, payload):
                 case messages.Status(client, state):
@@ -303,6 +309,17 @@ class Aggregator:
                     raise messages.MessageError("it is not for the aggregator")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
+
+    def _receive_sum(self, sender: str, payload: bytes | bytearray) -> None:
+        """A sum of shares of masks."""
+        try:
+            found = inputs.SharesSum(*secure_wire.decode_sum(payload))
+        except secure_wire.SecureWireError as error:
+            self._refusals.add(self._topics.sums(sender), messages.MessageError(str(error)))
+            return
+        if self._core.awaits_shares(sender, found.number):
+            self._gate.answers(sender)
+            self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
         """Refuse a message of `sender` that is too much, and shut out who floods: to the rule it has
@@ -360,6 +377,9 @@ class Aggregator:
                     self._request(client, what)
                 case act.AskForReport(client, about):
                     self._ask_for_report(client, about)
+                case act.AskForShares(client, number, updates):
+                    request = messages.encode(messages.UnmaskRequest(client, number, updates))
+                    self._outbox.append((self._topics.request(client), request))
                 case act.Evaluate(version):
                     self._evaluator.submit(version, self._server.w, self._server.buffers)
                 case act.StopClients():

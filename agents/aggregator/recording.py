@@ -3,7 +3,8 @@
 The core has no clock, no socket and no random source but its seed, so what went in says exactly what
 came out. An entry is two lengths (of its text and of its payload: little endian, 4 and 8 bytes), a JSON
 text, and the payload. The text is `[name, {field: value, ...}]`: one of `agents.aggregator.inputs`, or
-a `Written` record. An update's message is the payload, as it was on the wire. The first entry is what
+a `Written` record. The message of an update, or of
+a sum of shares, is the payload, as it was on the wire. The first entry is what
 the others came after: the `Setup` that the core was made of or, where older entries were cut away, a
 `Cut`. A crash can leave the last entry torn.
 
@@ -24,7 +25,8 @@ from typing import Any, BinaryIO
 
 from agents import config, files, wire
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import INPUTS, Input, UpdateArrived
+from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, UpdateArrived
+from agents.secure import wire as secure_wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Recording:
         """Append `event`; of an update, `payload` is what it was decoded of, where that is at hand."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
-        if isinstance(event, UpdateArrived):
+        if isinstance(event, UpdateArrived | SharesSummed):
             self._write(text, *(_laid_out(event) if payload is None else (payload,)))
         else:
             self._write(text)
@@ -105,7 +107,9 @@ class Recording:
             self._file.write(part)
 
 
-def _laid_out(event: UpdateArrived) -> tuple[bytes | memoryview, ...]:
+def _laid_out(event: UpdateArrived | SharesSummed) -> tuple[bytes | memoryview, ...]:
+    if isinstance(event, SharesSummed):
+        return (secure_wire.encode_sum(event.message.number, event.message.words),)
     head, views = wire.laid_out(event.message)
     return head, *views
 
@@ -129,7 +133,10 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Written | 
                 continue
             try:
                 entry = _entry(text, file.read(size))
-            except (ValueError, TypeError, RecursionError, wire.WireError) as error:
+            except (
+                *(ValueError, TypeError, RecursionError, wire.WireError),
+                secure_wire.SecureWireError,
+            ) as error:
                 raise RecordingError(f"{path}, the entry at byte {at}: {error}") from error
             if isinstance(entry, Cut):
                 skip -= entry.entries
@@ -170,6 +177,8 @@ def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input | Written
         raise ValueError(f"{name} does not have {fields!r:.80}")
     if name == UpdateArrived.__name__:
         return UpdateArrived(**fields, message=wire.decode_update(payload))
+    if name == SharesSummed.__name__:
+        return SharesSummed(**fields, message=SharesSum(*secure_wire.decode_sum(payload)))
     return Written(**fields) if name == Written.__name__ else INPUTS[name](**fields)
 
 

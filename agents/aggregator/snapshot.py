@@ -36,6 +36,11 @@ _MODULES = {
     "agents.device_actions",
     "agents.events",
     "agents.rules.interface",
+    "agents.secure.coding",
+    "agents.secure.field",
+    "agents.secure.masked",
+    "agents.secure.quantised",
+    "agents.secure.sums",
     "agents.rules.parts",
     *(rule.__module__ for rule in RULES.values()),
 }

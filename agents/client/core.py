@@ -27,6 +27,7 @@ from agents.compression import Compressor
 from agents.config import Local, Named
 from agents.nanoseconds import Nanoseconds
 from agents.rules.interface import ClientSide
+from agents.secure.masked import Masked
 from agents.vectors import Vector
 from agents.wire import FAREWELL, ModelMessage, UpdateMessage
 
@@ -123,7 +124,8 @@ class ClientCore:
     """One client.
 
     `think` gets the time since the model was there and gives the delay before the update is sent;
-    `memory` is what this client remembered when it last ended; `attacker` forges what it sends.
+    `memory` is what this client remembered when it last ended; `attacker` forges what it sends, and
+    `mask` makes what is sent of the update with a sequence number that answers a dispatch.
     """
 
     def __init__(
@@ -132,9 +134,11 @@ class ClientCore:
         think: Callable[[Nanoseconds], Nanoseconds],
         memory: Memory | None = None,
         attacker: Attacker | None = None,
+        mask: Callable[[int, int, Vector], Masked] | None = None,
     ) -> None:
         self._identity = identity
         self._attacker = attacker
+        self._mask = mask
         wanted = identity.compression
         self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
@@ -255,10 +259,14 @@ class ClientCore:
         form = self._uploads.form(done.sequence, model, trained.steps, lambda: self._end(done))
 
         def message() -> UpdateMessage:
-            vector, compressed = form.vector(), None
-            if self._compressor is not None:
+            vector, compressed, masked = form.vector(), None, None
+            if self._compressor is not None or self._mask is not None:
                 change = vector - model.vector if form.kind == "model" else vector
-                vector, compressed = _NOTHING, self._compressor.compress(change)
+                vector = _NOTHING
+                if self._compressor is not None:
+                    compressed = self._compressor.compress(change)
+                elif self._mask is not None:
+                    masked = self._mask(done.sequence, model.dispatch, change)
             return UpdateMessage(
                 run=identity.run,
                 client=identity.client,
@@ -277,6 +285,7 @@ class ClientCore:
                 sent=at,
                 vector=vector,
                 compressed=compressed,
+                masked=masked,
                 buffers=trained.outcome().buffers,
             )
 

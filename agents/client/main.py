@@ -27,12 +27,16 @@ from agents.client.pace import Pace
 from agents.clock import Clock
 from agents.config import ClientConfig
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.secure.masked import Masked
+from agents.secure.wire import PartyError
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.transport import Connection, ConnectionFailedError, Received
+from agents.vectors import Vector
 
 if TYPE_CHECKING:
     from agents.client.training import Trainer
+    from agents.secure.party import Party
 
 
 def main() -> None:
@@ -60,6 +64,8 @@ class Client:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(cfg.client), names.broadcast, names.request(cfg.client)]
+        if cfg.secure is not None:
+            subscriptions += [names.key("+"), names.share(cfg.client, "+")]
         stop = messages.encode(messages.Request(cfg.client, "stop"))
         self._stop_request = names.request(cfg.client), stop
         self._refusals = messages.Refusals(
@@ -67,8 +73,16 @@ class Client:
         )
         will = (names.status(cfg.client), messages.encode(messages.Status(cfg.client, "offline")))
         keepalive = self._clock.takes(from_seconds(cfg.keepalive))
+        self._party: Party | None = None
+        self._took: dict[int, Nanoseconds] = {}
+        """By dispatch, how long its mask took."""
         self._connection = Connection(
-            cfg.broker, subscriptions, self._sink, will=will, keepalive=keepalive
+            cfg.broker,
+            subscriptions,
+            self._sink,
+            will=will,
+            keepalive=keepalive,
+            reconnected=lambda _: self._publish_key(),  # a broker that was started anew has forgotten it
         )
         self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox))
         self._connection.open(cfg.timeout_s)
@@ -84,7 +98,16 @@ class Client:
         attacker = None
         if cfg.byzantine is not None:
             attacker = Attacker(cfg.byzantine, lambda update: self._rng(randomness.ATTACKING, update))
-        self._core = core.ClientCore(identity, self._thinking_time(), known, attacker)
+        if cfg.secure is not None:
+            from agents.secure.party import Party  # with cryptography, which takes time to import
+
+            size = self._trainer.flat.w.numel()
+            self._party = Party(cfg.run, cfg.client, cfg.secure, size)
+            self._publish_key()
+        self._core = core.ClientCore(
+            *(identity, self._thinking_time(), known, attacker),
+            mask=None if self._party is None else partial(self._masked, self._party),
+        )
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """The host's clock when there was something to do after the last pause."""
@@ -130,6 +153,8 @@ class Client:
         if message is None:
             return []
         at = self._clock.at(message.at)
+        if self._party is not None and self._from_peer(message, self._party):
+            return []
         if message.topic != self._topics.request(self._config.client):
             return self._core.model(wire.decode_model(message.payload), at)
         return self._requested(message.topic, message.payload, at)
@@ -144,6 +169,9 @@ class Client:
                 case messages.Acknowledgement(_, dispatch):
                     if self._outbox is not None:
                         self._outbox.acknowledged(dispatch)
+                case messages.UnmaskRequest(client, number, updates) if self._party is not None:
+                    answer = self._party.answer(number, updates)
+                    self._connection.publish(self._topics.sums(client), answer)
                 case messages.ReportRequest(client, about):
                     self._resend()
                     report = messages.encode(messages.Report(client, self._core.works_on, about))
@@ -152,7 +180,39 @@ class Client:
                     raise messages.MessageError("it is no request that waits for its turn")
         except messages.MessageError as error:
             self._refusals.add(topic, error)
+        except PartyError as error:
+            self._refusals.add(topic, messages.MessageError(str(error)))
         return []
+
+    def _from_peer(self, message: Received, party: Party) -> bool:
+        """Whether `message` is another client's; it is taken, or refused."""
+        levels = message.topic.split("/")
+        if levels[2] not in ("key", "share"):
+            return False
+        try:
+            if levels[2] == "key":
+                party.meet(levels[-1], bytes(message.payload))
+            else:
+                party.take(levels[-1], message.payload)
+        except PartyError as error:
+            self._refusals.add(message.topic, messages.MessageError(str(error)))
+        return True
+
+    def _publish_key(self) -> None:
+        if self._party is not None:
+            topic = self._topics.key(self._config.client)
+            self._connection.publish(topic, self._party.public, retain=True)
+
+    def _share_mask(self, party: Party, dispatch: int) -> None:
+        """Make the mask of the update that will answer `dispatch`, and send the others their shares."""
+        begun, client = self._clock.now(), self._config.client
+        for name, share in party.prepare(dispatch):
+            self._connection.publish(self._topics.share(name, client), share)
+        self._took = {dispatch: self._clock.now() - begun}
+
+    def _masked(self, party: Party, sequence: int, dispatch: int, vector: Vector) -> Masked:
+        rng = self._rng(randomness.ROUNDING, sequence)
+        return party.masked(dispatch, vector, rng, self._took.get(dispatch, 0))
 
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
@@ -188,6 +248,8 @@ class Client:
         self._cut = False
         self._log(f"round {sequence} begins, from version {model.version}")
         self._pace.begin(self._busy_since)
+        if self._party is not None:
+            self._share_mask(self._party, model.dispatch)
         started, rng = self._clock.now(), self._rng(randomness.TRAINING, sequence)
         name = self._config.task.name
         with own_code.running(name), accelerator.memory_named(self._config):
@@ -257,12 +319,12 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     gc.disable()  # looking for garbage meanwhile would take a tenth of the time
     import torch
 
-    from agents.client.training import Trainer
+    from agents.client.training import trainer_of
 
     torch.set_num_threads(cfg.threads)
     accelerator.prepare(cfg)
     task = own_code.build(cfg.task, TASKS, Task)
-    trainer = Trainer(task, shard, cfg.local, cfg.start, cfg.device)
+    trainer = trainer_of(task, shard, cfg.local, cfg.start, cfg.device)
     trainer.warm_up()
     gc.collect()
     gc.freeze()

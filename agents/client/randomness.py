@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 from numpy.random import SeedSequence
 
-TRAINING, THINKING, TIMING, ATTACKING = 1, 2, 3, 4
+TRAINING, THINKING, TIMING, ATTACKING, ROUNDING = 1, 2, 3, 4, 5
 """Purposes. The mini-batches of each training have a generator of their own, by its sequence number, and
-so has what an attack draws."""
+so has what an attack draws, and the rounding of its update."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:

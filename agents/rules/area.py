@@ -25,6 +25,7 @@ from agents.rules.interface import (
     SetPeriodicTimer,
     SetTimer,
     State,
+    Sums,
     Update,
 )
 from agents.vectors import Vector, add_scaled
@@ -128,6 +129,12 @@ class Area(Rule):
     @property
     def client_side(self) -> ClientSide:
         return ClientSide("residual")
+
+    def sums(self) -> Sums:
+        raise ValueError(
+            "its mean has what each client remembers: a buffer that cannot be opened would shift the "
+            "limit of the run, and a goodbye hands in one client's model"
+        )
 
     def begin(self, server: Server) -> AreaState:
         return AreaState(self, server)

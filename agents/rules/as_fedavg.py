@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +18,8 @@ from agents.rules.interface import (
     Server,
     SetTimer,
     State,
+    Sums,
+    SumUp,
     Update,
 )
 from agents.vectors import mix
@@ -52,6 +54,11 @@ class AsFedAvg(Rule):
     def client_side(self) -> ClientSide:
         return ClientSide("model")
 
+    def sums(self) -> Sums:
+        if self.every < 2:
+            raise ValueError("a sum of one update is that update: take `every` of 2 or more")
+        return Sums(self.every)
+
     def begin(self, server: Server) -> AsFedAvgState:
         return AsFedAvgState(self, server)
 
@@ -84,6 +91,10 @@ class AsFedAvgState(State):
     def _aggregate_if_due(self) -> list[Action]:
         if not self._due:
             return []
-        mix(self.server.w, self._mean, self.params.server_lr)
         used, self._arrived = self._arrived, []
+        share = self.params.server_lr
+        if self.server.masked:  # of each model the mean has what it was trained from
+            whole = tuple(replace(one, weight=1.0) for one in used)
+            return [SumUp(whole, share / self.params.every, share, self._mean.copy())]
+        mix(self.server.w, self._mean, share)
         return [self.server.aggregated(used)]

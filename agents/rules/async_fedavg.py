@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from agents.checks import positive
 from agents.nanoseconds import to_seconds
-from agents.rules.interface import Actions, Rule, Send, Server, State, Update
+from agents.rules.interface import Actions, Rule, Send, Server, State, Sums, Update
 from agents.rules.parts import check_update_times
 from agents.vectors import add_scaled
 
@@ -45,6 +45,9 @@ class AsyncFedAvg(Rule):
 
     def check(self, clients: int) -> None:
         check_update_times(self.update_times, clients)
+
+    def sums(self) -> Sums:
+        raise ValueError("it applies each update as it comes")
 
     def begin(self, server: Server) -> AsyncFedAvgState:
         return AsyncFedAvgState(self, server)

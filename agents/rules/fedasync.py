@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from agents.checks import at_least, positive
-from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
+from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Sums, Update
 from agents.vectors import mix
 
 
@@ -46,6 +46,9 @@ class FedAsync(Rule):
     @property
     def client_side(self) -> ClientSide:
         return ClientSide("model")
+
+    def sums(self) -> Sums:
+        raise ValueError("it applies each update as it comes")
 
     def begin(self, server: Server) -> FedAsyncState:
         return FedAsyncState(self, server)

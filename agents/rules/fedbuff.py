@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from agents.checks import at_least, positive
-from agents.rules.interface import Actions, Rule, Send, Server, State, Update
-from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
+from agents.rules.interface import Actions, Rule, Send, Server, State, Sums, Update
+from agents.rules.parts import MaskedSum, Trim, Workers, check_trim, gathered, training_at_once
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,18 @@ class FedBuff(Rule):
                 "wait for the aggregation: the buffer would never fill"
             )
 
+    def sums(self) -> Sums:
+        if self.trim:
+            raise ValueError("trim sorts the single updates: remove it")
+        if not self.replies_at_once:
+            raise ValueError(
+                "the server goes on while a buffer is being opened: take reply: immediate and "
+                "replace: each"
+            )
+        if self.buffer_size < 2:
+            raise ValueError("a sum of one update is that update: take a buffer_size of 2 or more")
+        return Sums(self.buffer_size, weighted=self.staleness != "none")
+
     def discount(self, staleness: int) -> float:
         """s(τ), in (0, 1]."""
         return 1.0 if self.staleness == "none" else 1 / math.sqrt(1 + staleness)
@@ -78,7 +90,7 @@ class FedBuff(Rule):
 class FedBuffState(State):
     def __init__(self, params: FedBuff, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
+        self._sum = MaskedSum() if server.masked else gathered(server, params.trim)
         self._workers = Workers(server, params.concurrency)
 
     def start(self) -> Actions:

@@ -8,7 +8,17 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from agents.checks import at_least, positive
-from agents.rules.interface import Actions, ClientSide, Contribution, Rule, Send, Server, State, Update
+from agents.rules.interface import (
+    Actions,
+    ClientSide,
+    Contribution,
+    Rule,
+    Send,
+    Server,
+    State,
+    Sums,
+    Update,
+)
 from agents.vectors import add_scaled, mix
 
 
@@ -55,6 +65,11 @@ class FedFa(Rule):
     @property
     def client_side(self) -> ClientSide:
         return ClientSide("model" if self.variant == "param" else "delta")
+
+    def sums(self) -> Sums:
+        raise ValueError(
+            "its windows differ by one update that came and one that went, and so would sums of them"
+        )
 
     def begin(self, server: Server) -> FedFaState:
         return FedFaState(self, server)

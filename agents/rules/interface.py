@@ -152,7 +152,23 @@ class Remark:
     text: str
 
 
-Action = Aggregated | Send | Broadcast | Request | SetTimer | SetPeriodicTimer | Ignored | Remark
+@dataclass(frozen=True, slots=True, eq=False)
+class SumUp:
+    """With secure aggregation: have the sum of these updates opened, and w become, as soon as it is,
+
+        w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
+
+    with v_i the updates or, of a rule of kind `model`, their differences to what they were trained from.
+    Where too few clients are left to open it, nothing comes of these updates."""
+
+    contributions: tuple[Contribution, ...]
+    """With weights from 0 to 1."""
+    scale: float
+    pull: float = 0.0
+    known: Vector | None = None
+
+
+Action = SumUp | Aggregated | Send | Broadcast | Request | SetTimer | SetPeriodicTimer | Ignored | Remark
 Actions = Sequence[Action]
 
 
@@ -172,6 +188,10 @@ class Server:
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
     buffers: Buffers = NONE
     """The global model's. No rule looks at them: the aggregator's core averages them."""
+    masked: bool = False
+    """Secure aggregation: the vectors of updates are not known. An update's is then what is known of it:
+    of a rule of kind `model` the model that it was trained from, else nothing, shape (0,). The rule asks
+    for sums of them (`SumUp`)."""
 
     def in_order(self, clients: Container[str]) -> list[str]:
         """Those of `clients` that are present, in device order."""
@@ -187,6 +207,16 @@ class Server:
         if scale != 1.0:
             used = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
         return Aggregated(self.version, tuple(used))
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The sums that a rule asks for (`SumUp`)."""
+
+    updates: int
+    """In each."""
+    weighted: bool = False
+    """Whether their weights differ."""
 
 
 class State(ABC):
@@ -239,6 +269,11 @@ class Rule(Protocol):
     def client_side(self) -> ClientSide:
         """What it asks of its clients."""
         return ClientSide()
+
+    def sums(self) -> Sums:
+        """The sums of updates that it can do with, for secure aggregation. Raises ValueError with the
+        reason where it cannot."""
+        raise ValueError("what it does with each update cannot be done with a sum of several")
 
     def check(self, clients: int) -> None:
         """Raise ValueError where these parameters cannot work with `clients` clients."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from agents.rules.interface import Aggregated, Contribution, Server, Update
+from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
 from agents.vectors import Vector, add_scaled, pour, trimmed_mean
 
 Trim = float | Literal["median"]
@@ -72,6 +72,26 @@ class WeightedSum:
         pour(self._server.w, self.vector, sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
+
+
+class MaskedSum:
+    """A `WeightedSum` of updates that nobody can read before they are summed up: it keeps the weights,
+    which are at most 1."""
+
+    def __init__(self) -> None:
+        self.contributions: list[Contribution] = []
+
+    def __len__(self) -> int:
+        return len(self.contributions)
+
+    def add(self, update: Update, weight: float = 1.0) -> None:
+        """As `WeightedSum.add`."""
+        self.contributions.append(update.contribution(weight))
+
+    def apply(self, scale: float = 1.0) -> SumUp:
+        """w ← w + scale · Σ a_i v_i, as soon as that is known; then start anew."""
+        used, self.contributions = tuple(self.contributions), []
+        return SumUp(used, scale)
 
 
 class RobustSum:

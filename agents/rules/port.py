@@ -10,7 +10,18 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from agents.checks import at_least, positive
-from agents.rules.interface import Action, Actions, Request, Rule, Send, Server, SetTimer, State, Update
+from agents.rules.interface import (
+    Action,
+    Actions,
+    Request,
+    Rule,
+    Send,
+    Server,
+    SetTimer,
+    State,
+    Sums,
+    Update,
+)
 from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
 from agents.vectors import Vector
 
@@ -71,6 +82,9 @@ class Port(Rule):
                 f"min_updates is {self.min_updates}, but only {training} clients train at once and "
                 "wait for the aggregation: it would never come"
             )
+
+    def sums(self) -> Sums:
+        raise ValueError("it weights each update by its direction")
 
     def begin(self, server: Server) -> PortState:
         return PortState(self, server)

@@ -15,6 +15,7 @@ from analysis.timeline import STATES, timeline
 
 STATE_COLORS = {
     "download": "sky",
+    "mask": "yellow",
     "train": "blue",
     "upload": "orange",
     "unfinished": "green",

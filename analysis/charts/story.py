@@ -16,6 +16,7 @@ from analysis.timeline import BUSY, TRANSFER, timeline
 
 _SHADES = {
     "train": 1.0,
+    "mask": 0.85,
     "download": 0.35,
     "upload": 0.35,
     "unfinished": 0.7,

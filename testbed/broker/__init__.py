@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
+import math
 import os
 import re
 import secrets
@@ -59,11 +60,12 @@ class Limits:
     """How many may wait: of QoS 0, Mosquitto counts the messages alone, and not their bytes."""
 
     @classmethod
-    def of(cls, parameters: int, devices: int) -> Limits:
+    def of(cls, parameters: int, devices: int, beside: float = 0.0) -> Limits:
         """Of a run with so many parameters: a model with a header, or the largest part of one, and two
-        models from each device, beside small messages."""
+        models from each device, or as many as `beside`, beside small messages."""
         message = 4 * parameters + 2 * 64 * 2**10
-        packet, queue = min(message, parts.MOST + 2 * 64 * 2**10), 16 * 2**20 + 2 * devices * message
+        packet = min(message, parts.MOST + 2 * 64 * 2**10)
+        queue = 16 * 2**20 + math.ceil((2 * devices + beside) * message)
         return cls(packet, queue, queue // packet + 10 * devices + 100)
 
 
@@ -123,8 +125,11 @@ def router_user(node: str) -> str:
     return f"{ROUTER}/{node}"
 
 
-def accounts(run: str, devices: Iterable[str], nodes: Iterable[str] = ()) -> dict[str, Account]:
-    """Every account of `run` by username, with fresh passwords; `nodes` have a router each.
+def accounts(
+    run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
+) -> dict[str, Account]:
+    """Every account of `run` by username, with fresh passwords; `nodes` have a router each. Only with
+    `secure` aggregation may clients send each other anything: keys, and shares of masks.
 
     Raises ValueError for a device that is named like one of the infrastructure's accounts.
     """
@@ -139,7 +144,11 @@ def accounts(run: str, devices: Iterable[str], nodes: Iterable[str] = ()) -> dic
                 *map(topics.model, names),
                 *map(topics.request, names),
             ],
-            [topics.update("+"), topics.status("+"), topics.report("+"), topics.control(AGGREGATOR)],
+            [
+                *(topics.update("+"), topics.status("+"), topics.report("+")),
+                *([topics.sums("+")] if secure else []),
+                topics.control(AGGREGATOR),
+            ],
         ),
         CONTROLLER: (
             [topics.control("+")],
@@ -150,8 +159,14 @@ def accounts(run: str, devices: Iterable[str], nodes: Iterable[str] = ()) -> dic
         rights[router] = ([topics.status(ROUTER), topics.failure(ROUTER)], [topics.control(ROUTER)])
     for name in names:
         rights[name] = (
-            [topics.update(name), topics.status(name), topics.report(name)],
-            [topics.model(name), topics.broadcast, topics.request(name)],
+            [
+                *(topics.update(name), topics.status(name), topics.report(name)),
+                *([topics.key(name), topics.share("+", name), topics.sums(name)] if secure else []),
+            ],
+            [
+                *(topics.model(name), topics.broadcast, topics.request(name)),
+                *([topics.key("+"), topics.share(name, "+")] if secure else []),
+            ],
         )
         rights[init_user(name)] = (
             [topics.telemetry(name), topics.failure(name)],

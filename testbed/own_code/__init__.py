@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 import numpy as np
 
 from agents import own_code, shards
-from agents.rules.interface import ClientSide
+from agents.rules.interface import ClientSide, Sums
 from agents.shards import Shard
 from agents.tasks.interface import Splits
 from testbed.errors import BadInputError
@@ -115,10 +115,11 @@ class TaskStandIn(StandIn):
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
     has_accuracy: ClassVar[bool]
     has_perplexity: ClassVar[bool]
+    fits: ClassVar[bool]
 
-    def shards(self) -> list[Shard]:
+    def shards_for(self, clients: int) -> list[Shard]:
         """As the task's."""
-        return [shards.load(Path(path)) for path in ask(self, "shards")]
+        return [shards.load(Path(path)) for path in ask(self, "shards", clients=clients)]
 
 
 def _dataset(task: TaskStandIn) -> Splits:
@@ -141,6 +142,12 @@ class RuleStandIn(StandIn):
     @property
     def takes_fednova(self) -> bool:
         return bool(ask(self, "facts")["takes_fednova"])
+
+    def sums(self) -> Sums:
+        found = ask(self, "facts")["sums"]
+        if "reason" in found:
+            raise ValueError(found["reason"])
+        return Sums(**found)
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
@@ -206,7 +213,7 @@ def _stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
         "__module__": name.partition(":")[0],
     }
     return dataclasses.make_dataclass(
-        name.partition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
+        name.rpartition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
     )
 
 

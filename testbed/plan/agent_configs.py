@@ -153,7 +153,11 @@ class RunSpec:
     @property
     def limits(self) -> Limits:
         """Of the broker."""
-        return Limits.of(model_check.check(self.topology), len(self.plan.devices))
+        devices, secure = len(self.plan.devices), self.topology.secure
+        beside = 0.0  # shares for each client, of every update that may be under way
+        if secure is not None:
+            beside = (secure.updates + devices) / (secure.needed - secure.colluding)
+        return Limits.of(model_check.check(self.topology), devices, beside)
 
     @property
     def eventful(self) -> bool:
@@ -162,9 +166,11 @@ class RunSpec:
 
     @property
     def keeps_models(self) -> bool:
-        """Whether models come back compressed, as the difference to the one that was sent."""
+        """Whether models come back compressed or masked, as the difference to the one that was sent."""
         side: ClientSide = self.topology.rule.build().client_side
-        return side.kind == "model" and any(d.compression is not None for d in self.plan.devices)
+        if side.kind != "model":
+            return False
+        return self.topology.secure is not None or any(d.compression for d in self.plan.devices)
 
     @property
     def remembers(self) -> bool:
@@ -338,6 +344,7 @@ def _aggregator(
         device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
+        secure=topology.secure,
     )
 
 
@@ -371,6 +378,7 @@ def _client(
         device=spec.topology.runtime.device if device.gpu is None else "cuda",
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         verbose=spec.verbose,
+        secure=spec.topology.secure,
     )
 
 

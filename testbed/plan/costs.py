@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import numpy as np
 from agents import wire
 from agents.buffers import NONE, Buffers
 from agents.compression import Compressor
-from agents.config import Local, Named
+from agents.config import Local, Named, SecureRun
+from agents.secure.masked import Masked
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 from testbed.host import cache
@@ -39,6 +41,9 @@ _START_TIME = 3.0
 importing torch, above all. Measured (docs/virtual-time.md)."""
 
 
+_MASKS_MEASURED = 5
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """What one mini-batch step costs, and an update beside its steps."""
@@ -51,6 +56,12 @@ class StepCost:
     """Seconds of CPU time of an update, on such a core."""
     start: float = 0.0
     """Seconds until a client that starts during the run is ready; no share limits it until then."""
+    mask: float = 0.0
+    """Seconds of CPU time of an update's mask and its shares, on such a core."""
+
+    def per_mask(self, device: PlannedDevice) -> float:
+        """Seconds that a mask takes on `device`; 0 where its speed is not a share of this host's."""
+        return 0.0 if device.gflops is not None or device.cpu is None else self.mask / device.cpu
 
     def per_update(self, device: PlannedDevice) -> float:
         """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
@@ -171,11 +182,37 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
+def measured_mask(secure: SecureRun, parameters: int) -> float:
+    """Seconds of CPU time of a mask of so many parameters and its sealed shares, here, as a client makes
+    them."""
+    from agents.secure.party import Party  # with cryptography, which no other run needs here
+
+    party = Party("run", secure.clients[0], secure, parameters)
+    for name in secure.clients:
+        party.meet(name, Party("run", name, secure, 1).public)
+    times = []
+    for dispatch in range(1 + _MASKS_MEASURED):
+        began = time.process_time()
+        for _ in party.prepare(dispatch):
+            pass
+        times.append(time.process_time() - began)
+    return min(times[1:])  # the first one agrees on keys
+
+
 def message_sizes(
-    run: str, schema: str, w: Vector, buffers: Buffers = NONE, compression: Named | None = None
+    run: str,
+    schema: str,
+    w: Vector,
+    buffers: Buffers = NONE,
+    compression: Named | None = None,
+    *,
+    secure: SecureRun | None = None,
 ) -> tuple[int, int]:
     """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
     packed = None if compression is None else Compressor(compression).compress(np.zeros_like(w))
+    masked = None
+    if secure is not None:
+        masked = Masked(np.zeros(w.size, np.uint32), tuple(range(len(secure.clients))), 0)
     model = wire.ModelMessage(run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers)
     update = wire.UpdateMessage(
         run=run,
@@ -195,6 +232,7 @@ def message_sizes(
         sent=0,
         vector=w,
         compressed=packed,
+        masked=masked,
         buffers=buffers,
     )
     return len(wire.encode(model)), len(wire.encode(update))

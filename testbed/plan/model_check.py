@@ -36,7 +36,14 @@ def check(topology: Topology) -> int:
     """The number of the model's parameters that are trained and sent. Raises BadInputError where these
     are not float32, or are not all of the task's model that changes; and where a user's task names a
     dataset that nobody has."""
-    return _counts(topology)[0]
+    count, _, buffers = _counts(topology)
+    if buffers and topology.privacy is not None:
+        message = (
+            f"the model of {topology.task.name} has buffers, such as BatchNorm's, which would travel as "
+            "they are: take a model without, or remove this"
+        )
+        raise topology.source.error([topology.source.problem(("privacy",), message, at_key=True)])
+    return count
 
 
 def freezes(topology: Topology) -> bool:
@@ -44,8 +51,8 @@ def freezes(topology: Topology) -> bool:
     return _counts(topology)[1] > 0
 
 
-def _counts(topology: Topology) -> tuple[int, int]:
-    """Parameters that are trained and sent, and others."""
+def _counts(topology: Topology) -> tuple[int, int, int]:
+    """Parameters that are trained and sent, with buffers, other parameters, and the buffers alone."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -59,22 +66,22 @@ def _counts(topology: Topology) -> tuple[int, int]:
     good = None if mark is None else cache.folder() / "models" / mark
     if good is not None:
         with suppress(OSError, ValueError):
-            learned, others = map(int, good.read_text(encoding="utf-8").split())
-            return learned, others
+            learned, others, buffers = map(int, good.read_text(encoding="utf-8").split())
+            return learned, others, buffers
     try:
         if isinstance(task, StandIn):
-            count, others, names = own_code.ask(task, "extent", frozen=frozen)
+            count, others, buffers, names = own_code.ask(task, "extent", frozen=frozen)
         else:
             from agents import flat  # with torch, whose import takes a second
 
-            count, others, names = flat.extent(task, frozen)
+            count, others, buffers, names = flat.extent(task, frozen)
     except ValueError as error:
         problem = topology.source.problem(("task", "name"), f"{topology.task.name} cannot run: {error}")
         raise topology.source.error([problem]) from error
     _check_patterns(topology, names)
     if good is not None:
-        cache.keep(good, f"{count} {others}\n")
-    return count, others
+        cache.keep(good, f"{count} {others} {buffers}\n")
+    return count, others, buffers
 
 
 def try_step(topology: Topology, train: Shard) -> None:

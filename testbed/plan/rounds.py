@@ -16,6 +16,8 @@ import numpy as np
 from agents.config import Duration, Link
 from agents.device.link import burst
 from agents.durations import DISTRIBUTIONS
+from agents.secure.coding import code_of
+from agents.secure.wire import share_size
 from testbed import plan as planning
 from testbed.plan import Plan, PlannedDevice
 from testbed.plan.costs import (
@@ -59,6 +61,9 @@ def expected(
     """A round of each device. `parameters` of the model; `samples` of each device, if known."""
     small = message_sizes("run", "0" * 64, np.zeros(1, np.float32))
     down, plain = (size + 4 * (parameters - 1) for size in small)
+    if (secure := topology.secure) is not None:  # of each round, shares to the others and from them
+        shares = (len(plan.devices) - 1) * share_size(code_of(secure, parameters).length)
+        down, plain = down + shares, plain + shares
     smaller: dict[str, int] = {}
     for device in plan.devices:
         if device.compression is not None and repr(device.compression) not in smaller:

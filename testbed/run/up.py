@@ -291,7 +291,11 @@ def _refused(spec: RunSpec) -> dict[str, int]:
         log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return {}
-    return brokers.refusals(log, brokers.accounts(spec.directory.run, spec.topology.device_names))
+    topology = spec.topology
+    accounts = brokers.accounts(
+        spec.directory.run, topology.device_names, secure=topology.secure is not None
+    )
+    return brokers.refusals(log, accounts)
 
 
 def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:

@@ -134,7 +134,7 @@ class DockerRuntime:
 
     def start(self) -> Broker:
         run, what = self._directory.run, self._launch
-        accounts = brokers.accounts(run, self._devices)
+        accounts = brokers.accounts(run, self._devices, secure=self._spec.topology.secure is not None)
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER) if tls else None
         self._places = agent_configs.in_containers(identity.certificate if identity else None)

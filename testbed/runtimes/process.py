@@ -164,7 +164,9 @@ class ProcessRuntime:
         Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
         the broker or the relay does not come up, or a link cannot be measured.
         """
-        accounts = broker.accounts(self._directory.run, self._devices)
+        accounts = broker.accounts(
+            self._directory.run, self._devices, secure=self._spec.topology.secure is not None
+        )
         identity = new_identity(HOST) if self._spec.topology.broker.tls else None
         port, tls_port = free_ports(2)
         at = Listeners(HOST, port, tls_port if identity else None)

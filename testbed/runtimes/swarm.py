@@ -39,7 +39,7 @@ from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
@@ -150,6 +150,9 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again)
             try:
                 made.open()
+            except HostError:
+                made.lost |= {node.id for node in made.others if node.id not in made.engines}
+                raise
             finally:
                 swarm_removal.remove(manager, made, run, directory)
         return True
@@ -229,7 +232,9 @@ class SwarmRuntime:
 
     def start(self) -> Broker:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
-        accounts = brokers.accounts(self._run, self._devices, used)
+        accounts = brokers.accounts(
+            self._run, self._devices, used, secure=self._spec.topology.secure is not None
+        )
         tls = self._spec.topology.broker.tls
         identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
         places = replace(

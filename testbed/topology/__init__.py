@@ -12,8 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from agents import config, own_code
+from agents.messages import MAX_SUMMANDS
 from agents.rules import RULES
 from agents.rules.interface import ClientSide
+from agents.secure import coding, quantised
 from agents.tasks import TASKS
 from agents.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
@@ -54,6 +56,9 @@ _INSTALL = (
     "name it under requirements"
 )
 _KINDS: tuple[Kind, ...] = ("task", "rule")
+_OF_OUR_TRAINING = ("steps", "epochs", "lr_by_step", "optimizer", "momentum", "weight_decay",
+                    "clip_gradient", "precision", "proximal", "fednova")  # fmt: skip
+"""Settings of local training without effect where a task trains by its own code."""
 
 
 def _with_length(local: Local) -> Local:
@@ -177,6 +182,17 @@ class Bounds(Parameters):
     """What an update may be at most; one over a bound is dropped with a reason, or clipped."""
 
 
+@with_fields_of(config.Secure)
+class Secure(Parameters):
+    """Secure aggregation: the server gets sums of updates, and no single one."""
+
+
+class Privacy(Model):
+    """What the server is not to learn of a client (docs/privacy.md)."""
+
+    secure: Secure | None = Field(default=None, exclude_if=lambda secure: secure is None)
+
+
 class Start(Model):
     """The run clock starts when all clients are ready, or at the timeout when a quorum of them is."""
 
@@ -239,6 +255,12 @@ class Runtime(Model):
         description="CPU time on a whole core of an update beside its steps, likewise; where not "
         "given: 0 with a given step_time, else 3ms",
     )
+    mask_time: PositiveSeconds | None = Field(
+        default=None,
+        exclude_if=lambda mask_time: mask_time is None,
+        description="CPU time on a whole core of an update's mask and its shares (privacy.secure), "
+        "likewise; where not given: measured with `packets`, else 0",
+    )
     packets: bool | None = Field(
         default=None,
         description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
@@ -284,6 +306,7 @@ class Topology(Model):
     stop: Stop
     start: Start = Start()
     bounds: Bounds = Bounds()
+    privacy: Privacy | None = Field(default=None, exclude_if=lambda privacy: privacy is None)
     record: Literal["nothing", "updates"] = Field(
         default="nothing",
         description="updates: keep every update that the aggregator got, for testbed replay",
@@ -307,6 +330,26 @@ class Topology(Model):
     def own_code(self) -> Code | None:
         """What `code` names, as it was when this was read."""
         return self._own_code
+
+    @property
+    def secure(self) -> config.SecureRun | None:
+        """Secure aggregation, as the agents are told of it; None: updates travel as they are. Raises
+        ValueError where the rule cannot do with sums."""
+        if self.privacy is None or self.privacy.secure is None:
+            return None
+        wanted: config.Secure = self.privacy.secure.build()
+        sums = self.rule.build().sums()
+        names = self.device_names
+        return config.SecureRun(
+            clients=names,
+            updates=sums.updates,
+            largest_weight=wanted.weights if sums.weighted else 1,
+            colluding=wanted.colluding,
+            needed=wanted.needed_of(len(names)),
+            range=wanted.range,
+            bits=wanted.bits,
+            timeout=wanted.timeout,
+        )
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -393,8 +436,9 @@ def _read_own_code(
         try:
             if code is None:
                 if path is None:
+                    what = "runs code" if name in own_code.HOSTS else "is a class"
                     raise ValueError(
-                        f"{name} is a class of your own: add code with its file, as in code: mine.py"
+                        f"{name} {what} of your own: add code with its file, as in code: mine.py"
                     )
                 continue  # an error of its own
             classes[kind] = {name: code.stand_in(kind, name)}
@@ -447,6 +491,37 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             )
 
 
+def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """What cannot be done without the single updates, and sums that would leave the field."""
+    where: Where = ("privacy", "secure")
+    try:
+        secure = topology.secure
+    except ValueError as error:
+        yield where, f"the rule {topology.rule.name} cannot do with sums of updates: {error}"
+        return
+    if secure is None:
+        return
+    if (problem := coding.unfit(len(secure.clients), secure.needed, secure.colluding)) is not None:
+        yield (*where, "needed"), problem
+    if (problem := quantised.overflow(secure.updates, secure.largest_weight, secure.bits)) is not None:
+        yield (*where, "bits"), problem
+    if secure.updates > MAX_SUMMANDS:
+        yield where, f"sums of {secure.updates} updates, expected at most {MAX_SUMMANDS}"
+    if topology.bounds.build().norm is not None:
+        yield (
+            ("bounds", "norm"),
+            "with privacy.secure the server sees no update whose norm it could bound: remove this; "
+            "task.local.clip bounds it at the client",
+        )
+    for index, group in enumerate(topology.devices):
+        if group.link is not None and group.link.compression is not None:
+            yield (
+                ("devices", index, "link", "compression"),
+                "masked updates look random and cannot be made smaller: remove this, or lower "
+                "privacy.secure.bits",
+            )
+
+
 _OF_STEPS = {"optimizer": "sgd", "lr_by_step": None, "lr_by_version": None, "weight_decay": 0.0}
 """Settings of local steps, with their defaults."""
 
@@ -462,6 +537,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
     if topology.requirements and topology.code is None:
         yield ("requirements",), "nothing of ours imports them: add code, or remove this"
     yield from _local_problems(topology)
+    yield from _privacy_problems(topology)
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [
@@ -493,6 +569,8 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "how long a step takes is not known: add task.flops_per_step, such as "
                 "flops_per_step: 1e6",
             )
+    if task.build().fits:
+        yield from _settings_of_ours(topology, side)
     if task.brings_shards and task.partition.scheme != "iid":
         yield (
             ("task", "partition"),
@@ -515,6 +593,31 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             "with evaluate.when: after no accuracy is known before the run is over: remove this, and "
             "give after or updates; or write when: during",
         )
+
+
+def _settings_of_ours(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
+    """What has no effect on a task that trains by its own code."""
+    name = topology.task.name
+    if side.kind == "gradient":
+        yield (
+            ("rule", "name"),
+            f"{topology.rule.name} wants gradients, and {name} trains by its own code: take another",
+        )
+    plain = config.Local(steps=1)
+    found: list[tuple[Where, config.Local]] = [(("task", "local"), topology.task.local.build())]
+    found += [
+        (("devices", index, "local"), group.local.build())
+        for index, group in enumerate(topology.devices)
+        if group.local != topology.task.local
+    ]
+    for where, local in found:
+        for setting in _OF_OUR_TRAINING:
+            if getattr(local, setting) not in (None, getattr(plain, setting)):
+                yield (
+                    (*where, setting),
+                    f"{name} trains by its own code: write steps: 1, lr and perhaps clip, and set all "
+                    "else in that code",
+                )
 
 
 def _groups(document: Document) -> tuple[Any, ...]:

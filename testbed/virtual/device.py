@@ -12,6 +12,7 @@ from agents import wire
 from agents.client import core as client
 from agents.client.uploads import Memory
 from agents.nanoseconds import Nanoseconds
+from agents.secure.masked import Masked
 from testbed.virtual.network import Line
 from testbed.virtual.timing import Speed
 
@@ -55,6 +56,7 @@ class Work:
         steps, duration = self.training.steps, self.ended - self.since
         if at >= self.ended:
             return Fraction(steps)
+        at = max(at, self.since)
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
     def slower(self, at: Nanoseconds, factor: float) -> Work:
@@ -79,6 +81,7 @@ class Device:
 
     index: int
     """In device order."""
+    name: str = ""
     core: client.ClientCore
     line: Line
     train: Callable[[wire.ModelMessage, int], Training]
@@ -89,6 +92,10 @@ class Device:
     trainings: dict[int, Training] = field(default_factory=dict)
     """Those whose update has not left yet, by sequence number: one that goes on, one in the send
     buffer."""
+    masks: dict[int, Masked] = field(default_factory=dict)
+    """With secure aggregation, by dispatch, what is known of a masked update before it is there."""
+    shares: set[tuple[str, int]] = field(default_factory=set)
+    """Client and dispatch of the masks that it has a share of."""
     memory: Memory | None = None
     """What it would find on its disk after a restart."""
     alive: bool = True

@@ -23,12 +23,14 @@ from agents.buffers import Buffers
 from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
-from agents.client.training import Trainer
+from agents.client.training import trainer_of
 from agents.config import Link, Local, Named, Start
 from agents.device_actions import DeviceState
 from agents.flat import first_model, initial
 from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
+from agents.secure.masked import DIVERGED, Masked
+from agents.secure.quantised import Grid
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
@@ -41,6 +43,7 @@ from testbed.plan.costs import (
     StepCost,
     keep_step_time,
     measured_here,
+    measured_mask,
     message_sizes,
     packets,
     start_time,
@@ -54,7 +57,7 @@ from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
 from testbed.virtual.pool import Pool, Ticket
-from testbed.virtual.simulation import Simulation
+from testbed.virtual.simulation import Masking, Simulation
 from testbed.virtual.timing import Speed
 from testbed.virtual.training import BatchTrainer
 
@@ -157,13 +160,14 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         patient=spec.eventful,
         bounds=topology.bounds.build(),
         keeps_models=spec.keeps_models,
+        secure=topology.secure,
     )
     setup = Setup(settings, topology.rule.named, topology.seed)
     core, server = setup.core(w, buffers)
     if topology.record == "updates":
         recorder.keep_inputs(setup)
     queue = EventQueue()
-    cost = _step_cost(spec, prepared, task, view)
+    cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
     fleet = _Fleet(spec, prepared, rule.client_side, task, cost, queue, model, view)
     return Simulation(
@@ -177,10 +181,12 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         recorder,
         run=run_id,
         schema=schema,
-        sizes=message_sizes(run_id, schema, w, buffers),
+        sizes=message_sizes(run_id, schema, w, buffers, secure=topology.secure),
+        masking=None if topology.secure is None else Masking(topology.secure, w.size),
         stop=stop,
         steps=spec.steps(),
         absent=spec.absent,
+        evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
     )
 
 
@@ -266,9 +272,27 @@ class _Fleet:
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
+        masks: dict[int, Masked] = {}
+        secure = self._spec.topology.secure
+        grid = None if secure is None else Grid(secure.range, secure.bits)
+
+        def mask(sequence: int, dispatch: int, vector: Vector) -> Masked:
+            """With a mask of zeros: there is nobody from whom it would hide anything."""
+            assert grid is not None  # noqa: S101  (it is called with secure aggregation only)
+            known = masks.pop(dispatch)
+            try:
+                words, outside = grid.rounded(vector, generator(randomness.ROUNDING, sequence))
+            except ValueError:
+                return replace(known, words=np.zeros(vector.size, np.uint32), outside=DIVERGED)
+            return replace(known, words=words, outside=outside)
+
         return Device(
             index=index,
-            core=client.ClientCore(identity, thinking_time, memory, attacker),
+            name=name,
+            masks=masks,
+            core=client.ClientCore(
+                *(identity, thinking_time, memory, attacker), mask=None if grid is None else mask
+            ),
             line=line,
             train=train,
             speed=speed,
@@ -295,21 +319,27 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
         yield replace(device, link=(device.link or Link()).changed(changes)) if changes else device
 
 
-def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View) -> StepCost:
+def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
     topology = spec.topology
     flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
     update, start = update_time(topology.runtime), start_time(topology.runtime)
+    mask, secure = topology.runtime.mask_time, topology.secure
     if measured_here(topology, spec.plan):
         device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
         seconds = _measured_step(task, prepared.shard(device.name), device.local, spec.start)
         keep_step_time(topology.task.build(), device.local, seconds, topology.task.frozen)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
-        runtime = timed(topology.runtime, seconds)
+    if mask is None and secure is not None and packets(topology, spec.plan):
+        mask = measured_mask(secure, parameters)
+        view.progress(f"A mask takes {mask * 1e3:.2f} ms of a core here (runtime.mask_time)")
+    if (seconds, mask) != (topology.runtime.step_time, topology.runtime.mask_time):
+        runtime = topology.runtime if seconds is None else timed(topology.runtime, seconds)
+        runtime = runtime.model_copy(update={"mask_time": mask})
         text = topology.model_copy(update={"runtime": runtime}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return StepCost(flops, seconds, update, start)
+    return StepCost(flops, seconds, update, start, mask or 0.0)
 
 
 def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> float:
@@ -320,7 +350,7 @@ def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> floa
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trainer = Trainer(task, shard, local, begin)
+        trainer = trainer_of(task, shard, local, begin)
         trainer.warm_up()
         start, rng = initial(trainer.flat.module), np.random.default_rng(0)
         steps, began = 0, time.thread_time()

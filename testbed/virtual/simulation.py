@@ -8,9 +8,11 @@ happen at the same time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
+
+import numpy as np
 
 from agents import events, wire
 from agents.aggregator import actions as act
@@ -19,10 +21,13 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.buffers import Buffers
 from agents.client import core as client
-from agents.config import Stop
+from agents.config import SecureRun, Stop
 from agents.device_actions import to_json
 from agents.nanoseconds import Nanoseconds, to_seconds
 from agents.rules.interface import Request, Server
+from agents.secure.coding import code_of
+from agents.secure.masked import Masked
+from agents.secure.wire import LACKING, share_size, sum_size
 from agents.vectors import Vector
 from testbed.errors import RunFailedError
 from testbed.topology.timeline import Step
@@ -30,8 +35,19 @@ from testbed.virtual import faults
 from testbed.virtual.device import Device, Work
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
+_NO_WORDS = np.zeros(0, np.uint32)
 _MAX_EVENTS_AT_ONCE = 100
 """Per device at one time: more come only from a device that takes no time at all."""
+
+
+class Masking:
+    """Secure aggregation in virtual time: its messages are sent, and take their time; their content is
+    zeros, as there is nobody from whom it would hide anything."""
+
+    def __init__(self, secure: SecureRun, size: int) -> None:
+        self.places = {client: place for place, client in enumerate(secure.clients)}
+        self.length = code_of(secure, size).length
+        self.share, self.sum = share_size(self.length), sum_size(self.length)
 
 
 class Recorder(Protocol):
@@ -52,7 +68,8 @@ class Simulation:
     `devices` makes a device when it is first sent a model, so that only those that take part cost
     memory; and its next life, given the last one. `steps` are the actions on devices, in the order of
     time, and `absent` the devices that are not there from the start. `evaluate` runs in a thread of its
-    own; its result is handed in at the next timer, or at once where the run may end by it.
+    own; its result is handed in at the next timer, or at once where the run may end by it, or where it
+    `evaluates_alone`, never beside a training.
     """
 
     def __init__(
@@ -70,6 +87,8 @@ class Simulation:
         stop: Stop,
         steps: Iterator[Step],
         absent: frozenset[str],
+        masking: Masking | None = None,
+        evaluates_alone: bool = False,
     ) -> None:
         self._events = queue
         self._core = core
@@ -82,7 +101,8 @@ class Simulation:
         self._model_size, self._update_size = sizes
         self._steps = steps
         self._absent = absent
-        self._evaluates_at_once = stop.target_accuracy is not None
+        self._masking = masking
+        self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
         self._snapshot: tuple[int, Vector] | None = None
@@ -270,6 +290,8 @@ class Simulation:
             case Request(name, what):
                 device = self.device(name)
                 self._download(device, 0, device.core.pull if what == "pull" else device.core.interrupt)
+            case act.AskForShares(name, number, updates):
+                self._ask_for_shares(self.device(name), number, updates)
             case act.Evaluate(version):
                 self._submit_evaluation(version)
             case act.Save(version, final):
@@ -346,15 +368,77 @@ class Simulation:
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        begun = device.running_time(self._events.now)
+        masking = 0
+        if self._masking is not None:
+            masking = device.speed.masking()
+            self._mask(device, self._masking, model.dispatch, masking)
+        begun = device.running_time(self._events.now) + masking
         work = Work(
             training=training,
-            started=self._events.now,
+            started=self._events.now + masking,
             since=begun,
             computed=begun + device.speed.computing(training.steps),
-            floor=begun + device.speed.floor(),
+            floor=begun - masking + device.speed.floor(),
         )
         self.work_on(device, work)
+
+    def _mask(self, device: Device, masking: Masking, dispatch: int, took: Nanoseconds) -> None:
+        """`device` makes the mask of the update that will answer `dispatch`, which takes so long, and
+        sends the shares to all who are there."""
+        name = device.name
+        holders = sorted(masking.places[client] for client in {*self._server.clients, name})
+        device.masks[dispatch] = Masked(_NO_WORDS, tuple(holders), 0, took)
+        for old in [known for known in device.masks if known < dispatch][:-2]:
+            del device.masks[old]
+        device.shares.add((name, dispatch))
+
+        def send() -> None:
+            for recipient in [peer for peer in self._server.clients if peer != name]:
+                self._share(device, recipient, masking, dispatch)
+
+        self._local(self._events.now + took, device, send)
+
+    def _share(self, sender: Device, recipient: str, masking: Masking, dispatch: int) -> None:
+        """A share goes up the line of `sender` and down that of `recipient`."""
+        key = sender.name, dispatch
+
+        def passed_on() -> None:
+            receiver = self.device(recipient)
+
+            def arrived() -> None:
+                receiver.shares.add(key)
+
+            receiver.line.download(
+                masking.share, lambda at: self._message(at, receiver, arrived, to_device=True)
+            )
+
+        sender.line.upload(
+            masking.share, lambda at: self._message(at, sender, passed_on, to_device=False)
+        )
+
+    def _ask_for_shares(
+        self, device: Device, number: int, updates: Sequence[tuple[str, int, int]]
+    ) -> None:
+        """`device` sums up its shares, which takes it no time, and sends the sum."""
+        masking = self._masking
+        assert masking is not None  # noqa: S101  (else there are no sums)
+        wanted = {(client, dispatch) for client, dispatch, _ in updates}
+
+        def asked(_: Nanoseconds) -> client.Actions:
+            words = None
+            if wanted <= device.shares:
+                device.shares -= wanted
+                words = np.zeros(masking.length, np.uint32)
+            answer = inputs.SharesSum(number, words)
+
+            def arrive() -> None:
+                self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
+
+            size = masking.sum if words is not None else sum_size(LACKING)
+            device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
+            return []
+
+        self._download(device, 32 * len(updates), asked)
 
     def _think(self, device: Device, duration: Nanoseconds) -> None:
         work = device.working_on

@@ -31,6 +31,10 @@ class Speed:
         now."""
         return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
+    def masking(self) -> Nanoseconds:
+        """How long it computes a mask and its shares, at that share; 0 without secure aggregation."""
+        return from_seconds(self._cost.per_mask(self._device))
+
     def floor(self) -> Nanoseconds:
         """How long the next training takes at least, whatever the share: `timing`. Where nothing else is
         known, it is the time."""

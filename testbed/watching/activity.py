@@ -260,8 +260,8 @@ def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),
-        Span(u.downloaded, u.train_start, WAIT),
-        Span(u.train_start, u.train_end, TRAIN),
+        Span(u.downloaded, u.train_start - u.masking, WAIT),
+        Span(u.train_start - u.masking, u.train_end, TRAIN),
         Span(u.train_end, u.sent, WAIT),
         Span(u.sent, u.arrived, UPLOAD),
     )

@@ -149,6 +149,7 @@ def make_core(
         {},
         np.random.default_rng(0),
         population=chosen["importance"],
+        masked=chosen.get("secure") is not None,
     )
     asked = Settings(
         run="run",

@@ -77,6 +77,7 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.request(PI), messages.Request(PI, "interrupt")),
     (NAMES.request(PI), messages.Acknowledgement(PI, 17)),
     (NAMES.request(PI), messages.ReportRequest(PI, 17)),
+    (NAMES.request(PI), messages.UnmaskRequest(PI, 3, (("pi-2", 17, 64), (PI, 18, 1)))),
     (NAMES.report(PI), messages.Report(PI, 16, 17)),
 ]
 
@@ -144,6 +145,12 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         messages.Request, names, st.sampled_from(get_args(messages.ClientCommand))
     ),
     messages.Acknowledgement: st.builds(messages.Acknowledgement, names, counts),
+    messages.UnmaskRequest: st.builds(
+        messages.UnmaskRequest,
+        names,
+        counts,
+        st.lists(st.tuples(names, counts, counts), min_size=1, max_size=5).map(tuple),
+    ),
 }
 
 
@@ -159,7 +166,12 @@ def _topic(message: Message) -> str:
             return NAMES.failure(name)
         case messages.Status(name):
             return NAMES.status(name)
-        case messages.Request(name) | messages.ReportRequest(name) | messages.Acknowledgement(name):
+        case (
+            messages.Request(name)
+            | messages.ReportRequest(name)
+            | messages.Acknowledgement(name)
+            | messages.UnmaskRequest(name)
+        ):
             return NAMES.request(name)
         case messages.Report(name):
             return NAMES.report(name)

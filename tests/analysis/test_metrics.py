@@ -176,6 +176,7 @@ def test_utilisation(directory: Path) -> None:
     table = metrics.utilisation(load(directory))
     spent = {
         "download": 0.1,
+        "mask": 0,
         "train": 0.2,
         "upload": 0.1,
         "unfinished": 0,

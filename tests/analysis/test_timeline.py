@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -251,3 +253,18 @@ def _slow(updates: pd.DataFrame, moment: float) -> str:
 @pytest.mark.parametrize("column", ["device", "state"])
 def test_names_are_categoricals(directory: Path, column: str) -> None:
     assert isinstance(timeline(load(directory))[column].dtype, pd.CategoricalDtype)
+
+
+def test_a_mask_is_made_before_the_training(directory: Path) -> None:
+    """Between the end of the download, at 8.25 s, and the training, at 9; other updates have none."""
+    first = events.from_line(EVENTS[next(i for i, line in enumerate(EVENTS) if '"update"' in line)])
+    assert isinstance(first, events.UpdateApplied)
+    times: dict[str, Any] = dict(zip(TIMES, (8.0, 8.25, 9.0, 9.25, 9.25, 9.5, 9.5), strict=True))
+    update = dataclasses.replace(first, client="mute", masking=0.5, **times)
+    assert of(with_records(directory, update), "mute")[:5] == [
+        ("wait", 0.0, 8.0, -1),
+        ("download", 8.0, 8.25, 3),
+        ("wait", 8.25, 8.5, -1),
+        ("mask", 8.5, 9.0, 3),
+        ("train", 9.0, 9.25, 3),
+    ]

@@ -38,6 +38,7 @@ def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
             loss=0.5,
             bytes=100,
             dispatch=1,
+            outside=0,
             **dict.fromkeys(times, 1.0),
         )
     )

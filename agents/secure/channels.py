@@ -1,0 +1,61 @@
+"""Channels between two clients that the server passes messages on for and cannot read: X25519, HKDF and
+AES-256-GCM."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class ChannelError(Exception):
+    """A key or a message that cannot be used; the text says why."""
+
+
+class Channels:
+    """One client's channels to all others, of one life of its process."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self._ciphers: dict[bytes, AESGCM] = {}
+
+    @property
+    def public(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
+        is opened. Raises ChannelError."""
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
+
+    def opened(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
+        """Raises ChannelError for what was not sealed like this, by `peer` for us."""
+        nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
+        try:
+            return self._cipher(peer).decrypt(nonce, rest, _flat(about))
+        except (InvalidTag, ValueError) as error:
+            raise ChannelError("it was not sealed for us by this sender") from error
+
+    def _cipher(self, peer: bytes) -> AESGCM:
+        if peer not in self._ciphers:
+            try:
+                shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer))
+            except ValueError as error:
+                raise ChannelError("no public key") from error
+            both = b"".join(sorted((peer, self.public)))
+            key = HKDF(SHA256(), 32, salt=None, info=b"testbed share" + both).derive(shared)
+            self._ciphers[peer] = AESGCM(key)
+        return self._ciphers[peer]
+
+
+def _flat(about: Mapping[str, str]) -> bytes:
+    return "\n".join(f"{name}={value}" for name, value in about.items()).encode()

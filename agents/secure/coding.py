@@ -1,0 +1,99 @@
+"""Lagrange coding: a mask as shares of which any U together give it back, and any T together tell
+nothing (Yu et al. 2019, arXiv 1806.00939; So et al. 2022, arXiv 2109.14236, section 4.1).
+
+A mask is cut into U − T blocks z_1, …, z_{U−T}, followed by T blocks of noise. They are the values at
+β_1, …, β_U of one polynomial of degree U − 1, and share j is its value at α_j. It is linear: a weighted
+sum of shares is the share of the weighted sum of masks, which so is all that has to be decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.config import SecureRun
+from agents.secure.field import FIELD, Field, Words
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The shares of masks of `size` elements among N = `parties` holders, numbered from 0."""
+
+    parties: int
+    needed: int
+    """U: so many shares give a mask back."""
+    colluding: int
+    """T: so many shares tell nothing of it."""
+    size: int
+    field: Field = FIELD
+
+    def __post_init__(self) -> None:
+        problem = unfit(self.parties, self.needed, self.colluding)
+        if problem is not None:
+            raise ValueError(problem)
+        if self.parties + self.needed > self.field.p:
+            raise ValueError(f"{self.parties} holders are more than the field has points for")
+
+    @property
+    def length(self) -> int:
+        """Elements of a share."""
+        return -(-self.size // (self.needed - self.colluding))
+
+    @property
+    def _betas(self) -> range:
+        return range(1, self.needed + 1)
+
+    def _alphas(self, holders: Sequence[int]) -> list[int]:
+        return [self.needed + 1 + holder for holder in holders]
+
+    def shares(self, mask: Words, noise: Words, holders: Sequence[int]) -> Words:
+        """Of a mask, shape (size,), with uniform noise, shape (T · length,): a row for each of
+        `holders`."""
+        blocks = np.zeros((self.needed, self.length), np.uint32)
+        blocks.reshape(-1)[: self.size] = mask
+        blocks[self.needed - self.colluding :] = noise.reshape(self.colluding, self.length)
+        matrix = lagrange(self._betas, self._alphas(holders), self.field)
+        return self.field.product(matrix, blocks)
+
+    def mask(self, holders: Sequence[int], shares: Words) -> Words:
+        """What the shares of U different `holders`, a row each, are the shares of."""
+        matrix = lagrange(self._alphas(holders), self._betas[: self.needed - self.colluding], self.field)
+        return self.field.product(matrix, shares).reshape(-1)[: self.size]
+
+
+def code_of(settings: SecureRun, size: int) -> Code:
+    """The code of a run's masks, of `size` parameters."""
+    return Code(len(settings.clients), settings.needed, settings.colluding, size)
+
+
+def unfit(parties: int, needed: int, colluding: int) -> str | None:
+    """Why N holders, U and T do not go together, or None."""
+    if not 1 <= needed <= parties:
+        return f"needed (U) is {needed}, expected from 1 to the number of clients, {parties}"
+    if not 0 <= colluding < needed:
+        return f"colluding (T) is {colluding}, expected from 0 to below needed (U), {needed}"
+    return None
+
+
+def lagrange(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
+    """What takes the values of a polynomial at `points` to those at `targets`, which are others: shape
+    (targets, points)."""
+    p = field.p
+    weights = []
+    for x in points:
+        product = 1
+        for other in points:
+            product = product * (x - other) % p if other != x else product
+        weights.append(pow(product, -1, p))
+    rows = []
+    for t in targets:
+        whole = 1
+        for x in points:
+            whole = whole * (t - x) % p
+        rows.append(
+            [whole * weight * pow(t - x, -1, p) % p for x, weight in zip(points, weights, strict=True)]
+        )
+    return np.array(rows, np.uint64)

@@ -1,0 +1,36 @@
+"""Uniform elements of the field from a short secret: AES-128 in counter mode."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from agents.secure.field import FIELD, Field, Words
+
+SEED_BYTES = 16
+_ZEROS = bytes(1 << 16)
+
+
+def seed() -> bytes:
+    """A fresh secret, from the system's source."""
+    return secrets.token_bytes(SEED_BYTES)
+
+
+def expanded(secret: bytes, count: int, field: Field = FIELD) -> Words:
+    """`count` elements, which follow from `secret`: the stream's words with their upper bits cut off,
+    without those that are p, so that none is more likely than another."""
+    stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
+    buffer = bytearray(4 * count + 15)
+    at = 0
+    while at < 4 * count:
+        part = _ZEROS[: min(len(_ZEROS), 4 * count - at)]
+        at += stream.update_into(part, memoryview(buffer)[at:])
+    words = np.frombuffer(buffer, "<u4", count)
+    words &= np.uint32(field.p)
+    again = np.flatnonzero(words == field.p)
+    while again.size:
+        words[again] = np.frombuffer(stream.update(bytes(4 * again.size)), "<u4") & np.uint32(field.p)
+        again = again[words[again] == field.p]
+    return words

@@ -1,0 +1,143 @@
+"""A client's side of secure aggregation: its masks, the shares of the others' masks, and sums of these.
+
+    with a model:   mask z, N shares of it, one sealed for each client that is there
+    with an update: the update, rounded, plus z
+    when asked:     Σ a_i (share of z_i) over the updates of one buffer
+
+It gives a sum of K updates or more, and each share only once: of two sums that differ by one update,
+their difference would be that update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agents.config import SecureRun
+from agents.nanoseconds import Nanoseconds
+from agents.secure import masks, wire
+from agents.secure.channels import KEY_BYTES, ChannelError, Channels
+from agents.secure.coding import code_of
+from agents.secure.field import FIELD, Words
+from agents.secure.masked import DIVERGED, Masked
+from agents.secure.quantised import Grid
+from agents.secure.wire import PartyError
+from agents.vectors import Vector
+
+_MASKS = 4
+"""Of its own that a client keeps: of the training that goes on, and of one in its send buffer."""
+Wanted = Sequence[tuple[str, int, int]]
+"""Client, dispatch and weight of each update of a sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mask:
+    words: Words
+    holders: tuple[int, ...]
+
+
+class Party:
+    """The client `name`, for models of `size` parameters."""
+
+    def __init__(
+        self, run: str, name: str, settings: SecureRun, size: int, seed: Callable[[], bytes] = masks.seed
+    ) -> None:
+        self._run, self._name, self._settings = run, name, settings
+        self._places = {client: place for place, client in enumerate(settings.clients)}
+        self.code = code_of(settings, size)
+        self._grid = Grid(settings.range, settings.bits)
+        self._channels = Channels()
+        self._seed = seed
+        self._keys: dict[str, bytes] = {}
+        self._masks: dict[int, _Mask] = {}
+        self._held: dict[tuple[str, int], Words] = {}
+        """By client and dispatch, in the order in which they came."""
+
+    @property
+    def public(self) -> bytes:
+        """Its public key, which the others are to `meet`."""
+        return self._channels.public
+
+    def meet(self, client: str, key: bytes) -> None:
+        """`client` is there with this public key; of one that started anew, it is another one than
+        before. Raises PartyError."""
+        if client not in self._places or len(key) != KEY_BYTES:
+            raise PartyError("no public key of a client of this run")
+        if client != self._name:
+            self._keys[client] = bytes(key)
+
+    def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
+        """Make the mask of the update that will answer `dispatch`; for each client that is known, the
+        message with its share."""
+        code = self.code
+        known = [name for name in self._settings.clients if name in self._keys or name == self._name]
+        holders = tuple(self._places[name] for name in known)
+        mask = masks.expanded(self._seed(), code.size)
+        noise = masks.expanded(self._seed(), code.colluding * code.length)
+        shares = code.shares(mask, noise, holders)
+        self._masks[dispatch] = _Mask(mask, holders)
+        while len(self._masks) > _MASKS:
+            del self._masks[min(self._masks)]
+        for name, share in zip(known, shares, strict=True):
+            if name == self._name:
+                self._hold(name, dispatch, share)
+                continue
+            content = np.ascontiguousarray(share, "<u4").tobytes()
+            about = self._about(self._name, name, dispatch)
+            yield (
+                name,
+                wire.encode_share(dispatch, self._channels.sealed(content, self._keys[name], about)),
+            )
+
+    def masked(
+        self, dispatch: int, vector: Vector, rng: np.random.Generator, took: Nanoseconds = 0
+    ) -> Masked:
+        """The update that answers `dispatch`, shape (d,), as it is sent; `rng` rounds it, and its mask
+        `took` so long."""
+        mask = self._masks.pop(dispatch)
+        try:
+            words, outside = self._grid.rounded(vector, rng)
+        except ValueError:
+            words, outside = np.zeros(vector.size, np.uint32), DIVERGED
+        return Masked(FIELD.sum(words, mask.words), mask.holders, outside, took)
+
+    def take(self, sender: str, payload: bytes | bytearray) -> None:
+        """A share of a mask of `sender`. Raises PartyError."""
+        try:
+            dispatch, sealed = wire.decode_share(payload, self.code.length)
+            if sender not in self._keys:
+                raise PartyError(f"a share of {sender}, whose key is not known")
+            about = self._about(sender, self._name, dispatch)
+            content = self._channels.opened(sealed, self._keys[sender], about)
+            share = wire.elements(np.frombuffer(content, "<u4"))
+        except (wire.SecureWireError, ChannelError) as error:
+            raise PartyError(f"a share of {sender}: {error}") from error
+        self._hold(sender, dispatch, share)
+
+    def answer(self, number: int, wanted: Wanted) -> bytes:
+        """The message with the sum that request `number` of the server asks for; what is summed is
+        forgotten. Raises PartyError for what no honest server asks for."""
+        keys = [(client, dispatch) for client, dispatch, _ in wanted]
+        least, largest = self._settings.updates, self._settings.largest_weight
+        if (found := len(set(keys))) < max(least, len(keys)):
+            raise PartyError(f"a sum of {found} updates, expected {least} different ones or more")
+        if not all(1 <= weight <= largest for _, _, weight in wanted):
+            raise PartyError(f"a weight that is not from 1 to {largest}")
+        if not all(key in self._held for key in keys):
+            return wire.encode_sum(number, None)
+        shares = np.stack([self._held.pop(key) for key in keys])
+        weights = np.array([[weight for _, _, weight in wanted]], np.uint64)
+        return wire.encode_sum(number, FIELD.product(weights, shares)[0])
+
+    def _hold(self, client: str, dispatch: int, share: Words) -> None:
+        """As many as can be of use at once: of a buffer's updates, and of one more of each client, twice
+        over; the oldest are forgotten, as of clients that are gone."""
+        most = 2 * (self._settings.updates + len(self._places))
+        while len(self._held) >= most:
+            del self._held[next(iter(self._held))]
+        self._held[client, dispatch] = share
+
+    def _about(self, sender: str, recipient: str, dispatch: int) -> dict[str, str]:
+        return {"run": self._run, "from": sender, "to": recipient, "dispatch": str(dispatch)}

@@ -1,0 +1,132 @@
+"""The server's side of secure aggregation: masked updates in, their weighted sum out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agents.config import SecureRun
+from agents.secure.coding import code_of
+from agents.secure.field import FIELD, Words
+from agents.secure.masked import DIVERGED, Masked
+from agents.secure.quantised import Grid
+from agents.vectors import Vector
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summand:
+    """One update of a sum."""
+
+    client: str
+    dispatch: int
+    weight: float
+    """From 0 to 1."""
+    masked: Masked
+
+
+@dataclass(slots=True)
+class Sum:
+    """A buffer that waits for the sums of the shares of its masks."""
+
+    number: int
+    words: Words
+    """Σ a_i (update + mask), of whole weights a_i."""
+    weights: Mapping[tuple[str, int], int]
+    """a_i by client and dispatch."""
+    holders: set[str]
+    """Who may still answer, or has."""
+    answers: dict[str, Words] = field(default_factory=dict)
+
+    @property
+    def wanted(self) -> list[tuple[str, int, int]]:
+        """What the holders are asked for."""
+        return [(client, dispatch, weight) for (client, dispatch), weight in self.weights.items()]
+
+
+class Sums:
+    """All that is being summed."""
+
+    def __init__(self, settings: SecureRun, size: int) -> None:
+        self.settings = settings
+        self.code = code_of(settings, size)
+        self.grid = Grid(settings.range, settings.bits)
+        self.waiting: dict[int, Sum] = {}
+        self._places = {client: place for place, client in enumerate(settings.clients)}
+        self._begun = 0
+
+    def unfit(self, masked: Masked) -> str | None:
+        """Why an update cannot go into a sum, or None."""
+        if masked.words.size != self.code.size:
+            return f"another model: {masked.words.size} parameters, expected {self.code.size}"
+        if int(masked.words.max()) >= FIELD.p:
+            return "a word that is not below p"
+        if masked.outside == DIVERGED:
+            return "not finite: local training diverged"
+        if not 0 <= masked.outside <= self.code.size:
+            return f"{masked.outside} coordinates outside of the range"
+        if any(place >= len(self._places) for place in masked.holders):
+            return "a share for a client that is not of this run"
+        if len(masked.holders) < self.settings.needed:
+            return (
+                f"{len(masked.holders)} clients have a share of its mask, {self.settings.needed} are "
+                "needed: too many are away"
+            )
+        return None
+
+    def begin(self, summands: Sequence[Summand], away: Mapping[tuple[str, int], Iterable[str]]) -> Sum:
+        """A sum of `summands`. `away`: by client and dispatch, who has lost its share since."""
+        largest = self.settings.largest_weight
+        whole = [max(1, round(largest * summand.weight)) for summand in summands]
+        total = np.zeros(self.code.size, np.uint64)
+        holders = set(self.settings.clients)
+        for summand, weight in zip(summands, whole, strict=True):
+            total += summand.masked.words.astype(np.uint64) * np.uint64(weight)
+            names = {self.settings.clients[place] for place in summand.masked.holders}
+            holders &= names.difference(away.get((summand.client, summand.dispatch), ()))
+        self._begun += 1
+        keys = ((summand.client, summand.dispatch) for summand in summands)
+        begun = Sum(
+            self._begun,
+            FIELD.reduced(total).astype(np.uint32),
+            dict(zip(keys, whole, strict=True)),
+            holders,
+        )
+        self.waiting[begun.number] = begun
+        return begun
+
+    def answer(self, number: int, client: str, shares: Words | None) -> Sum | None:
+        """`client` answers about sum `number`, None if it cannot; the sum, where that waits for it."""
+        found = self.waiting.get(number)
+        if found is None or client not in found.holders or client in found.answers:
+            return None
+        if shares is None:
+            found.holders.discard(client)
+        else:
+            found.answers[client] = shares
+        return found
+
+    def gone(self, client: str) -> list[Sum]:
+        """`client` has lost the shares that it had; the sums that waited for it."""
+        touched = []
+        for found in self.waiting.values():
+            if client in found.holders and client not in found.answers:
+                found.holders.discard(client)
+                touched.append(found)
+        return touched
+
+    def lost(self, found: Sum) -> bool:
+        """Whether too few can answer."""
+        return len(found.holders) < self.settings.needed
+
+    def complete(self, found: Sum) -> bool:
+        return len(found.answers) >= self.settings.needed
+
+    def opened(self, found: Sum) -> Vector:
+        """Σ a_i/A of the updates in a complete sum, A the largest weight: float64, shape (d,)."""
+        clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
+        shares = np.stack([found.answers[client] for client in clients])
+        mask = self.code.mask([self._places[client] for client in clients], shares)
+        del self.waiting[found.number]
+        return self.grid.real(FIELD.difference(found.words, mask)) / self.settings.largest_weight

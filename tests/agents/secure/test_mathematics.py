@@ -1,0 +1,169 @@
+"""Field, code, masks and rounding of secure aggregation, against other people's and by counting."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import galois
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from agents.secure import masks, quantised
+from agents.secure.coding import Code, lagrange, unfit
+from agents.secure.field import FIELD, Field, Words
+from agents.secure.quantised import Grid
+
+_TOP = FIELD.p - 1
+
+
+def test_arithmetic_is_that_of_galois_at_the_edges_too() -> None:
+    gf = galois.GF(FIELD.p)
+    edges = np.array([0, 1, 2, 0xFFFF, 0x10000, FIELD.p // 2, _TOP - 1, _TOP], np.uint32)
+    a, b = np.repeat(edges, len(edges)), np.tile(edges, len(edges))
+    assert np.array_equal(FIELD.sum(a, b), gf(a) + gf(b))
+    assert np.array_equal(FIELD.difference(a, b), gf(a) - gf(b))
+    left, right = a.reshape(4, 16), b.reshape(16, 4)
+    assert np.array_equal(FIELD.product(left, right), gf(left) @ gf(right))
+
+
+def test_a_long_sum_of_the_largest_products_is_exact() -> None:
+    terms = 4096
+    left, right = np.full((1, terms), _TOP), np.full((terms, 1), _TOP, np.uint32)
+    assert FIELD.product(left, right)[0, 0] == terms * _TOP**2 % FIELD.p
+    with pytest.raises(ValueError, match="at most 4096 are exact"):
+        FIELD.product(np.zeros((1, terms + 1)), np.zeros((terms + 1, 1), np.uint32))
+
+
+def test_reduces_whatever_64_bits_hold() -> None:
+    values = np.array([0, FIELD.p, 2 * FIELD.p, 2**64 - 1, 2**63, 2**62 + 12345], np.uint64)
+    for field in (Field(3), Field(19), FIELD):
+        expected = [int(value) % field.p for value in values]
+        assert field.reduced(values.copy()).tolist() == expected
+
+
+def test_interpolates_like_galois() -> None:
+    """What takes a polynomial's values at some points to those at others."""
+    gf = galois.GF(FIELD.p)
+    polynomial = galois.Poly([_TOP, 5, 0, 123456789], field=gf)
+    points, targets = [1, 2, 3, 9], [4, 5, 2**30]
+    values = np.array([[int(polynomial(gf(point)))] for point in points], np.uint32)
+    found = FIELD.product(lagrange(points, targets, FIELD), values)
+    assert found[:, 0].tolist() == [int(polynomial(gf(target))) for target in targets]
+
+
+@given(st.data())
+def test_any_u_shares_give_the_sum_of_masks_back(data: st.DataObject) -> None:
+    parties = data.draw(st.integers(1, 8))
+    needed = data.draw(st.integers(1, parties))
+    code = Code(parties, needed, data.draw(st.integers(0, needed - 1)), data.draw(st.integers(1, 40)))
+    seed = data.draw(st.binary(min_size=16, max_size=16))
+    weights = data.draw(st.lists(st.integers(1, 64), min_size=1, max_size=4))
+    drawn = masks.expanded(seed, len(weights) * code.size).reshape(-1, code.size)
+    shares = [code.shares(mask, _noise(code, seed), range(parties)) for mask in drawn]
+    summed = FIELD.product(np.array([weights]), np.stack(shares).reshape(len(weights), -1))
+    answering = data.draw(st.permutations(range(parties)))[:needed]
+    rows = summed.reshape(parties, -1)[answering]
+    assert np.array_equal(code.mask(answering, rows), FIELD.product(np.array([weights]), drawn)[0])
+
+
+def _noise(code: Code, seed: bytes) -> Words:
+    return masks.expanded(seed, code.colluding * code.length)
+
+
+@pytest.mark.parametrize(("needed", "colluding", "size"), [(2, 1, 1), (3, 2, 1), (3, 1, 2)])
+def test_t_shares_are_the_same_whatever_the_mask_is(needed: int, colluding: int, size: int) -> None:
+    """Over all noise of the field of 7 elements, any T shares are uniform for every mask, all together:
+    they tell nothing. T + 1 of them are not the same."""
+    field = Field(3)
+    code = Code(3, needed, colluding, size, field)
+    noises = [*itertools.product(range(field.p), repeat=colluding * code.length)]
+    drawn = [*itertools.product(range(field.p), repeat=size)]
+    for holders in itertools.combinations(range(3), colluding):
+        seen = {mask: _seen(code, mask, noises, holders) for mask in drawn}
+        uniform = dict.fromkeys(noises, 1)
+        assert all(counts == uniform for counts in seen.values())
+    more = range(colluding + 1)
+    assert len({frozenset(_seen(code, mask, noises, more)) for mask in drawn}) > 1
+
+
+def _seen(
+    code: Code, mask: tuple[int, ...], noises: list[tuple[int, ...]], holders: range | tuple[int, ...]
+) -> Counter[tuple[int, ...]]:
+    """How often the shares of these holders are what they are."""
+    whole = np.array(mask, np.uint32)
+    found = (code.shares(whole, np.array(noise, np.uint32), holders) for noise in noises)
+    return Counter(tuple(shares.reshape(-1).tolist()) for shares in found)
+
+
+def test_masks_and_what_they_mask_look_uniform() -> None:
+    """Of a constant update no bit shows: both pass χ² over 256 classes and a test of their distribution;
+    the sum without a mask does not."""
+    words, _ = Grid(1.0, 16).rounded(np.full(100_000, 0.25), np.random.default_rng(0))
+    mask = masks.expanded(bytes(range(16)), words.size)
+    for found, uniform in ((mask, True), (FIELD.sum(words, mask), True), (words, False)):
+        classes = np.bincount(found.astype(np.uint64) * 256 // FIELD.p, minlength=256)
+        low = np.bincount(found & 0xFF, minlength=256)
+        spread = stats.kstest(found / FIELD.p, "uniform").pvalue
+        p = min(stats.chisquare(classes).pvalue, stats.chisquare(low).pvalue, spread)
+        assert bool(p > 1e-4) is uniform
+
+
+def test_expansion_skips_p_and_repeats() -> None:
+    """In the field of 7 elements one word of 8 is p: none is left, and each element as likely."""
+    field = Field(3)
+    words = masks.expanded(b"k" * 16, 70_000, field)
+    assert stats.chisquare(np.bincount(words, minlength=8)[:7]).pvalue > 1e-4
+    assert words.max() == 6
+    assert np.array_equal(masks.expanded(b"k" * 16, 70_000, field), words)
+    assert not np.array_equal(masks.expanded(b"l" * 16, 70_000, field), words)
+    assert masks.seed() != masks.seed()
+
+
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=50), st.integers(2, 30), st.integers(0, 99))
+def test_rounding_errs_by_less_than_a_step(values: list[float], bits: int, seed: int) -> None:
+    grid, vector = Grid(1.5, bits), np.array(values)
+    words, outside = grid.rounded(vector, np.random.default_rng(seed))
+    assert np.abs(grid.real(words) - vector.clip(-1.5, 1.5)).max() <= grid.step * (1 + 1e-9)
+    assert outside == int((np.abs(vector) > 1.5).sum())
+
+
+def test_rounding_is_right_on_average() -> None:
+    grid = Grid(1.0, 3)
+    vector = np.repeat([-0.9, -0.1, 0.05, 0.5], 20_000)
+    words, _ = grid.rounded(vector, np.random.default_rng(0))
+    means = grid.real(words).reshape(4, -1).mean(axis=1)
+    assert means == pytest.approx([-0.9, -0.1, 0.05, 0.5], abs=0.005)  # a step is 0.33
+
+
+def test_the_largest_sum_that_is_allowed_fits_and_no_larger_one_is() -> None:
+    updates, weight = 2, 64
+    bits = (FIELD.p // (updates * weight)).bit_length() - 1
+    assert quantised.overflow(updates, weight, bits) is None
+    problem = quantised.overflow(updates, weight, bits + 1)
+    assert problem is not None
+    assert f"lower bits to {bits} or less" in problem
+    grid = Grid(1.0, bits)
+    for value in (1.0, -1.0):
+        words, _ = grid.rounded(np.full(3, value), np.random.default_rng(0))
+        summed = FIELD.product(np.full((1, updates), weight), np.stack([words] * updates))[0]
+        assert grid.real(summed).tolist() == [pytest.approx(updates * weight * value)] * 3
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    for value in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="not finite"):
+            Grid(1.0, 16).rounded(np.array([0.0, value]), np.random.default_rng(0))
+
+
+def test_constraints() -> None:
+    assert unfit(4, 3, 2) is None
+    assert unfit(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
+    assert unfit(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
+    with pytest.raises(ValueError, match="no prime"):
+        Field(32)
+    with pytest.raises(ValueError, match="more than the field has points for"):
+        Code(5, 4, 1, 1, Field(3))

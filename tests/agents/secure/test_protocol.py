@@ -1,0 +1,342 @@
+"""Secure aggregation among real clients' parties and the aggregator's real core, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import events, wire
+from agents.aggregator import actions as act
+from agents.aggregator import inputs
+from agents.config import SecureRun
+from agents.nanoseconds import from_seconds
+from agents.rules.as_fedavg import AsFedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule
+from agents.secure import wire as secure_wire
+from agents.secure.channels import ChannelError, Channels
+from agents.secure.masked import Masked, bits_of, holders_of
+from agents.secure.party import Party
+from agents.secure.quantised import Grid
+from agents.secure.wire import PartyError, SecureWireError
+from agents.vectors import Vector
+from tests.agents.helpers import done, make_core, message, records
+
+_D = 7
+
+
+def _settings(rule: Rule, clients: int, needed: int, colluding: int) -> SecureRun:
+    sums = rule.sums()
+    return SecureRun(
+        clients=[f"c{k}" for k in range(clients)],
+        updates=sums.updates,
+        largest_weight=64 if sums.weighted else 1,
+        colluding=colluding,
+        needed=needed,
+        range=1.0,
+        bits=20,
+        timeout=30.0,
+    )
+
+
+class Run:
+    """A core with clients c0, c1, …; every message arrives at once, in the order that it is sent."""
+
+    def __init__(self, rule: Rule, clients: int, needed: int, colluding: int) -> None:
+        self.settings = _settings(rule, clients, needed, colluding)
+        names = self.settings.clients
+        self.core, self.server = make_core(
+            rule,
+            w=np.zeros(_D, np.float32),
+            importance=dict.fromkeys(names, 1 / clients),
+            secure=self.settings,
+            keeps_models=True,
+        )
+        self.parties = {name: Party("run", name, self.settings, _D) for name in names}
+        self.dispatched: dict[str, act.Dispatch] = {}
+        self.log: list[act.Action] = []
+        self.models: dict[int, Vector] = {}
+        self.silent: set[str] = set()
+        """Who gets requests and does not answer."""
+        self.now, self._sequences = 0.0, dict.fromkeys(names, 0)
+        for name in names:
+            self.status(name, "ready")
+            self.meet(name)
+        self.execute(self.core.start(0.0, 100.0))
+
+    @property
+    def records(self) -> list[events.Record]:
+        return records(self.log)
+
+    def meet(self, name: str) -> None:
+        for other in self.parties.values():
+            other.meet(name, self.parties[name].public)
+            self.parties[name].meet(other._name, other.public)
+
+    def status(self, name: str, state: str) -> None:
+        self.execute(self.core.status(name, state, self.now))
+
+    def crash(self, name: str) -> None:
+        self.status(name, "offline")
+        self.dispatched.pop(name, None)
+
+    def restart(self, name: str) -> None:
+        self.parties[name] = Party("run", name, self.settings, _D)
+        self.meet(name)
+        self.status(name, "joining")
+        self.status(name, "ready")
+
+    def execute(self, actions: Sequence[act.Action]) -> None:
+        self.log += actions
+        for action in actions:
+            match action:
+                case act.Dispatch(client, version):
+                    self.dispatched[client] = action
+                    self.models.setdefault(version, self.server.w.copy())
+                case act.AskForShares(client, number, updates) if client not in self.silent:
+                    payload = self.parties[client].answer(number, updates)
+                    self.answer(client, payload)
+
+    def answer(self, client: str, payload: bytes) -> None:
+        found = inputs.SharesSum(*secure_wire.decode_sum(payload))
+        at = from_seconds(self.now)
+        self.execute(self.core.core.handle(inputs.SharesSummed(at, client, found)))
+
+    def train(self, name: str, change: Vector, kind: str = "delta") -> None:
+        """The client answers its dispatch with a masked update, which goes over the wire."""
+        self.now += 0.001
+        dispatch, party = self.dispatched.pop(name), self.parties[name]
+        present = self.core.core._server.clients
+        for recipient, share in party.prepare(dispatch.number):
+            if recipient in present:
+                self.parties[recipient].take(name, share)
+        self._sequences[name] += 1
+        update = message(
+            name,
+            dispatch.number,
+            kind=kind,
+            base_version=dispatch.version,
+            sequence=self._sequences[name],
+            vector=np.zeros(0, np.float32),
+            masked=party.masked(dispatch.number, change, np.random.default_rng(dispatch.number), 5),
+            **done(self.now),
+        )
+        decoded = wire.decode_update(wire.encode(update))
+        self.execute(self.core.update(name, decoded, 1, self.now))
+        self.execute(self.core.end_of_instant(self.now))
+        if (timer := self.core.next_timer) is not None and timer <= self.now:
+            self.execute(self.core.due(self.now))
+
+
+@st.composite
+def _lives(draw: st.DrawFn) -> tuple[FedBuff, int, int, int, list[tuple[str, int]]]:
+    clients = draw(st.integers(2, 6))
+    needed = draw(st.integers(1, clients))
+    rule = FedBuff(
+        buffer_size=draw(st.integers(2, 4)),
+        staleness=draw(st.sampled_from(["none", "inverse_sqrt"])),
+        server_lr=draw(st.sampled_from([1.0, 0.5])),
+    )
+    what = st.sampled_from(["train", "train", "train", "train", "crash", "restart"])
+    life = draw(st.lists(st.tuples(what, st.integers(0, clients - 1)), max_size=40))
+    return rule, clients, needed, draw(st.integers(0, needed - 1)), life
+
+
+@given(_lives())
+def test_the_model_is_that_of_the_plain_sums_whoever_drops_out(
+    lives: tuple[FedBuff, int, int, int, list[tuple[str, int]]],
+) -> None:
+    """Whatever fleet, buffer, staleness and drop-outs: each update is in a version or reported, and w is
+    Σ weight · Δ of those in versions, up to the rounding."""
+    rule, clients, needed, colluding, life = lives
+    run = Run(rule, clients, needed, colluding)
+    rng = np.random.default_rng(0)
+    sent: dict[tuple[str, int], Vector] = {}
+    for what, place in life:
+        name = f"c{place}"
+        alive = name in run.server.clients
+        if what == "crash" and alive and len(run.server.clients) > 1:
+            run.crash(name)
+        elif what == "restart" and not alive:
+            run.restart(name)
+        elif what == "train" and name in run.dispatched:
+            change = rng.uniform(-1, 1, _D).astype(np.float32)
+            sent[name, run.dispatched[name].number] = change
+            run.train(name, change)
+    run.execute(run.core.due(1e5))  # nothing waits for ever
+    applied = [record for record in run.records if isinstance(record, events.UpdateApplied)]
+    expected = np.zeros(_D)
+    for record in applied:
+        expected += record.weight * sent[record.client, record.dispatch]
+    step = Grid(1.0, 20).step
+    bound = step * sum(record.weight for record in applied) + 1e-5
+    assert np.abs(run.server.w - expected).max() <= bound
+    for record in applied:
+        exact = rule.server_lr / rule.buffer_size
+        if rule.staleness == "inverse_sqrt":
+            exact /= np.sqrt(1 + record.staleness)
+        assert record.weight == pytest.approx(exact, abs=rule.server_lr / rule.buffer_size / 100)
+    rejected = {(r.client, r.dispatch) for r in run.records if isinstance(r, events.UpdateRejected)}
+    ended = {(record.client, record.dispatch) for record in applied} | rejected
+    assert len(sent.keys() - ended) < rule.buffer_size  # those in the buffer that is being filled
+    assert run.core.core._sums is not None
+    assert not run.core.core._sums.waiting
+
+
+def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> None:
+    run = Run(FedBuff(buffer_size=2), clients=3, needed=3, colluding=1)
+    run.silent = {"c0", "c1"}
+    run.train("c0", np.ones(_D))
+    run.train("c1", np.ones(_D))
+    assert run.server.version == 0
+    assert run.core.next_timer is not None
+    run.crash("c2")
+    reasons = [r.reason for r in run.records if isinstance(r, events.UpdateRejected)]
+    assert (
+        reasons
+        == ["its buffer is lost: 1 of 3 clients that are needed have answered, and 3 could"] * 0
+        + reasons
+    )
+    notes = [r.message for r in run.records if isinstance(r, events.Note)]
+    assert not notes  # c2 had answered before it went: the others still can
+    run.execute(run.core.due(31.0))
+    notes = [r.message for r in run.records if isinstance(r, events.Note)]
+    lost = "lost: 1 of 3 clients that are needed have answered, and 3 could"
+    assert notes == [f"a buffer of 2 updates is {lost}"]
+    rejected = [r.reason for r in run.records if isinstance(r, events.UpdateRejected)]
+    assert rejected == [f"its buffer is {lost}"] * 2
+    assert sum(isinstance(r, events.RoundUnfinished) for r in run.records) == 3  # and that of c2
+    assert run.server.version == 0
+    run.silent = set()
+    run.restart("c2")
+    run.train("c2", np.full(_D, 0.5))
+    run.train("c0", np.full(_D, 0.25))
+    assert run.server.version == 1
+    assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
+
+
+def test_who_goes_before_it_has_answered_takes_the_buffer_with_it() -> None:
+    run = Run(FedBuff(buffer_size=2), clients=3, needed=3, colluding=0)
+    run.silent = {"c2"}
+    run.train("c0", np.ones(_D))
+    run.train("c1", np.ones(_D))
+    run.crash("c2")
+    notes = [r.message for r in run.records if isinstance(r, events.Note)]
+    lost = "lost: 2 of 3 clients that are needed have answered, and 2 could"
+    assert notes == [f"a buffer of 2 updates is {lost}"]
+    run.train("c0", np.ones(_D))  # with a mask of which c2, whose key it still has, got no share
+    run.train("c1", np.ones(_D))
+    assert run.server.version == 0
+    assert sum(isinstance(r, events.UpdateRejected) for r in run.records) == 4
+
+
+def test_models_are_sent_as_differences_and_averaged_as_models() -> None:
+    """as_fedavg: w ← the mean of two models, each its base plus what was sent, with different bases."""
+    run = Run(AsFedAvg(every=2), clients=3, needed=2, colluding=1)
+    run.train("c0", np.full(_D, 0.5), "model")
+    run.train("c1", np.full(_D, 0.25), "model")
+    assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
+    run.train("c2", np.full(_D, 0.1), "model")  # from version 0
+    run.train("c0", np.full(_D, -0.2), "model")  # the reply to its first was version 0, too
+    assert run.server.w == pytest.approx(np.full(_D, -0.05), abs=1e-5)
+    run.train("c1", np.full(_D, 0.1), "model")
+    run.train("c2", np.full(_D, 0.1), "model")
+    weights = [r.weight for r in run.records if isinstance(r, events.UpdateApplied)]
+    assert weights == [0.5] * 6
+    assert run.server.version == 3
+
+
+def _two() -> tuple[Party, Party]:
+    settings = _settings(FedBuff(buffer_size=2), 2, 2, 1)
+    a, b = (Party("run", name, settings, _D) for name in settings.clients)
+    a.meet("c1", b.public)
+    b.meet("c0", a.public)
+    return a, b
+
+
+def _shares(party: Party, dispatch: int) -> bytes:
+    ((_, payload),) = party.prepare(dispatch)
+    return payload
+
+
+def test_a_client_sums_no_less_than_a_buffer_and_each_share_once() -> None:
+    a, b = _two()
+    for dispatch in (1, 2, 3):
+        b.take("c0", _shares(a, dispatch))
+    for wanted, problem in [
+        ([("c0", 1, 1)], "a sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 1, 1)], "a sum of 1 updates"),
+        ([("c0", 1, 1), ("c0", 2, 2)], "a weight that is not from 1 to 1"),
+    ]:
+        with pytest.raises(PartyError, match=problem):
+            b.answer(1, wanted)
+    both = [("c0", 1, 1), ("c0", 2, 1)]
+    assert secure_wire.decode_sum(b.answer(1, both))[1] is not None
+    assert secure_wire.decode_sum(b.answer(2, both))[1] is None
+    assert secure_wire.decode_sum(b.answer(3, [("c0", 2, 1), ("c0", 3, 1)]))[1] is None
+
+
+def test_shares_that_were_sealed_for_another_are_refused() -> None:
+    a, b = _two()
+    payload = _shares(a, 1)
+    b.take("c0", payload)
+    other = bytearray(payload)
+    other[4] ^= 1  # says it is of another dispatch
+    with pytest.raises(PartyError, match="not sealed for us"):
+        b.take("c0", other)
+    with pytest.raises(PartyError, match="whose key is not known"):
+        b.take("c1", payload)
+    with pytest.raises(PartyError, match=f"{len(payload) - 1} bytes, a share has {len(payload)}"):
+        b.take("c0", payload[1:])
+    with pytest.raises(PartyError, match="no public key"):
+        b.meet("c0", bytes(31))
+
+
+def _faulty_sums() -> Iterator[tuple[bytes, str]]:
+    good = secure_wire.encode_sum(1, np.array([1, 2], np.uint32))
+    yield good[:5], "shorter than a head"
+    yield b"x" + good[1:], "does not begin like"
+    yield good + b"1234", "does not begin like"
+    yield secure_wire.encode_sum(1, np.array([2**31 - 1], np.uint32)), "not below p"
+
+
+@pytest.mark.parametrize(("payload", "problem"), [*_faulty_sums()])
+def test_faulty_sums_are_refused(payload: bytes, problem: str) -> None:
+    with pytest.raises(SecureWireError, match=problem):
+        secure_wire.decode_sum(payload)
+
+
+def test_updates_of_the_other_kind_are_refused() -> None:
+    run = Run(FedBuff(buffer_size=2), clients=2, needed=2, colluding=1)
+    plain = message("c0", run.dispatched["c0"].number, vector=np.zeros(_D, np.float32), **done(0.0))
+    run.execute(run.core.update("c0", plain, 1, 0.001))
+    few = Masked(np.zeros(_D, np.uint32), (0,), 0)
+    number = run.dispatched["c1"].number
+    run.execute(run.core.update("c1", message("c1", number, masked=few, **done(0.0)), 1, 0.001))
+    assert [r.reason for r in run.records if isinstance(r, events.UpdateRejected)] == [
+        "not masked, in a run with secure aggregation",
+        "1 clients have a share of its mask, 2 are needed: too many are away",
+    ]
+
+
+def test_channels() -> None:
+    a, b, c = Channels(), Channels(), Channels()
+    about = {"from": "a", "to": "b"}
+    sealed = a.sealed(b"share", b.public, about)
+    assert b.opened(sealed, a.public, about) == b"share"
+    for opener, peer, what in [(c, a.public, about), (b, c.public, about), (b, a.public, {"from": "c"})]:
+        with pytest.raises(ChannelError, match="not sealed for us"):
+            opener.opened(sealed, peer, what)
+    with pytest.raises(ChannelError, match="no public key"):
+        a.sealed(b"", bytes(32), about)
+
+
+def test_holders_as_text() -> None:
+    assert holders_of(bits_of((0, 3, 70))) == (0, 3, 70)
+    for faulty in ("", "-1", "0x1", " 1", "g", "1" * 5000):
+        with pytest.raises(ValueError, match="no hexadecimal number"):
+            holders_of(faulty)

@@ -1,0 +1,69 @@
+"""What a topology with `privacy` is refused for, before anything is launched."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed import topology
+from testbed.errors import BadInputError
+from testbed.plan import model_check
+
+BASE = """\
+name: private
+task: {name: digits-logreg, local: {steps: 1}}
+rule: {name: fedbuff, buffer_size: 4, staleness: inverse_sqrt}
+privacy: {secure: {colluding: 1, needed: 3}}
+devices: [{name: d, count: 4, cpu: 0.1}]
+stop: {after: 10s}
+"""
+
+
+def test_what_the_agents_are_told() -> None:
+    parsed = topology.parse(BASE)
+    secure = parsed.secure
+    assert secure is not None
+    assert secure.clients == ("d-1", "d-2", "d-3", "d-4")
+    assert (secure.updates, secure.largest_weight, secure.needed, secure.bits) == (4, 64, 3, 16)
+    assert topology.parse(parsed.to_yaml()) == parsed
+    plain = topology.parse(BASE.replace(", needed: 3", "").replace("inverse_sqrt", "none")).secure
+    assert plain is not None
+    assert (plain.largest_weight, plain.needed) == (1, 3)  # 0.7 · 4, rounded up
+    assert topology.parse(BASE.replace("privacy", "# privacy")).secure is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("needed: 3", "needed: 5", "needed (U) is 5, expected from 1 to the number of clients, 4"),
+        ("colluding: 1", "colluding: 3", "needed: found 3, expected above colluding (T), 3"),
+        ("needed: 3", "needed: 3, bits: 24", "4 updates × weights up to 64 × a range of 2^24 is more"),
+        ("needed: 3", "needed: 3, bits: 31", "bits: found 31, expected from 2 to 30"),
+        ("buffer_size: 4", "buffer_size: 1", "a sum of one update is that update"),
+        ("staleness: inverse_sqrt", "trim: median", "trim sorts the single updates: remove it"),
+        ("staleness: inverse_sqrt", "reply: after_aggregation", "take reply: immediate"),
+        ("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "port", "each update by its direction"),
+        (
+            "fedbuff, buffer_size: 4, staleness: inverse_sqrt",
+            "fedfa, window_size: 4, variant: delta",
+            "its windows differ by one update",
+        ),
+        (
+            "fedbuff, buffer_size: 4, staleness: inverse_sqrt",
+            "fedavg",
+            "the rule fedavg cannot do with sums of updates",
+        ),
+        ("stop:", "bounds: {norm: 1}\nstop:", "the server sees no update whose norm"),
+        ("cpu: 0.1", "cpu: 0.1, link: {compression: {kind: int8}}", "masked updates look random"),
+    ],
+)
+def test_refusals(old: str, new: str, message: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        topology.parse(BASE.replace(old, new))
+    assert message in str(refused.value)
+    assert "<text>:" in str(refused.value)  # the place
+
+
+def test_models_with_buffers_are_refused() -> None:
+    parsed = topology.parse(BASE.replace("digits-logreg", "cifar10-resnet18"))
+    with pytest.raises(BadInputError, match="has buffers, such as BatchNorm's"):
+        model_check.check(parsed)
