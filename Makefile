@@ -67,8 +67,11 @@ $(VENV)/.installed: pyproject.toml
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"
 	@touch $@
 
+# Flower's client, for its tests, without what its commands pin: with these pip searches for minutes.
+FLOWER := 'flwr>=1.41,<1.43' 'iterators<0.0.3' pycryptodome
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile --no-deps $(FLOWER)
 	@touch $@
 
 clean:

@@ -236,14 +236,14 @@ class RunEnded:
 
 
 _REASONS = {
-    "after": "stop.after reached",
-    "updates": "stop.updates reached",
-    "target_accuracy": "stop.target_accuracy reached",
+    "after": "time is up",
+    "updates": "updates made",
+    "target_accuracy": "target reached",
 }
 
 
 def ended_by(reason: str) -> str:
-    """Why a run ended, in words: of `after`, `stop.after reached`. Reasons of no topology are words."""
+    """Why a run ended, for people: of `after`, `time is up`. Reasons of no topology are words."""
     return _REASONS.get(reason, reason)
 
 

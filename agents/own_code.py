@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from agents.config import Named
 
 T = TypeVar("T")
+HOSTS = {"flower": "agents.tasks.flower:Flower"}
+"""Tasks of ours that consist of own code: they are planned, copied and looked at as that is."""
 FAILED = 3
 """Exit code of a process that own code has ended, with its traceback as the last thing in the log."""
 _OURS = {"__main__", "agents", "analysis", "importlib", "testbed"}
@@ -29,7 +31,7 @@ _in_use: list[str] = []
 
 def is_own(name: str) -> bool:
     """Whether `name` is that of own code, and not one of ours."""
-    return ":" in name
+    return ":" in name or name in HOSTS
 
 
 def use(folder: str | None) -> None:
@@ -44,6 +46,21 @@ def use(folder: str | None) -> None:
     importlib.invalidate_caches()
 
 
+def folder() -> str | None:
+    """The one in use."""
+    return next(iter(_in_use), None)
+
+
+def attribute(name: str) -> Any:
+    """What `module:name` of own code is. Raises LookupError where there is none, and what importing it
+    raises."""
+    module_name, _, last = name.partition(":")
+    module = _module(module_name)
+    if not hasattr(module, last):
+        raise LookupError(f"the module {module_name} has no {last}")
+    return getattr(module, last)
+
+
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
     """The task or rule that `named` describes, one of `ours` or of own code. Raises LookupError where
     there is none, and what own code raises."""
@@ -56,6 +73,9 @@ def find(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
     Raises LookupError, and what importing own code raises."""
     if not is_own(name):
         return ours[name]
+    if name in HOSTS:
+        host, _, attribute = HOSTS[name].partition(":")
+        return cast("type[T]", getattr(importlib.import_module(host), attribute))
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise LookupError(f"{name} is no class, expected module:Class")

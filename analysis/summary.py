@@ -45,7 +45,7 @@ class Headline:
     def applied(self) -> str:
         """`9 updates in 3 versions`, and how many were dropped, if any."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
-        return f"{self.updates:,} updates in {self.versions:,} versions{dropped}"
+        return f"{_count(self.updates, 'update')} in {_count(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:
@@ -56,6 +56,10 @@ class Headline:
             best = f"(best {self.best_accuracy:.1%})"
             return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}{perplexity}"
         return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}{perplexity}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def headline(run: Run) -> Headline:

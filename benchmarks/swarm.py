@@ -1,6 +1,5 @@
-"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm PART`:
+"""What docs/swarm.md says of many hosts, on this machine. `python -m benchmarks.swarm PART...`:
 
-    nodes      the same topology with all devices on the manager, and with two of four on another node
     fidelity   `testbed fidelity`, with devices on both nodes
     services   how fast a Swarm makes what a device needs, and how fast a node's engine answers
     broker     CPU time of Mosquitto per message, by size
@@ -18,43 +17,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import psutil
 
-from agents import events
 from agents.config import Broker
 from agents.topics import AGGREGATOR, CONTROLLER, Topics
 from agents.transport import Connection
 from testbed import images
-from testbed.broker import Limits, Listeners, accounts, write_mosquitto
+from testbed.broker import Account, Limits, Listeners, accounts, write_mosquitto
 from testbed.host import docker_engine, swarm
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
 from testbed.runtimes.process import HOST, find_mosquitto, free_ports
 from testbed.runtimes.swarm_visit import doors
 from tests import two_engines
-from tests.running import TESTBED, Finished, write_topology
+from tests.running import TESTBED
 from tests.two_engines import Engine
 
-_ROUNDS = 2
-_LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
-_SHARES = {"fast": 0.3, "middle": 0.2, "slow": 0.1, "slower": 0.1}
-_ELSEWHERE = {"middle", "slower"}
-_SECONDS = 25
 _SERVICES = 40
 _SIZES = {"a sample (163 bytes)": 163, "10,000 parameters": 40_000, "550,000 parameters": 2_200_000}
 _BROKER_SECONDS = 5.0
+_LOST_SECONDS = 0.5
 _TOPICS = Topics("load")
+Engines = tuple[Engine, Engine]
 
 
 @contextmanager
-def _engines() -> Iterator[tuple[Engine, Engine]]:
+def _engines() -> Iterator[Engines]:
     """The manager with all images, a worker with all that it needs."""
     with closing(docker_engine.connect()) as client:
         images.ensure(client, print)
@@ -74,86 +67,54 @@ def _run(*arguments: str | Path) -> None:
     subprocess.run([*TESTBED, *map(str, arguments)], check=True)
 
 
-def nodes() -> None:
-    host = os.uname().nodename
-    with _engines():
-        for number in range(_ROUNDS):
-            for elsewhere in (set(), _ELSEWHERE):
-                print(f"\n{'two nodes' if elsewhere else 'one node'}, {number + 1}", flush=True)
-                with tempfile.TemporaryDirectory() as folder:
-                    _compared(Path(folder), host, elsewhere)
-
-
-def _compared(folder: Path, host: str, elsewhere: set[str]) -> None:
-    devices = [
-        {"name": name, "cpu": cpu, "link": _LINK, "hosts": [f"{host}-{1 + (name in elsewhere)}"]}
-        for name, cpu in _SHARES.items()
-    ]
-    topology = write_topology(
-        folder, devices=devices, evaluate={"every": "1s"}, stop={"after": f"{_SECONDS}s"}
-    )
-    _run("up", topology, "--runtime", "swarm", "--runs", folder / "runs", "--quiet")
-    run = Finished.only_one_in(folder / "runs")
-    fidelity = json.loads((run.path / "fidelity.json").read_text())["devices"]
-    updates = Counter(update.client for update in run.updates)
-    good = [r.at for r in run.records if isinstance(r, events.Evaluated) and r.accuracy >= 0.9]
-    print(f"0.9 after {good[0]:.1f} s" if good else "0.9 was not reached")
-    print(f"{'device':<8}{'updates':>9}{'staleness':>11}  CPU, and the worst of its link")
-    for name in _SHARES:
-        staleness = fmean(u.staleness for u in run.updates if u.client == name)
-        found = fidelity[name]
-        links = [found[key]["error"] for key in ("up", "down", "rtt") if found.get(key)]
-        print(f"{name:<8}{updates[name]:>9}{staleness:>11.2f}  {found['cpu']}, {max(links, key=abs)} %")
-
-
-def fidelity() -> None:
-    with _engines(), tempfile.TemporaryDirectory() as folder:
+def fidelity(_: Engines) -> None:
+    with tempfile.TemporaryDirectory() as folder:
         _run("fidelity", "--runtime", "swarm", "--runs", folder)
         for file in Path(folder).glob("*/manifest.json"):
             print(json.loads(file.read_text())["placement"])
 
 
-def services() -> None:
+def services(engines: Engines) -> None:
     """Services of the base image that sleep, each with two secrets, as a device has."""
-    with _engines() as (manager, worker):
-        base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
-        api: Any = manager.client.api
-        made: list[str] = []
-        labels = {RUN_LABEL: "services", PART_LABEL: "device"}
+    manager, worker = engines
+    base = images.current_tags(images.FOLDER, images.AGENTS)["base"]
+    api: Any = manager.client.api
+    made: list[str] = []
+    labels = {RUN_LABEL: "services", PART_LABEL: "device"}
 
-        def secret(number: int) -> None:
-            api.create_secret(f"s-{number}", bytes(1500), labels)
+    def secret(number: int) -> None:
+        api.create_secret(f"s-{number}", bytes(1500), labels)
 
-        def service(number: int) -> None:
-            task = {
-                "ContainerSpec": {"Image": base, "Command": ["sleep", "600"], "Labels": labels},
-                "RestartPolicy": {"Condition": "none"},
-            }
-            made.append(api.create_service(task, name=f"d-{number}", labels=labels)["ID"])
+    def service(number: int) -> None:
+        task = {
+            "ContainerSpec": {"Image": base, "Command": ["sleep", "600"], "Labels": labels},
+            "RestartPolicy": {"Condition": "none"},
+        }
+        made.append(api.create_service(task, name=f"d-{number}", labels=labels)["ID"])
 
-        with ThreadPoolExecutor(8) as pool:
-            _timed("secrets", pool, secret, 2 * _SERVICES)
-            begin = time.monotonic()
-            _timed("services", pool, service, _SERVICES)
-            while not _all_run(api, made):
-                time.sleep(0.1)
-            took = time.monotonic() - begin
-            print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
-            with doors(manager.client, swarm.nodes(manager.client), base, "services") as found:
-                for node, engine in found.engines.items():
-                    where = "manager" if node == found.here else "other node, through its door"
-                    count = len(engine.api.containers(all=True))
-                    begin = time.perf_counter()
-                    for _ in range(50):
-                        engine.api.containers(all=True, filters={"label": RUN_LABEL})
-                    each = (time.perf_counter() - begin) / 50
-                    print(f"{where}: its {count} containers are listed in {1e3 * each:.1f} ms")
-            print("networks:", [n["Name"] for n in worker.client.api.networks()])
-            begin = time.monotonic()
-            list(pool.map(api.remove_service, made))
-            while manager.client.api.containers(filters={"label": RUN_LABEL}):
-                time.sleep(0.1)
-            print(f"removed: {_SERVICES / (time.monotonic() - begin):.1f}/s")
+    with ThreadPoolExecutor(8) as pool:
+        _timed("secrets", pool, secret, 2 * _SERVICES)
+        begin = time.monotonic()
+        _timed("services", pool, service, _SERVICES)
+        while not _all_run(api, made):
+            time.sleep(0.1)
+        took = time.monotonic() - begin
+        print(f"tasks: {_SERVICES / took:.1f}/s started, on both nodes together")
+        with doors(manager.client, swarm.nodes(manager.client), base, "services") as found:
+            for node, engine in found.engines.items():
+                where = "manager" if node == found.here else "other node, through its door"
+                count = len(engine.api.containers(all=True))
+                begin = time.perf_counter()
+                for _ in range(50):
+                    engine.api.containers(all=True, filters={"label": RUN_LABEL})
+                each = (time.perf_counter() - begin) / 50
+                print(f"{where}: its {count} containers are listed in {1e3 * each:.1f} ms")
+        print("networks:", [n["Name"] for n in worker.client.api.networks()])
+        begin = time.monotonic()
+        list(pool.map(api.remove_service, made))
+        while manager.client.api.containers(filters={"label": RUN_LABEL}):
+            time.sleep(0.1)
+        print(f"removed: {_SERVICES / (time.monotonic() - begin):.1f}/s")
 
 
 def _timed(what: str, pool: ThreadPoolExecutor, make: Callable[[int], None], count: int) -> None:
@@ -174,19 +135,24 @@ def broker() -> None:
         made = accounts("load", ["d-0"])
         (port,) = free_ports(1)
         spawn = multiprocessing.get_context("spawn")
-        count = spawn.Value("q", 0)
+        count = spawn.Value("q", -1)
         with tempfile.TemporaryDirectory() as folder:
             conf = write_mosquitto(
                 Path(folder) / "broker", made, Listeners(HOST, port), limits=Limits.of(size, 1)
             )
-            mosquitto = psutil.Popen([find_mosquitto() or "mosquitto", "-c", str(conf)])
+            mosquitto = psutil.Popen(
+                [find_mosquitto() or "mosquitto", "-c", str(conf)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             try:
                 reader = AGGREGATOR if size > 1000 else CONTROLLER
-                logins = made[reader].at(HOST, port), made["d-0"].at(HOST, port)
+                logins = made[reader].at(HOST, port), _writer(made, size).at(HOST, port)
                 reads = spawn.Process(target=_read, args=(logins[0], count), daemon=True)
                 writes = spawn.Process(target=_write, args=(logins[1], size, count), daemon=True)
                 reads.start()
-                time.sleep(3)
+                while count.value < 0:
+                    time.sleep(0.1)
                 writes.start()
                 while count.value == 0:
                     time.sleep(0.1)
@@ -211,6 +177,14 @@ def broker() -> None:
                 mosquitto.wait()
 
 
+def _topic(size: int) -> str:
+    return _TOPICS.update("d-0") if size > 1000 else _TOPICS.telemetry("d-0")
+
+
+def _writer(made: Mapping[str, Account], size: int) -> Account:
+    return next(one for one in made.values() if one.may_publish(_topic(size)))
+
+
 def _cpu(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
@@ -223,6 +197,7 @@ def _read(login: Broker, count: Any) -> None:
     topics = [_TOPICS.update("+")] if login.username == AGGREGATOR else [_TOPICS.telemetry("+")]
     connection = Connection(login, topics, received)
     connection.open()
+    count.value = 0
     time.sleep(600)
 
 
@@ -230,21 +205,31 @@ def _write(login: Broker, size: int, count: Any) -> None:
     """As fast as they come out at the other end, a few on their way."""
     connection = Connection(login, [], lambda _: None)
     connection.open()
-    payload, sent = bytes(size), 0
+    payload, sent, progress = b"x" * size, 0, (0, 0.0)
     while True:
+        if count.value != progress[0]:
+            progress = count.value, time.monotonic()
         if sent - count.value > max(2, min(100, 1_000_000 // size)):
+            if time.monotonic() - progress[1] > _LOST_SECONDS:
+                sent = count.value  # the broker may drop what has QoS 0
             time.sleep(0.0005)
             continue
         if size > 1000:
-            connection.publish(_TOPICS.update("d-0"), payload)
+            connection.publish(_topic(size), payload)
         else:
-            connection.publish_lossy(_TOPICS.telemetry("d-0"), payload)
+            connection.publish_lossy(_topic(size), payload)
         sent += 1
 
 
-PARTS = {"nodes": nodes, "fidelity": fidelity, "services": services, "broker": broker}
+ON_NODES = {"fidelity": fidelity, "services": services}
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in PARTS:
-        sys.exit(f"python -m benchmarks.swarm {'|'.join(PARTS)}")
-    PARTS[sys.argv[1]]()
+    chosen = sys.argv[1:]
+    if not chosen or not set(chosen) <= {*ON_NODES, "broker"}:
+        sys.exit(f"python -m benchmarks.swarm {' '.join(ON_NODES)} broker")
+    if "broker" in chosen:
+        broker()
+    if wanted := [ON_NODES[part] for part in chosen if part in ON_NODES]:
+        with _engines() as made:
+            for part in wanted:
+                part(made)

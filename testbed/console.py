@@ -23,6 +23,8 @@ _TEXTS = ("device", "profile", "state")
 """Columns of words in `plain` tables; all others are numbers."""
 _WORTH_SECONDS = 2.0
 """What takes less is not told the time of."""
+_ANY_WIDTH = 10_000
+"""Characters, more than any table has in a line."""
 verbosity = 0
 """What the user wants to read: -1 with `--quiet`, results and errors alone; 1 with `--verbose`."""
 
@@ -116,17 +118,63 @@ def written(files: Sequence[Path], *, as_json: bool) -> None:
         print_text(str(file))
 
 
-def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool) -> None:
-    """Rows as an aligned table for people, or as JSON for programs."""
+def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
+    """Rows as an aligned table for people, or as JSON for programs. Where a terminal is too narrow, the
+    columns of `spare` are left out, one after the other, and a remark says so."""
     if as_json:
         print_json(rows)
     elif not rows:
         print_text(empty)
     else:
-        shown = table(list(rows[0]))
-        for row in rows:
-            shown.add_row(*("–" if value is None else str(value) for value in row.values()))
+        left_out: list[str] = []
+        while not fits(shown := _filled(rows, left_out)) and len(left_out) < len(spare):
+            left_out.append(spare[len(left_out)])
         out().print(shown)
+        if left_out:
+            remark(f"Not shown, as the terminal is too narrow: {', '.join(left_out)} (--json has all)")
+
+
+def _filled(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
+    kept = [name for name in rows[0] if name not in left_out]
+    made = table(kept)
+    for row in rows:
+        made.add_row(*("–" if row[name] is None else str(row[name]) for name in kept))
+    return made
+
+
+def fits(shown: Table) -> bool:
+    """Whether standard output has room for its lines."""
+    wide = out().options.update(max_width=_ANY_WIDTH)  # else the answer is at most what there is
+    return out().measure(shown, options=wide).maximum <= out().width
+
+
+def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, the first column of which has names. Where a terminal is too narrow, with a line for each
+    heading and a column for each row, as many beside each other as there is room for."""
+    made = _numbers(headings, rows)
+    if fits(made):
+        out().print(made)
+        return
+    rest = list(rows)
+    while rest:
+        count = len(rest)
+        while not fits(made := _numbers(*_turned(headings, rest[:count]))) and count > 1:
+            count -= 1
+        out().print(made)
+        rest = rest[count:]
+
+
+def _turned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    lines = [list(line) for line in zip(headings, *rows, strict=True)]
+    return lines[0], lines[1:]
+
+
+def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    made = plain(*headings)
+    made.columns[0].justify = "left"
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def table(columns: list[str]) -> Table:

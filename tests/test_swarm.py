@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -96,12 +97,12 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
     runs = tmp_path / "runs"
     with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
-        until(runs, lambda run: "resume" in acted(run))
+        until(up, runs, lambda run: "resume" in acted(run))
         (broker,) = parts(on_swarm[0], BROKER)
         on_swarm[0].client.api.kill(broker)
         # Over each node's router to the new one; second-2 may still be starting.
         ended = "the broker ended with exit code 137"
-        run = until(runs, lambda run: since(run, ended) >= {"first", "second-1"})
+        run = until(up, runs, lambda run: since(run, ended) >= {"first", "second-1"})
         (second,) = parts(on_swarm[1], "second-1")
         executor.put(on_swarm[1].client, second, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
@@ -120,7 +121,7 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
         until_printed(up, "the run clock starts")
         (second,) = parts(on_swarm[1], "second-1")
         assert executor.read_file(on_swarm[1].client, second, f"{DISK}/kept") == b"by its client"
-        until(runs, lambda run: going_on(run) == NAMES)
+        until(up, runs, lambda run: going_on(run) == NAMES)
         _, told = interrupt(up)
     assert up.returncode == 130, told
     assert left(on_swarm) == []
@@ -140,11 +141,13 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
     assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.gate"}
 
 
-def until(runs: Path, there: Callable[[Finished], bool]) -> Finished:
+def until(up: subprocess.Popen[str], runs: Path, there: Callable[[Finished], bool]) -> Finished:
     """Wait until the only run is as it should be."""
     deadline = time.monotonic() + 90
     while not there(found := Finished.only_one_in(runs)):
-        assert time.monotonic() < deadline, found.records[-20:]
+        if up.poll() is not None or time.monotonic() > deadline:
+            up.terminate()
+            pytest.fail("\n".join([*map(str, found.records[-20:]), up.communicate(timeout=60)[0]]))
         time.sleep(0.2)
     return found
 

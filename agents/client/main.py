@@ -323,12 +323,12 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     gc.disable()  # looking for garbage meanwhile would take a tenth of the time
     import torch
 
-    from agents.client.training import Trainer
+    from agents.client.training import trainer_of
 
     torch.set_num_threads(cfg.threads)
     accelerator.prepare(cfg)
     task = own_code.build(cfg.task, TASKS, Task)
-    trainer = Trainer(task, shard, cfg.local, cfg.start, cfg.device)
+    trainer = trainer_of(task, shard, cfg.local, cfg.start, cfg.device)
     trainer.warm_up()
     gc.collect()
     gc.freeze()

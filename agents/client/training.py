@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -166,6 +167,59 @@ class Trainer:
     def _descend(self, lr: float) -> None:
         with torch.no_grad():
             self._optimizer.step(lr)
+
+
+class FitTrainer(Trainer):
+    """Of a task that trains by itself (`Task.fits`): its `fit` is one step, whose rate is `lr`."""
+
+    def assign(self, shard: Shard, local: Local) -> None:
+        self._local, self._shard = local, shard
+        self._start = self.flat.w.clone() if local.clip is not None else None
+
+    def warm_up(self) -> None:
+        """Load what the task's code is likely to need, before the run clock goes: it evaluates a sample,
+        and torch's optimizers import for seconds at their first step. A `fit` itself may take long."""
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.grad = torch.zeros(1)
+        torch.optim.SGD([weight], lr=0.1).step()
+        with torch.no_grad():
+            self.flat.module(inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
+
+    def train(
+        self,
+        start: Vector,
+        rng: np.random.Generator,
+        lr: float | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        buffers: Buffers = NONE,
+    ) -> Result:
+        seed = int(rng.spawn(1)[0].integers(2**32))
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        if self._start is not None:
+            fill(self._start, start)
+        self.flat.load(start, buffers)
+        loss = self._task.fit(self.flat.module, self._shard, self._local.lr if lr is None else lr)
+        if self._local.clip is not None and self._start is not None:
+            with torch.no_grad():
+                _clip(self.flat.w, self._start, self._local.clip)
+        return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module))
+
+    def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
+        raise NotImplementedError("a task that trains by itself has no gradient")
+
+
+def trainer_of(
+    task: Task,
+    shard: Shard,
+    local: Local,
+    start: Start = FROM_TASK,
+    device: str | torch.device = "cpu",
+) -> Trainer:
+    """A `Trainer` of the kind that the task needs."""
+    return (FitTrainer if task.fits else Trainer)(task, shard, local, start, device)
 
 
 def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:

@@ -27,6 +27,8 @@ class Task(Protocol):
     None where `shards` brings them, device by device."""
     has_accuracy: ClassVar[bool] = True
     """Whether `correct` means something."""
+    fits: ClassVar[bool] = False
+    """Whether it trains by its own `fit`, and not by the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
     """Whether `loss` is the cross-entropy of the next token: then exp(loss) is the perplexity."""
 
@@ -55,6 +57,14 @@ class Task(Protocol):
         """Whether each sample is predicted right, shape (batch,); None where that means nothing."""
         return outputs.argmax(1) == y
 
+    def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
+        """Train `module`, in place, on a client's shard, where `fits`; the mean loss, NaN if not known.
+
+        It counts as one step, and is not cut short. Random numbers of torch, NumPy and Python follow
+        from the topology's seed.
+        """
+        raise LookupError(f"{type(self).__name__} learns by the gradient of its loss")
+
     def check(self, clients: int) -> None:
         """Raise ValueError where these parameters cannot work with `clients` clients."""
         return  # a body: what has none is abstract to mypy
@@ -62,3 +72,7 @@ class Task(Protocol):
     def shards(self) -> Sequence[Shard]:
         """A shard per client, in device order, for a task without dataset; they are its test set too."""
         raise LookupError(f"{type(self).__name__} learns from the dataset {self.dataset}")
+
+    def shards_for(self, clients: int) -> Sequence[Shard]:
+        """`shards`, for a task that makes them for any number of clients."""
+        return self.shards()

@@ -125,7 +125,11 @@ def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None
         layers.append(Layer(name, "bars", columns, color=color(index), hover=hover))
     return Chart(
         "Time to accuracy",
-        Axis("test accuracy", ticks={float(i): f"{t:.0%}" for i, t in enumerate(shown)}),
+        Axis(
+            "test accuracy",
+            ticks={float(i): f"{t:.0%}" for i, t in enumerate(shown)},
+            limits=(-0.5, len(shown) - 0.5) if shown else (None, None),
+        ),
         Axis("device time", "s", limits=(0.0, None)),
         tuple(layers),
         note="never reached: " + ", ".join(never) if never else "",

@@ -208,7 +208,7 @@ def _add_legend(shown: figure, chart: Chart, ink: Ink, wrap: int) -> None:
     shown.add_layout(legend, "below")
     legend.update(
         label_text_color=ink.text, label_text_font_size="11px", background_fill_color=None,
-        border_line_color=None, padding=0, margin=0, location="left",
+        border_line_color=None, padding=0, margin=0, spacing=14, location="left",
     )  # fmt: skip
 
 

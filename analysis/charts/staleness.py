@@ -20,7 +20,7 @@ _MAX_POINTS = 10_000
 """Points of all series; of more, evenly chosen ones are drawn, of each series the same part. A browser
 draws those of a run that goes on once a second."""
 _BINS = 40
-_AXIS = Axis("staleness", "versions", whole=True, limits=(0.0, None))
+_AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # all of a point at 0
 
 
 def over_time(runs: Sequence[Run]) -> Chart:

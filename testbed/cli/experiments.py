@@ -351,28 +351,23 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
         console.print_json(told)
         return
     for rows in tasks:
-        print_text(_heading(rows[0], several=len(tasks) > 1))
-        headings, cells = comparison.texts(rows)
-        table = console.plain(*headings)
-        table.columns[0].justify = "left"
-        for row in cells:
-            table.add_row(*row)
-        out().print(table)
+        print_text(_heading(rows, several=len(tasks) > 1))
+        console.show_numbers(*comparison.texts(rows))
     for each in remarks:
         print_text(each)
 
 
-def _heading(first: Row, *, several: bool) -> str:
-    """What the table that begins with this row shows."""
+def _heading(rows: Sequence[Row], *, several: bool) -> str:
+    """What the table of these rows, of one task, shows."""
     from analysis import comparison
 
-    told = f"{first.task}: " if several else ""
-    if not math.isnan(first.target):
-        told += (
-            f"What it took to reach a test accuracy of {comparison.percent(first.target)}; "
-            "± is half of the 95% interval over seeds."
-        )
-    return f"\n{told}"
+    target = rows[0].target
+    told = "No test accuracy to compare by: what the runs came to"
+    if not math.isnan(target):
+        told = f"What it took to reach a test accuracy of {comparison.percent(target)}"
+    if any(row.runs > 1 for row in rows):
+        told += "; ± is half of the 95% interval over seeds"
+    return f"\n{f'{rows[0].task}: ' if several else ''}{told}."
 
 
 def _share(text: str | None) -> float | None:

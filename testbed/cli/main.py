@@ -296,10 +296,16 @@ def ps(as_json: AsJson = False) -> None:
     from testbed.run import live_runs
 
     rows = [
-        {**asdict(live), "directory": str(live.directory) if live.directory else None}
+        {**asdict(live), "directory": _shown(live.directory, whole=as_json) if live.directory else None}
         for live in live_runs.find()
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
+
+
+def _shown(path: Path, *, whole: bool) -> str:
+    """For people by the way from here, where it is below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
 
 
 @app.command("runs")
@@ -325,7 +331,8 @@ def list_runs(
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
     if every:
         empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
-    show(rows, empty, as_json=as_json)
+    spare = [name for name in ("devices", "runtime", "task", "duration", "rule") if name != sort]
+    show(rows, empty, as_json=as_json, spare=spare)
 
 
 @app.command()
@@ -344,13 +351,15 @@ def logs(
     """Print the logs of a run."""
     from testbed.run import logs as reader
 
-    found = reader.read(run, part, runs, tail)
+    found = [*reader.read(run, part, runs, tail)]
     if as_json:
         print_json([{"part": name, "text": text} for name, text in found])
         return
     for name, text in found:
         console.out().print(f"── {name} ", style="bold")
         print_text(text or "(empty)")
+    if not found:
+        print_text(f"{run} has no logs yet")
 
 
 @app.command()

@@ -106,11 +106,11 @@ def chosen(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
     return devices.sort_values(column, ascending=ascending, kind="stable", na_position="last")
 
 
-def cells(devices: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of text; what is known of no device is left out."""
+def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of text; what is known of no device is left out. `grouped`: of `groups`."""
     shown = {
-        "device": [*devices.index],
-        "group": [*devices["group"]],
+        **({} if grouped else {"device": [*devices.index]}),
+        "group": [*(devices.index if grouped else devices["group"])],
         "state": [*devices["state"]],
         "updates": [f"{int(value):,}" for value in devices["updates"]],
         "share": [_text(value, "{:.1%}") for value in devices["share"]],

@@ -6,12 +6,11 @@ from contextlib import suppress
 from html import escape
 from math import isnan, nan
 
-from agents import config
+from agents import config, events
 from analysis import summary
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity
-from testbed.rundir.listing import in_words
 from testbed.topology import Stop
 from testbed.traits import is_simulated
 
@@ -117,7 +116,7 @@ def _state(run: Run, feed: Feed) -> tuple[str, str]:
     outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")
     if outcome in ("failed", "crashed"):
         return "bad", outcome
-    return "over", f"ended: {in_words(outcome)}"
+    return "over", f"ended: {events.ended_by(outcome)}"
 
 
 def _runtime(run: Run) -> str:

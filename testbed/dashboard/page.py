@@ -171,7 +171,9 @@ def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str
     shown = found.head(devices.SOME_ROWS) if many else found
     parts: list[tuple[str, Any]] = []
     if many:
-        parts.append((f"Groups of {len(every):,} devices", devices.cells(devices.groups(every))))
+        parts.append(
+            (f"Groups of {len(every):,} devices", devices.cells(devices.groups(every), grouped=True))
+        )
     which = f"{len(shown):,} of {len(found):,}, {sort}" if len(shown) < len(found) else ""
     title = " · ".join(filter(None, (table.caption, name)))
     parts.append((": ".join(filter(None, (title, which))), devices.cells(shown)))

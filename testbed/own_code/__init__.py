@@ -115,10 +115,11 @@ class TaskStandIn(StandIn):
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
     has_accuracy: ClassVar[bool]
     has_perplexity: ClassVar[bool]
+    fits: ClassVar[bool]
 
-    def shards(self) -> list[Shard]:
+    def shards_for(self, clients: int) -> list[Shard]:
         """As the task's."""
-        return [shards.load(Path(path)) for path in ask(self, "shards")]
+        return [shards.load(Path(path)) for path in ask(self, "shards", clients=clients)]
 
 
 def _dataset(task: TaskStandIn) -> Splits:
@@ -212,7 +213,7 @@ def _stand_in(code: Code, kind: Kind, name: str) -> type[StandIn]:
         "__module__": name.partition(":")[0],
     }
     return dataclasses.make_dataclass(
-        name.partition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
+        name.rpartition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
     )
 
 

@@ -40,7 +40,7 @@ _TRIED = 3
 _MAX_TRACEBACK = 20_000
 """Characters."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
-_OF_CLASS = ("dataset", "has_accuracy", "has_perplexity")
+_OF_CLASS = ("dataset", "fits", "has_accuracy", "has_perplexity")
 """Attributes of a task that are the same whatever its parameters."""
 _SPLITS = "train", "test", "validation"
 _ARRAYS = {
@@ -240,10 +240,10 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
     return flat.write_start(_made(cls, params), seed, **files)
 
 
-def _shards(cls: Any, folder: Path, params: dict[str, Any]) -> list[str]:
+def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
     """Files with the shards that the task brings."""
     paths = []
-    for number, shard in enumerate(_made(cls, params).shards()):
+    for number, shard in enumerate(_made(cls, params).shards_for(clients)):
         if not isinstance(shard, Shard):
             raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
         paths.append(folder / f"shard-{number}.safetensors")
@@ -285,7 +285,10 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) -> None:
-    """One step of training on the shard in the file `samples`, and its evaluation."""
+    """One step of training on the shard in the file `samples`, and its evaluation; not of a task that
+    trains by itself, which may take any time."""
+    if cls.fits:
+        return
     import torch
 
     torch.manual_seed(seed)

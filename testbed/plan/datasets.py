@@ -420,7 +420,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
     task, clients = topology.task, topology.device_names
     dataset = source(topology)
     if dataset is None:
-        return dict(zip(clients, map(len, task.build().shards()), strict=True))
+        return dict(zip(clients, map(len, task.build().shards_for(len(clients))), strict=True))
     scheme = task.partition.build()
     by_hand = _by_hand(topology)
     given = {client: request.samples for client, request in by_hand.items()}
@@ -458,7 +458,7 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     task, clients = topology.task, topology.device_names
     chosen = source(topology)
     if chosen is None:
-        own = task.build().shards()
+        own = task.build().shards_for(len(clients))
         x, y = (np.concatenate([getattr(shard, part) for shard in own]) for part in ("x", "y"))
         train = test = Shard(x, y, own[0].scale)
         ends = np.cumsum([len(shard) for shard in own])
@@ -607,7 +607,7 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
             topology,
             where,
             f"deals samples out by their class, and these have none (labels of {_kind(labels)}): take a "
-            "scheme that needs no classes, such as iid or sizes",
+            "scheme that needs no classes, such as iid or power_law",
         )
     return np.zeros(len(labels), np.int64)
 

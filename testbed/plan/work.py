@@ -66,7 +66,7 @@ def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | No
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = build(task, Start(frozen=tuple(frozen)))
     if task.dataset is None:
-        shard = task.shards()[0]
+        shard = task.shards_for(1)[0]
         x = inputs(torch.from_numpy(shard.x[:batch_size]), shard.scale)
         y = torch.from_numpy(shard.y[:batch_size])
     else:

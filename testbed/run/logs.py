@@ -10,6 +10,7 @@ from testbed.errors import BadInputError
 from testbed.run import live_runs
 from testbed.rundir.directory import tail_of
 from testbed.runtimes import emulator
+from testbed.traits import is_simulated
 
 _MAX_LINE = 10_000
 """Characters of a line that are shown: a device may have written it."""
@@ -27,6 +28,11 @@ def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[st
     texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
     if live is not None and live.runtime is not None:
         texts |= emulator(live.runtime).logs(name, tail)
+    if not texts and is_simulated(directory.read_manifest().get("runtime")):
+        raise BadInputError(
+            f"{name} has no logs: in virtual time no process writes any; `testbed watch {name}` tells "
+            "what happened"
+        )
     if part is not None and part not in texts:
         raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
     for each in sorted(texts) if part is None else [part]:

@@ -7,16 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents import events
 from analysis import manifest
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.last import Last, last_of
 
-_WORDS = {
-    "after": "time is up",
-    "updates": "updates made",
-    "target_accuracy": "target reached",
-}
 SORTS = (
     "started",
     "run",
@@ -62,13 +58,10 @@ def row(directory: RunDirectory) -> dict[str, Any]:
         "accuracy": last.accuracy,
         "loss": last.loss,
         "outcome": outcome,
-        "verdict": manifest.verdict(entries) if entries.get("outcome") else None,
+        "verdict": manifest.verdict(entries)
+        if entries.get("outcome") and entries.get("runtime")
+        else None,
     }
-
-
-def in_words(outcome: str) -> str:
-    """How a run ended, for people: of `after`, `time is up`. Other outcomes are words."""
-    return _WORDS.get(outcome, outcome)
 
 
 def told(row: Mapping[str, Any]) -> dict[str, str]:
@@ -81,10 +74,10 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
         "rule": row["rule"],
         "task": row["task"],
         "runtime": row["runtime"],
-        "devices": f"{row['devices']:,}",
+        "devices": f"{row['devices']:,}" if row["devices"] else None,
         "duration": None if row["duration"] is None else f"{row['duration']:,.1f} s",
         "accuracy": quality if accuracy is None else f"{accuracy:.1%}",
-        "outcome": in_words(row["outcome"]),
+        "outcome": events.ended_by(row["outcome"]),
         "verdict": row["verdict"],
     }
     return {name: "–" if fact is None else str(fact) for name, fact in facts.items()}

@@ -236,7 +236,8 @@ def put(
     folders: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Put `files` (bytes, or a path of this host) into the folder `where` of a container, and make its
-    `folders`, each of a user, for whom it is. Of a file no more is in memory than a piece."""
+    `folders`, each of a user, for whom it is with the files in it. Of a file no more is in memory than a
+    piece."""
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for name, user in folders.items():
@@ -246,6 +247,7 @@ def put(
             for name, content in files.items():
                 entry = tarfile.TarInfo(name)
                 entry.mode = 0o644
+                entry.uid = entry.gid = folders.get(str(Path(name).parent), 0)
                 if isinstance(content, Path):
                     entry.size = content.stat().st_size
                     with content.open("rb") as file:

@@ -39,7 +39,7 @@ from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET
 from testbed.broker.identity import new_identity
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
 from testbed.host import cgroups, docker_engine, kernel, swarm
 from testbed.host.nodes import Node
@@ -150,6 +150,9 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again)
             try:
                 made.open()
+            except HostError:
+                made.lost |= {node.id for node in made.others if node.id not in made.engines}
+                raise
             finally:
                 swarm_removal.remove(manager, made, run, directory)
         return True

@@ -17,11 +17,15 @@ from testbed.host import docker_engine
 from testbed.plan import agent_configs
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import doors, executor, swarm_executor
-from testbed.runtimes.containers import PART_LABEL
+from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
 from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
+from testbed.runtimes.launch import name_of
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
+_OWED_LABEL = "testbed.owed"
+"""Of a configuration that stays where nodes could not be asked: their ids. By it `down` finds the run
+again, of which the Swarm has nothing else."""
 _PARALLEL = 8
 
 
@@ -45,7 +49,7 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
     """Remove all of `run`, through the doors `made`, which go last. Logs, and what a resumed run goes on
     from, are brought to `directory`. What a node that does not answer keeps is told once all else is
     gone; it is asked but once. Raises HostError."""
-    failed: dict[str, str] = {}
+    failed = dict(_still_away(manager, made, run))
     unsaved: list[str] = []
 
     @contextmanager
@@ -82,12 +86,28 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         swarm_executor.remove_services(manager, swarm_executor.services(manager, run))
         executor.remove_containers(manager, run)
         swarm_executor.remove_rest(manager, run)
+        if failed:
+            labels = {RUN_LABEL: run, _OWED_LABEL: ",".join(failed)}
+            swarm_executor.configure(manager, name_of(run, "owed"), b"-", labels, "")
     if told := "; ".join([*unsaved, *failed.values()]):
         raise HostError(
             f"{run} is removed from the Swarm, but something of it may be left on a node, or logs and "
             f"updates of devices could not be saved: {told}. Once its nodes answer again: testbed down "
             f"{run}"
         )
+
+
+def _still_away(manager: docker.DockerClient, made: Doors, run: str) -> Iterator[tuple[str, str]]:
+    """Nodes of the Swarm that this or an earlier removal of `run` could not ask, and that there is no
+    door to now, with what to say of them."""
+    api: Any = manager.api
+    with as_host_error("list the nodes"):
+        names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
+        owed = {*made.lost}
+        for config in api.configs(filters=swarm_executor.labelled(run)):
+            owed |= {*config["Spec"]["Labels"].get(_OWED_LABEL, "").split(",")}
+    for node in sorted(owed & names.keys() - made.engines.keys()):
+        yield node, f"{names[node]} does not answer (if it never will again: docker node rm --force)"
 
 
 def _keep_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) -> list[str]:

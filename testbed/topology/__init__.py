@@ -57,6 +57,9 @@ _INSTALL = (
     "name it under requirements"
 )
 _KINDS: tuple[Kind, ...] = ("task", "rule")
+_OF_OUR_TRAINING = ("steps", "epochs", "lr_by_step", "optimizer", "momentum", "weight_decay",
+                    "clip_gradient", "precision", "proximal", "fednova")  # fmt: skip
+"""Settings of local training without effect where a task trains by its own code."""
 
 
 def _with_length(local: Local) -> Local:
@@ -456,8 +459,9 @@ def _read_own_code(
         try:
             if code is None:
                 if path is None:
+                    what = "runs code" if name in own_code.HOSTS else "is a class"
                     raise ValueError(
-                        f"{name} is a class of your own: add code with its file, as in code: mine.py"
+                        f"{name} {what} of your own: add code with its file, as in code: mine.py"
                     )
                 continue  # an error of its own
             classes[kind] = {name: code.stand_in(kind, name)}
@@ -618,6 +622,8 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "how long a step takes is not known: add task.flops_per_step, such as "
                 "flops_per_step: 1e6",
             )
+    if task.build().fits:
+        yield from _settings_of_ours(topology, side)
     if task.brings_shards and task.partition.scheme != "iid":
         yield (
             ("task", "partition"),
@@ -640,6 +646,31 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             "with evaluate.when: after no accuracy is known before the run is over: remove this, and "
             "give after or updates; or write when: during",
         )
+
+
+def _settings_of_ours(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
+    """What has no effect on a task that trains by its own code."""
+    name = topology.task.name
+    if side.kind == "gradient":
+        yield (
+            ("rule", "name"),
+            f"{topology.rule.name} wants gradients, and {name} trains by its own code: take another",
+        )
+    plain = config.Local(steps=1)
+    found: list[tuple[Where, config.Local]] = [(("task", "local"), topology.task.local.build())]
+    found += [
+        (("devices", index, "local"), group.local.build())
+        for index, group in enumerate(topology.devices)
+        if group.local != topology.task.local
+    ]
+    for where, local in found:
+        for setting in _OF_OUR_TRAINING:
+            if getattr(local, setting) not in (None, getattr(plain, setting)):
+                yield (
+                    (*where, setting),
+                    f"{name} trains by its own code: write steps: 1, lr and perhaps clip, and set all "
+                    "else in that code",
+                )
 
 
 def _groups(document: Document) -> tuple[Any, ...]:

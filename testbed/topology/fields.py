@@ -10,6 +10,7 @@ import itertools
 import textwrap
 import typing
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from packaging import requirements
@@ -273,8 +274,8 @@ class OneOf:
         if self._own is not None:
             name = {
                 "type": "string",
-                "pattern": r"^[\w.]+:\w+$",
-                "description": "module:Class of `code`",
+                "pattern": r"^([\w.]+:\w+|flower)$",
+                "description": "module:Class of `code`; flower: a ClientApp in it",
             }
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)
@@ -423,7 +424,8 @@ def _with_units(hint: Any) -> Any:
         if get_origin(hint) is Literal:
             return hint
         inner = tuple(_with_units(arg) for arg in args)
-        return Union[inner] if type(None) in inner else get_origin(hint)[inner]  # noqa: UP007
+        origin = get_origin(hint)
+        return Union[inner] if origin in (Union, UnionType) else origin[inner]  # noqa: UP007
     return hint
 
 

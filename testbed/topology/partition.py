@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -201,6 +204,182 @@ class Natural:
         }
 
 
+class OfFlower:
+    """One of flwr-datasets' partitioners, by its own name: the fields are what its constructor takes.
+
+    The number of partitions, the column and the seed are the topology's. A partition that no device is
+    there for is left out.
+    """
+
+    by: ClassVar[Key] = "label"
+
+    def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+        import flwr_datasets.partitioner as flower
+
+        name = type(self).__name__
+        cls = getattr(flower, name, None)
+        if cls is None:
+            raise BadInputError(f"task.partition: the flwr-datasets that is installed has no {name}.")
+        known = inspect.signature(cls).parameters
+        ours = {"num_partitions": len(clients), "partition_by": "label", "seed": seed}
+        arguments = {key: value for key, value in ours.items() if key in known} | self._arguments()
+        try:
+            parts = _deal(cls(**arguments), labels, clients, seed)
+        except (ValueError, TypeError, LookupError) as error:
+            said = "it makes fewer partitions" if isinstance(error, LookupError) else str(error)
+            raise BadInputError(
+                f"task.partition: {name} of flwr-datasets finds no partition of {len(labels)} samples "
+                f"for {len(clients)} devices: {' '.join(said.split())}"
+            ) from error
+        if empty := [client for client, part in parts.items() if not len(part)]:
+            raise BadInputError(
+                f"task.partition: {name} of flwr-datasets leaves {empty[0]} without samples, and "
+                f"{len(empty) - 1} other devices. Change its parameters, or use fewer devices."
+            )
+        return parts
+
+    def _arguments(self) -> dict[str, Any]:
+        """The fields, with lists for tuples."""
+        return {
+            name: [*value] if isinstance(value, tuple) else value for name, value in vars(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class IidPartitioner(OfFlower):
+    """As `iid`, in flwr-datasets' words."""
+
+    by: ClassVar[Key] = "nothing"
+
+
+@dataclass(frozen=True)
+class DirichletPartitioner(OfFlower):
+    """Each class is dealt out in shares drawn from Dirichlet(alpha)."""
+
+    alpha: float | tuple[float, ...]
+    """One number, or one for each device."""
+    min_partition_size: int = MIN_SAMPLES
+    self_balancing: bool = False
+    """Whether a device that has its even share of all samples gets no more."""
+
+
+@dataclass(frozen=True)
+class InnerDirichletPartitioner(OfFlower):
+    """So many samples for each device, of classes drawn by its own draw from Dirichlet(alpha)."""
+
+    partition_sizes: tuple[int, ...]
+    """Samples of each device, in device order."""
+    alpha: float | tuple[float, ...]
+    """One number, or one for each class."""
+
+
+@dataclass(frozen=True)
+class DistributionPartitioner(OfFlower):
+    """Classes by turns, and of each class the shares that a table gives."""
+
+    distribution_array: tuple[tuple[float, ...], ...]
+    """A row for each class, with a share for each time that a device has it."""
+    num_unique_labels_per_partition: int
+    preassigned_num_samples_per_label: int
+    rescale: bool = True
+    """Whether the table has shares, and not numbers of samples."""
+
+    def _arguments(self) -> dict[str, Any]:
+        if len({len(row) for row in self.distribution_array}) > 1:
+            raise BadInputError("task.partition: the rows of distribution_array differ in length.")
+        return {**vars(self), "distribution_array": np.array(self.distribution_array)}
+
+
+@dataclass(frozen=True)
+class PathologicalPartitioner(OfFlower):
+    """Every device has samples of so many classes."""
+
+    num_classes_per_partition: int
+    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random"
+
+
+@dataclass(frozen=True)
+class ShardPartitioner(OfFlower):
+    """Samples sorted by class are cut into pieces, which are dealt out at random."""
+
+    num_shards_per_partition: int | None = None
+    shard_size: int | None = None
+    """Samples in a piece; None: as follows from `num_shards_per_partition`."""
+    keep_incomplete_shard: bool = False
+
+
+@dataclass(frozen=True)
+class ContinuousPartitioner(OfFlower):
+    """Samples sorted by their class as a number, with noise, are cut into equal pieces."""
+
+    strictness: float
+    """From 0, noise alone, to 1, no noise."""
+
+
+@dataclass(frozen=True)
+class SizePartitioner(OfFlower):
+    """So many samples for each device."""
+
+    by: ClassVar[Key] = "nothing"
+    partition_sizes: tuple[int, ...]
+    """Samples of each device, in device order."""
+
+
+@dataclass(frozen=True)
+class LinearPartitioner(OfFlower):
+    """Sizes in proportion to 1, 2, 3, … in device order."""
+
+    by: ClassVar[Key] = "nothing"
+
+
+@dataclass(frozen=True)
+class SquarePartitioner(OfFlower):
+    """Sizes in proportion to 1, 4, 9, … in device order."""
+
+    by: ClassVar[Key] = "nothing"
+
+
+@dataclass(frozen=True)
+class ExponentialPartitioner(OfFlower):
+    """Sizes in proportion to e, e², e³, … in device order."""
+
+    by: ClassVar[Key] = "nothing"
+
+
+@dataclass(frozen=True)
+class NaturalIdPartitioner(OfFlower):
+    """Every device has the samples of one client of the dataset: the first ones that there are."""
+
+    by: ClassVar[Key] = "client"
+
+
+@dataclass(frozen=True)
+class GroupedNaturalIdPartitioner(OfFlower):
+    """Every device has the samples of so many clients of the dataset."""
+
+    by: ClassVar[Key] = "client"
+    group_size: int
+    mode: Literal["allow-smaller", "allow-bigger", "drop-reminder", "strict"] = "allow-smaller"
+    sort_unique_ids: bool = False
+
+
+OF_FLOWER: tuple[type[OfFlower], ...] = (
+    ContinuousPartitioner,
+    DirichletPartitioner,
+    DistributionPartitioner,
+    ExponentialPartitioner,
+    GroupedNaturalIdPartitioner,
+    IidPartitioner,
+    InnerDirichletPartitioner,
+    LinearPartitioner,
+    NaturalIdPartitioner,
+    PathologicalPartitioner,
+    ShardPartitioner,
+    SizePartitioner,
+    SquarePartitioner,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What one device has by hand."""
@@ -270,6 +449,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "power_law": PowerLaw,
     "resampled": Resampled,
     "shards": Shards,
+    **{cls.__name__: cls for cls in OF_FLOWER},
 }
 
 
@@ -281,7 +461,7 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
     # in any other they are handed over one by one, which takes seconds.
     order = np.random.default_rng(seed).permutation(len(labels))
     partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]}).with_format("arrow")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # some draw bars there
         warnings.simplefilter("ignore")  # one for every draw that left a client too few samples
         parts = [partitioner.load_partition(number)["index"] for number in range(len(clients))]
     return dict(zip(clients, map(np.asarray, parts), strict=True))

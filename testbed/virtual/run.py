@@ -24,7 +24,7 @@ from agents.client import core as client
 from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
-from agents.client.training import Trainer
+from agents.client.training import trainer_of
 from agents.config import Link, Local, Named, Start
 from agents.device_actions import DeviceState
 from agents.flat import first_model, initial
@@ -188,6 +188,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: Recorde
         stop=stop,
         steps=spec.steps(),
         absent=spec.absent,
+        evaluates_alone=task.fits,  # own code may draw from generators of which a process has one
     )
 
 
@@ -356,7 +357,7 @@ def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> floa
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trainer = Trainer(task, shard, local, begin)
+        trainer = trainer_of(task, shard, local, begin)
         trainer.warm_up()
         start, rng = initial(trainer.flat.module), np.random.default_rng(0)
         steps, began = 0, time.thread_time()

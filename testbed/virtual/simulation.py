@@ -68,7 +68,8 @@ class Simulation:
     `devices` makes a device when it is first sent a model, so that only those that take part cost
     memory; and its next life, given the last one. `steps` are the actions on devices, in the order of
     time, and `absent` the devices that are not there from the start. `evaluate` runs in a thread of its
-    own; its result is handed in at the next timer, or at once where the run may end by it.
+    own; its result is handed in at the next timer, or at once where the run may end by it, or where it
+    `evaluates_alone`, never beside a training.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Simulation:
         steps: Iterator[Step],
         absent: frozenset[str],
         masking: Masking | None = None,
+        evaluates_alone: bool = False,
     ) -> None:
         self._events = queue
         self._core = core
@@ -100,7 +102,7 @@ class Simulation:
         self._steps = steps
         self._absent = absent
         self._masking = masking
-        self._evaluates_at_once = stop.target_accuracy is not None
+        self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, Device] = {}
         self._snapshot: tuple[int, Vector] | None = None

@@ -18,7 +18,7 @@ import torch
 
 from agents.buffers import NONE, Buffers
 from agents.client.core import Outcome
-from agents.client.training import Trainer
+from agents.client.training import trainer_of
 from agents.config import FROM_TASK, Local, Start
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -72,9 +72,7 @@ class BatchTrainer:
     """Trains `task`'s model on clients' parts of `train`, on `device`."""
 
     def __init__(self, task: Task, train: Shard, start: Start = FROM_TASK, device: str = "cpu") -> None:
-        first = objective(task, train, start, device)
-        self._at_once = first.at_once
-        self._draws = False
+        self._draws = task.fits
         """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
         self.remark: str | None = None
         """A sentence on how clients are trained, where there is one to be told."""
@@ -84,6 +82,15 @@ class BatchTrainer:
         def single() -> _Single:
             return _Single(task, train, start, device)
 
+        if task.fits:
+            self._workers.put(_Worker(None, task.l2, single))
+            self.remark = (
+                "Clients are trained one after the other, by the task's own code; in virtual time each "
+                "training takes as long as timing says, or one step, whatever that code does"
+            )
+            return
+        first = objective(task, train, start, device)
+        self._at_once = first.at_once
         self._workers.put(_Worker(first, task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
@@ -143,7 +150,7 @@ class BatchTrainer:
 class _Worker:
     """What one thread trains with."""
 
-    def __init__(self, objective: Objective, l2: float, single: Callable[[], _Single]) -> None:
+    def __init__(self, objective: Objective | None, l2: float, single: Callable[[], _Single]) -> None:
         self._objective = objective
         self._single = functools.cache(single)
         self._l2 = np.float32(l2)
@@ -161,6 +168,7 @@ class _Worker:
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Gradient and loss of each job's first mini-batch."""
         w, out = self._stacked(jobs)
+        assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.on(*_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
@@ -172,6 +180,7 @@ class _Worker:
         w, g = self._stacked(jobs)
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
+        assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.on(*_batches(jobs, steps))
         descent = _Descent(jobs, w, self._l2)
         n = len(jobs)
@@ -209,7 +218,7 @@ class _Single:
         self._train = train
         with torch.random.fork_rng(devices=[]):
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
-            self._trainer = Trainer(task, nothing, Local(steps=1), start, device)
+            self._trainer = trainer_of(task, nothing, Local(steps=1), start, device)
 
     def train(self, job: Job) -> Outcome:
         self._trainer.assign(

@@ -120,7 +120,7 @@ class LiveView(View):
         tally = self._tally
         self._print(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {quality_of(evaluation)}  "
-            f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(tally.at):5.1f}/s"
+            f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(evaluation.at):5.1f}/s"
             f"{self._left(evaluation.at)}"
         )
 

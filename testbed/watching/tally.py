@@ -121,8 +121,13 @@ class Tally:
         """Updates applied per second, over the last ten seconds before `at`, or since the start."""
         while self._applied and self._applied[0] < at - _RATE_WINDOW_SECONDS:
             self._applied.popleft()
+        later = 0  # an evaluation may be told of when the run has gone on
+        for applied in reversed(self._applied):
+            if applied <= at:
+                break
+            later += 1
         since = max(self._began, at - _RATE_WINDOW_SECONDS)
-        return len(self._applied) / (at - since) if at > since else 0.0
+        return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
         """Number of updates in `version`. Versions must be passed in ascending order; evaluations may

@@ -1,4 +1,4 @@
-"""`import testbed`: runs from Python. Virtual time, but for `tests/test_python.py`."""
+"""`import testbed`: runs from Python, in virtual time; `tests/test_flower.py` has one in processes."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
+from rich.console import Console
 from typer.main import get_command
 
 from agents.rules import RULES
@@ -219,3 +221,28 @@ def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
             [sys.executable, "-c", program], capture_output=True, text=True, env=environment | more
         )
         assert ended.stderr == shown
+
+
+def test_a_narrow_terminal_cuts_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), width=40)
+    monkeypatch.setattr(console, "out", lambda: screen)
+    monkeypatch.setattr(console, "verbosity", 0)
+    row = {"run": "quickstart-2026", "rule": "fedbuff", "outcome": "time is up", "devices": "1,000"}
+    console.show([row], "", as_json=False, spare=["devices", "rule"])
+    headings = ["", "time s", "rounds", "MB up"]
+    rows = [[name, "10.0 ± 22.8", "57 ± 136", "0.51 ± 1.21"] for name in ("area", "fedbuff", "fedavg")]
+    console.show_numbers(headings, rows)
+    assert isinstance(screen.file, io.StringIO)
+    lines = [line.rstrip() for line in screen.file.getvalue().splitlines()]
+    assert lines[:2] == ["run              rule     outcome", "quickstart-2026  fedbuff  time is up"]
+    assert "too narrow: devices (--json has all)" in " ".join(lines[2:4])
+    assert lines[-8:] == [
+        "               area      fedbuff",
+        "time s  10.0 ± 22.8  10.0 ± 22.8",
+        "rounds     57 ± 136     57 ± 136",
+        "MB up   0.51 ± 1.21  0.51 ± 1.21",
+        "             fedavg",
+        "time s  10.0 ± 22.8",
+        "rounds     57 ± 136",
+        "MB up   0.51 ± 1.21",
+    ]

@@ -134,9 +134,9 @@ def test_without_a_terminal_there_is_a_line_per_evaluation_and_the_reason_of_the
     assert lines == [
         "     0.0 s  not there at the start: pi-3",
         "     0.0 s  version     0  accuracy 10.0%  loss 2.302  updates     0    0.0/s",
-        "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.4/s",
-        "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     2    0.4/s",
-        "     5.0 s  ended: stop.after reached",
+        "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.2/s",
+        "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     2    0.2/s",
+        "     5.0 s  ended: time is up",
     ]
 
 
@@ -191,5 +191,5 @@ def test_the_summary_says_what_every_device_did_and_the_accuracy(directory: Path
     ]
     assert lines[6:] == [
         "fedbuff: accuracy 80.0% (best 85.0%), loss 1.1",
-        "3 updates in 3 versions, 10.0 s (stop.after reached)",
+        "3 updates in 3 versions, 10.0 s (time is up)",
     ]

@@ -16,11 +16,15 @@ from testbed.errors import BadInputError
 from testbed.topology.partition import (
     MIN_SAMPLES,
     SCHEMES,
+    DirichletPartitioner,
+    GroupedNaturalIdPartitioner,
     Indices,
     Natural,
+    NaturalIdPartitioner,
     Pathological,
     Request,
     Resampled,
+    SizePartitioner,
     TooFewError,
     take_by_hand,
 )
@@ -80,6 +84,62 @@ def test_the_seed_decides(scheme: str, params: dict[str, Any]) -> None:
     first, again, other = (deal(1000, scheme, params, seed)[0].tolist() for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "sizes"),
+    [
+        ("ContinuousPartitioner", {"strictness": 1.0}, [90] * 8),
+        ("DirichletPartitioner", {"alpha": 0.5, "self_balancing": True}, None),
+        ("ExponentialPartitioner", {}, None),
+        ("IidPartitioner", {}, [90] * 8),
+        ("InnerDirichletPartitioner", {"partition_sizes": (90,) * 8, "alpha": (1.0,) * 10}, [90] * 8),
+        ("LinearPartitioner", {}, [20 * k for k in range(1, 9)]),
+        ("PathologicalPartitioner", {"num_classes_per_partition": 3}, None),
+        ("ShardPartitioner", {"shard_size": 45}, [90] * 8),
+        ("SizePartitioner", {"partition_sizes": (10, 20, 30, 40, 50, 60, 70, 80)}, [*range(10, 90, 10)]),
+        ("SquarePartitioner", {}, None),
+        (
+            "DistributionPartitioner",
+            {
+                "distribution_array": ((1.0, 3.0),) * 8,
+                "num_unique_labels_per_partition": 2,
+                "preassigned_num_samples_per_label": 1,
+            },
+            None,
+        ),
+    ],
+)
+def test_partitioners_of_flower_by_their_names(
+    name: str, params: dict[str, Any], sizes: list[int] | None
+) -> None:
+    """Their own sizes, and no sample twice. As many classes as devices, which one of them wants."""
+    samples = 7200 if name == "ExponentialPartitioner" else 720
+    classes = 8 if name == "DistributionPartitioner" else 10
+    scheme = SCHEMES[name](**params)
+    first, again = (scheme.deal(np.arange(samples) % classes, CLIENTS, 7) for _ in range(2))
+    parts = [*first.values()]
+    assert [*map(list, parts)] == [*map(list, again.values())]
+    together = np.concatenate(parts)
+    assert len(set(together)) == len(together) > 350
+    assert all(len(part) for part in parts)
+    if sizes is not None:
+        assert [len(part) for part in parts] == sizes
+
+
+def test_clients_of_the_dataset_by_flower() -> None:
+    owners = np.arange(240) % 24
+    (one,) = {len(part) for part in NaturalIdPartitioner().deal(owners, CLIENTS, 7).values()}
+    grouped = GroupedNaturalIdPartitioner(group_size=3).deal(owners, CLIENTS, 7)
+    assert one == 10
+    assert all(len(set(owners[part])) == 3 for part in grouped.values())
+    with pytest.raises(BadInputError, match="no partition of 240 samples for 8 devices: it makes"):
+        GroupedNaturalIdPartitioner(group_size=4).deal(owners, CLIENTS, 7)
+    with pytest.raises(BadInputError, match=r"greater than zero\."):
+        SizePartitioner(partition_sizes=(0,) * 8).deal(owners, CLIENTS, 7)
+    skewed = DirichletPartitioner(alpha=0.001, min_partition_size=0)
+    with pytest.raises(BadInputError, match=r"leaves pi-\d without samples"):
+        skewed.deal(owners * 0, CLIENTS, 7)
 
 
 def test_alpha_is_the_skew() -> None:

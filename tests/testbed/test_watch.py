@@ -157,7 +157,7 @@ def _damage(run: RunDirectory) -> None:
 def test_the_terminal_is_given_back(ending: str, ended: RunDirectory) -> None:
     end, expected = ENDINGS[ending]
     with terminal(f"watch {ended.path}") as shown:
-        shown.until("ended: stop.after reached")
+        shown.until("ended: time is up")
         end(shown, ended)
         code, output = shown.end()
     assert code == expected
@@ -167,11 +167,11 @@ def test_the_terminal_is_given_back(ending: str, ended: RunDirectory) -> None:
 
 def test_a_stopped_watch_gives_the_terminal_back_and_takes_it_again(ended: RunDirectory) -> None:
     with terminal(f"watch {ended.path}") as shown:
-        shown.until("ended: stop.after reached")
+        shown.until("ended: time is up")
         shown.signal(signal.SIGTSTP)
         time.sleep(0.5)
         shown.signal(signal.SIGCONT)
-        shown.until("ended: stop.after reached")
+        shown.until("ended: time is up")
         shown.press("q")
         code, output = shown.end()
     assert code == 0
@@ -183,7 +183,7 @@ def test_a_run_that_is_over_is_told_in_lines_where_there_is_no_terminal(ended: R
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "     0.0 s  not there at the start: pi-3",
-        "    60.0 s  ended: stop.after reached",
+        "    60.0 s  ended: time is up",
     ]
 
 

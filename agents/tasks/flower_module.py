@@ -1,0 +1,221 @@
+"""The torch module of `agents.tasks.flower`: it speaks to the ClientApp, in Flower's messages."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import flwr.common as flower
+import numpy as np
+import torch
+from flwr.clientapp import ClientApp
+
+_TRAIN_LOSS = ("train_loss", "loss")
+_LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
+_ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
+_EXAMPLES = ("num-examples", "num_examples")
+"""Names that apps give to these figures; the first that there is counts."""
+_LIFETIME_SECONDS = 43_200.0
+"""Of a message: what Flower has by default. Nothing here waits for its end."""
+_NET = 'Name what makes the initial model, as in net: "my_app.task:Net"'
+_RUN = 1
+_SERVER = 1
+"""Numbers in Flower's messages: of the run, and of the node that sends them; partition k is
+node k + 2."""
+
+
+class FlowerModule(torch.nn.Module):
+    """Named arrays of a Flower model, and the app that trains and evaluates them.
+
+    Raises ValueError where the app is none, or the initial model is not known.
+    """
+
+    def __init__(self, app: Any, initial: Any, run_config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._app = client_app(app)
+        self._run_config = dict(run_config)
+        self._contexts: dict[int, flower.Context] = {}
+        self._trainings: dict[int, int] = {}
+        """How many each partition has begun."""
+        arrays, buffers = self._first(initial)
+        self._places: dict[str, tuple[torch.nn.Module, str]] = {}
+        """Of each array, in Flower's order: the part of this module that holds it, and by what name."""
+        self._dtypes = {name: array.dtype for name, array in arrays.items()}
+        for name, array in arrays.items():
+            holder: torch.nn.Module = self
+            *path, last = name.split(".")
+            for step in path:
+                if step not in dict(holder.named_children()):
+                    holder.add_module(step, torch.nn.Module())
+                holder = holder.get_submodule(step)
+            # A copy: what the app gave may be read-only. Models are exchanged in float32.
+            if array.dtype.kind == "f" and name not in buffers:
+                tensor = torch.tensor(np.asarray(array, np.float32))
+                holder.register_parameter(last, torch.nn.Parameter(tensor))
+            else:
+                holder.register_buffer(last, torch.tensor(np.asarray(array)))
+            self._places[name] = holder, last
+
+    def forward(self, partitions: torch.Tensor) -> torch.Tensor:
+        """Loss and accuracy on each of `partitions`, shape (n, 2), by the app: shape (n, 2), weighted by
+        the number of examples so that their mean is that over all examples."""
+        rows = [self._evaluated(int(k), int(count)) for k, count in partitions.tolist()]
+        found = torch.tensor(rows, dtype=torch.float64)
+        weights = found[:, 2:] / found[:, 2].mean()
+        return found[:, :2] * weights
+
+    def fit(self, partition: int, partitions: int, lr: float) -> float:
+        """Train on the partition, in place; the app's loss, NaN where it gives none."""
+        number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
+        config = {"lr": lr, "server-round": number, "server_round": number}
+        content = self._answer("train", partition, partitions, config)
+        self._load(content)
+        return _figure(content, _TRAIN_LOSS)
+
+    def _first(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
+        """The initial arrays by name, and which of them are buffers."""
+        if initial is None:
+            if not _has_client_fn(self._app):
+                raise ValueError(
+                    f"net is missing: an app of the message API has no model of its own. {_NET}"
+                )
+            try:
+                content = self._answer("get_parameters", 0, 1, {})
+            except NotImplementedError as error:
+                raise ValueError(
+                    f"net is missing, and the client has no get_parameters. {_NET}"
+                ) from error
+            return {name: array.numpy() for name, array in _arrays(content).items()}, set()
+        made = initial() if callable(initial) else initial
+        if isinstance(made, torch.nn.Module):
+            state = made.state_dict()
+            return {name: t.detach().cpu().numpy() for name, t in state.items()}, {
+                name for name, _ in made.named_buffers()
+            }
+        if isinstance(made, Mapping):
+            return {str(name): np.asarray(array) for name, array in made.items()}, set()
+        if isinstance(made, list | tuple):
+            return {str(k): np.asarray(array) for k, array in enumerate(made)}, set()
+        raise ValueError(
+            f"net returns {type(made).__name__}, expected a torch module, or a list or dict of arrays"
+        )
+
+    def _evaluated(self, partition: int, partitions: int) -> tuple[float, float, float]:
+        content = self._answer("evaluate", partition, partitions, {"server-round": 0})
+        examples = _figure(content, _EXAMPLES)
+        return (
+            _figure(content, _LOSS),
+            _figure(content, _ACCURACY),
+            1.0 if math.isnan(examples) else max(examples, 1.0),
+        )
+
+    def _answer(
+        self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
+    ) -> flower.RecordDict:
+        """What the app replies to a message of this kind with the present arrays. Raises
+        NotImplementedError where its client does not know that kind."""
+        context = self._context(partition, partitions)
+        reply = self._app(_message(kind, partition, self._content(kind, config)), context)
+        if reply.has_error():
+            raise RuntimeError(f"the ClientApp replied to {kind} with an error: {reply.error}")
+        for name, record in reply.content.config_records.items():
+            if name.endswith(".status") and record.get("code"):
+                raise NotImplementedError(f"the ClientApp's reply to {kind}: {record.get('message')}")
+        return reply.content
+
+    def _context(self, partition: int, partitions: int) -> flower.Context:
+        if partition not in self._contexts:
+            node = {"partition-id": partition, "num-partitions": partitions}
+            self._contexts[partition] = flower.Context(
+                run_id=_RUN, node_id=partition + 2, node_config=node, state=flower.RecordDict(),
+                run_config=dict(self._run_config),
+            )  # fmt: skip
+        return self._contexts[partition]
+
+    def _content(self, kind: str, config: Mapping[str, Any]) -> flower.RecordDict:
+        """In the form that the app knows: of NumPyClient and Client, or of the message API."""
+        settings = flower.ConfigRecord(dict(config))
+        if kind == "get_parameters":
+            return flower.RecordDict({"getparametersins.config": settings})
+        arrays = flower.ArrayRecord({name: flower.Array(array) for name, array in self._present()})
+        names = ("arrays", "config")
+        if _has_client_fn(self._app):
+            ins = {"train": "fitins", "evaluate": "evaluateins"}[kind]
+            names = (f"{ins}.parameters", f"{ins}.config")
+        return flower.RecordDict({names[0]: arrays, names[1]: settings})
+
+    def _present(self) -> Iterator[tuple[str, Any]]:
+        for name, (holder, last) in self._places.items():
+            tensor = getattr(holder, last).detach()
+            yield name, tensor.cpu().numpy().astype(self._dtypes[name])  # a copy
+
+    def _load(self, content: flower.RecordDict) -> None:
+        """Take the arrays of the app's reply. Raises ValueError where they are not as in the
+        model."""
+        found = [array.numpy() for array in _arrays(content).values()]
+        if len(found) != len(self._places):
+            raise ValueError(
+                f"the ClientApp returns {len(found)} arrays, and the model has {len(self._places)}"
+            )
+        with torch.no_grad():
+            for (name, (holder, last)), array in zip(self._places.items(), found, strict=True):
+                tensor = getattr(holder, last)
+                if tuple(tensor.shape) != array.shape:
+                    raise ValueError(
+                        f"the ClientApp returns an array of shape {array.shape} for {name}, and the "
+                        f"model has {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
+
+
+def client_app(found: Any) -> Any:
+    """The ClientApp that `found` is, or returns when called without arguments. Raises ValueError."""
+    app = found
+    if not isinstance(found, ClientApp) and callable(found) and not _required(found):
+        app = found()
+    if not isinstance(app, ClientApp):
+        raise ValueError(
+            f"app: found {type(app).__name__}, expected a ClientApp of Flower's, or a function without "
+            "arguments that returns one"
+        )
+    return app
+
+
+def _required(function: Any) -> list[str]:
+    """Names of the parameters that it must be given."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]
+
+
+def _has_client_fn(app: Any) -> bool:
+    """Whether it is made of a client_fn, and not of functions for messages: nothing public tells."""
+    return getattr(app, "_call", None) is not None
+
+
+def _message(kind: str, partition: int, content: flower.RecordDict) -> flower.Message:
+    # By its metadata, as Flower itself makes one that it has received: else it asks for a task of its
+    # own runtime.
+    metadata = flower.Metadata(
+        _RUN, "", _SERVER, partition + 2, "", "", time.time(), _LIFETIME_SECONDS, kind
+    )
+    return flower.Message(content=content, metadata=metadata)
+
+
+def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
+    records = list(content.array_records.values())
+    if len(records) != 1:
+        raise ValueError(f"the ClientApp replies with {len(records)} records of arrays, expected one")
+    return records[0]
+
+
+def _figure(content: flower.RecordDict, names: tuple[str, ...]) -> float:
+    """The first of `names` that the reply has among its metrics; NaN: none."""
+    values: dict[str, Any] = {}
+    for record in (*content.config_records.values(), *content.metric_records.values()):
+        values.update(record)
+    found = next((values[name] for name in names if name in values), math.nan)
+    return float(found) if isinstance(found, int | float) else math.nan

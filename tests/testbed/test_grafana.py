@@ -1,0 +1,113 @@
+"""docs/grafana/: each query of the dashboard is answered by a real Prometheus that asks our endpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.process import free_ports
+from testbed.watching import prometheus
+from tests.analysis.conftest import EVENTS, MANIFEST
+from tests.conftest import unavailable
+
+GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"
+DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "dashboards" / "testbed.json").read_text())
+_ANSWER_SECONDS = 60
+
+
+def asked(url: str, query: str) -> list[dict[str, Any]]:
+    """What Prometheus answers; [] as long as it does not know."""
+    try:
+        answer = requests.get(f"{url}/api/v1/query", params={"query": query}, timeout=5).json()
+    except requests.ConnectionError:
+        return []
+    assert answer["status"] == "success", f"{query}: {answer}"
+    found: list[dict[str, Any]] = answer["data"]["result"]
+    return found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The URL of a Prometheus, with the configuration of docs/grafana/, which asks a run's endpoint."""
+    program = shutil.which("prometheus")
+    if program is None:
+        unavailable("prometheus", "Debian's package prometheus has it")
+    assert program is not None
+    directory = RunDirectory(tmp_path / "run")
+    directory.path.mkdir()
+    directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **MANIFEST)
+    directory.events.write_text("".join(line + "\n" for line in EVENTS))
+    counters = {"device": "fast", "sent": 10, "received": 20, "memory": 300}
+    samples = [{**counters, "at": at, "cpu": cpu} for at, cpu in ((100.0, 1.0), (102.0, 1.5))]
+    directory.telemetry.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    with prometheus.served(directory, 0) as metrics:
+        config = yaml.safe_load((GRAFANA / "prometheus.yaml").read_text())
+        config["global"]["scrape_interval"] = "500ms"
+        (job,) = config["scrape_configs"]
+        job["static_configs"] = [{"targets": [metrics.split("/")[2]]}]
+        (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={tmp_path / 'prometheus.yaml'}",
+                    f"--web.listen-address={address}",
+                    f"--storage.tsdb.path={tmp_path / 'data'}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def test_every_query_is_answered(server: str) -> None:
+    until = time.monotonic() + _ANSWER_SECONDS
+    while not asked(server, "rate(testbed_updates_total[30s])"):  # of two scrapes
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    assert len(queries) > 15
+    for query in queries:
+        asks = query.replace("$__rate_interval", "30s").replace("$run", "t-.*")
+        assert {row["metric"]["run"] for row in asked(server, asks)} == {"t-1"}, query
+    accuracy = asked(server, queries[0].replace("$run", ".*"))
+    assert [row["value"][1] for row in accuracy] == ["0.8"]
+    assert not asked(server, queries[0].replace("$run", "another"))
+
+
+def test_what_grafana_is_given() -> None:
+    """That the files fit together; there is no Grafana to read them here."""
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/testbed.yaml").read_text())[
+        "datasources"
+    ]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/testbed.yaml").read_text())[
+        "providers"
+    ]
+    folder = Path(provider["options"]["path"].replace("$TESTBED_GRAFANA", str(GRAFANA)))
+    assert [*folder.glob("*.json")] == [GRAFANA / "dashboards" / "testbed.json"]
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        x, y, w, h = (panel["gridPos"][key] for key in "xywh")
+        cells = {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+        assert not cells & taken
+        assert x + w <= 24
+        taken |= cells
+        assert panel["datasource"]["uid"] == "${datasource}"
