@@ -34,6 +34,7 @@ from agents.compression import METHODS, Compressor
 from agents.config import AggregatorConfig, Broker, Named, RouterConfig, Stop
 from agents.device_actions import Crash, SetLink
 from agents.router.main import Router
+from agents.secure.masked import Masked
 from agents.tasks.quadratic import Quadratic
 from agents.topics import AGGREGATOR, ROUTER, Topics
 from agents.transport import Received
@@ -48,7 +49,7 @@ NASTY: list[Any] = [
     {"a": {"b": {"c": {}}}},
 ]  # fmt: skip
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
-BODIES = ("vector", "compressed", "buffers")
+BODIES = ("vector", "compressed", "buffers", "masked")
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
@@ -138,6 +139,11 @@ class Fuzz:
         if message.vector.size and self._random.random() < 0.3:
             small = Compressor(Named(self._random.choice([*METHODS]), {})).compress(message.vector)
             message = replace(message, vector=message.vector[:0], compressed=small)
+        elif self._random.random() < 0.1:
+            words = np.array(self._random.choice([[0], [2**32 - 1], [1, 2]]), np.uint32)
+            outside, took = self._random.choice([0, -1, 10**400]), self._random.choice([0, -1, 10**400])
+            masked = Masked(words, (0, 70), outside, took)
+            message = replace(message, vector=message.vector[:0], masked=masked)
         if self._random.random() < 0.2:
             floats, integers = self._random.choice(BUFFERS)
             found = Buffers(np.array(floats, np.float32), np.array(integers, np.int64))

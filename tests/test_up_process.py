@@ -160,3 +160,32 @@ def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
     assert "devices[0].link.loss" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.together
+def test_sums_are_all_that_leaves_the_clients(tmp_path: Path) -> None:
+    """Secure aggregation with noise once per version, among processes with keys and a broker of their
+    own; one of three is ended in the middle and comes back, and any two open a sum."""
+    topology = write_topology(
+        tmp_path,
+        devices=[{"name": "d", "count": 3, "cpu": 0.2}],
+        rule={"name": "fedbuff", "buffer_size": 2},
+        privacy={
+            "secure": {"colluding": 1, "needed": 2},
+            "differential": {"clip": 5.0, "noise": 0.01, "at": "server"},
+        },
+        scenario=[{"at": "2s", "crash": "d-1", "restart_after": "2s"}],
+        stop={"after": "10s"},
+        record="updates",
+    )
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert run.best_accuracy > 0.5
+    assert {u.client for u in run.updates if u.applied > 2} >= {"d-2", "d-3"}
+    assert all(0 < u.masking < 1 for u in run.updates)
+    logs = [(run.path / "logs" / f"{name}.log").read_text() for name in ("d-2", "d-3", "aggregator")]
+    assert "refused" not in "".join(logs)  # by d-1 some are: sealed for the process that it was
+    assert set(run.manifest["privacy"]["epsilon"]) == {"d-1", "d-2", "d-3"}
+    assert cli("replay", run.path).returncode == 0
+    assert left_as_processes(run.path.name) == []

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ _WAITING = 64 * 2**20
 """Bytes of messages that may wait to be handled."""
 _BESIDE = 2**17
 """Bytes of an update beside numbers and their places, at most."""
+_ASKED = 256
 _WATCH_EVERY_S = 1.0
 """Seconds of the host between two looks at whether the run goes on."""
 _READY, _OVER, _OFFLINE = (
@@ -182,6 +184,8 @@ class Aggregator:
         self._finished: str | None = "before" if self._core.finished else None
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._gate = Gate()
+        self._asked: dict[str, deque[int]] = {}
+        """By client, the sums of shares that it was asked for last and has not answered."""
 
     def run(self) -> None:
         """Serve until the core ends the run; what was recorded by then is kept also after an error."""
@@ -318,8 +322,10 @@ class Aggregator:
         except secure_wire.SecureWireError as error:
             self._refusals.add(self._topics.sums(sender), messages.MessageError(str(error)))
             return
+        if found.number in self._asked.get(sender, ()):
+            self._asked[sender].remove(found.number)
+            self._gate.answers(sender)  # also where enough others were faster
         if self._core.awaits_shares(sender, found.number):
-            self._gate.answers(sender)
             self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
@@ -379,6 +385,7 @@ class Aggregator:
                 case act.AskForReport(client, about):
                     self._ask_for_report(client, about)
                 case act.AskForShares(client, number, updates):
+                    self._asked.setdefault(client, deque(maxlen=_ASKED)).append(number)
                     request = messages.encode(messages.UnmaskRequest(client, number, updates))
                     self._outbox.append((self._topics.request(client), request))
                 case act.Evaluate(version):

@@ -7,7 +7,9 @@ each that they keep. A client's data, and what a step computes, come on top.
 
 from __future__ import annotations
 
-from agents.config import Local
+import math
+
+from agents.config import Local, SecureRun
 from agents.rules.interface import ClientSide
 
 _MIB = 2**20
@@ -24,6 +26,16 @@ def client(model: int, local: Local, side: ClientSide) -> int:
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
     return _CLIENT + model * (6 + kept + near + 2 * (side.kind == "residual"))
+
+
+def shares(model: int, secure: SecureRun | None) -> int:
+    """What secure aggregation adds to that, counted and not measured: a mask; its blocks and shares
+    while they are made; and as many shares of others' masks as a client keeps."""
+    if secure is None:
+        return 0
+    clients = len(secure.clients)
+    held = secure.needed + clients + 2 * (secure.updates + clients)
+    return model + math.ceil(model / (secure.needed - secure.colluding)) * held
 
 
 def aggregator(model: int, devices: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.rules.interface import ClientSide
+from agents.secure.field import FIELD
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
 from testbed.plan import Host, Plan, PlannedDevice, memory, model_check
@@ -187,7 +188,7 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
         for group, device in groups:
             yield from _memory_notes(group, device, known, host, reserved)
         for group, device in groups:
-            needed = memory.client(model, device.local, side)
+            needed = memory.client(model, device.local, side) + memory.shares(model, topology.secure)
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "
@@ -198,6 +199,14 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
         yield (
             "Models are evaluated once the run is over (evaluate.when: after): until then none has an "
             "accuracy, and each that is to be evaluated is kept on the disk."
+        )
+    if (secure := topology.secure) is not None:
+        largest = secure.updates * secure.largest_weight << secure.bits
+        yield (
+            f"Secure aggregation: sums of {secure.updates} updates stay in the field, "
+            f"{secure.updates} × {secure.largest_weight} × 2^{secure.bits} = {largest:,} of at most "
+            f"{FIELD.p:,}. Any {secure.needed} of {len(secure.clients)} clients open one; the server "
+            f"and {secure.colluding} of them together learn no single update."
         )
     for group in topology.devices:
         if (thermal := group.thermal) is not None:

@@ -16,8 +16,6 @@ from packaging.requirements import Requirement
 
 from agents import events
 from agents.clock import in_device_time
-from analysis import privacy
-from analysis.load import load as load_run
 from testbed import broker as brokers
 from testbed import console
 from testbed.broker import BROKER
@@ -186,6 +184,9 @@ def run(
         ended = (_simulate if simulated else _emulate)(spec, prepared, view, entries)
         entries["outcome"] = ended.reason
         if topology.differential is not None:
+            from analysis import privacy  # with pandas, as what follows
+            from analysis.load import load as load_run
+
             entries["privacy"] = privacy.record(load_run(directory.path))
         if ended.reason in COMPLETE:
             directory.remove_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from agents import events, wire
 from agents.aggregator import actions as act
-from agents.aggregator import inputs
+from agents.aggregator import inputs, snapshot
 from agents.config import SecureRun
 from agents.nanoseconds import from_seconds
 from agents.rules.as_fedavg import AsFedAvg
@@ -122,7 +123,7 @@ class Run:
             base_version=dispatch.version,
             sequence=self._sequences[name],
             vector=np.zeros(0, np.float32),
-            masked=party.masked(dispatch.number, change, np.random.default_rng(dispatch.number), 5),
+            masked=party.masked(dispatch.number, change, np.random.default_rng(dispatch.number)),
             **done(self.now),
         )
         decoded = wire.decode_update(wire.encode(update))
@@ -234,6 +235,25 @@ def test_who_goes_before_it_has_answered_takes_the_buffer_with_it() -> None:
     assert sum(isinstance(r, events.UpdateRejected) for r in run.records) == 4
 
 
+def test_a_checkpoint_keeps_a_sum_that_is_being_opened(tmp_path: Path) -> None:
+    run = Run(FedBuff(buffer_size=2), clients=3, needed=2, colluding=1)
+    run.silent = set(run.settings.clients)
+    run.train("c0", np.full(_D, 0.5))
+    run.train("c1", np.full(_D, 0.25))
+    run.train("c2", np.full(_D, 0.125))  # waits in the next buffer
+    snapshot.save(run.core.core, tmp_path / "checkpoint")
+    run.core.core = snapshot.load(tmp_path / "checkpoint")
+    run.server = run.core.core._server
+    (asked,) = [a for a in run.log if isinstance(a, act.AskForShares) and a.client == "c2"]
+    for name in ("c2", "c0"):
+        run.answer(name, run.parties[name].answer(asked.number, asked.updates))
+    assert run.server.version == 1
+    assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
+    run.silent = set()
+    run.train("c0", np.full(_D, 0.125))
+    assert run.server.w == pytest.approx(np.full(_D, 0.5), abs=1e-5)
+
+
 def test_models_are_sent_as_differences_and_averaged_as_models() -> None:
     """as_fedavg: w ← the mean of two models, each its base plus what was sent, with different bases."""
     run = Run(AsFedAvg(every=2), clients=3, needed=2, colluding=1)
@@ -321,6 +341,11 @@ def test_updates_of_the_other_kind_are_refused() -> None:
         "not masked, in a run with secure aggregation",
         "1 clients have a share of its mask, 2 are needed: too many are away",
     ]
+    forged = Masked(np.zeros(_D, np.uint32), (0, 1), 0, took=10**400)
+    number = [a.number for a in run.log if isinstance(a, act.Dispatch) and a.client == "c1"][-1]
+    again = message("c1", number, sequence=2, masked=forged, **done(0.001))
+    run.execute(run.core.update("c1", again, 1, 0.002))
+    assert run.records[-2:][0].reason.startswith("a mask that took longer")  # type: ignore[union-attr]
 
 
 def test_channels() -> None:
