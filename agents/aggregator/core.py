@@ -727,8 +727,8 @@ class AggregatorCore:
             return "not masked, in a run with secure aggregation"
         if (problem := self._sums.unfit(message.masked)) is not None:
             return problem
-        if message.masked.took < 0:
-            return "a mask that took less than no time"
+        if not 0 <= message.masked.took <= message.sent - message.downloaded:
+            return "a mask that took longer than the round, or less than no time"
         if message.kind != "model":
             return _NOTHING
         base = self._bases.get(dispatch.version)
