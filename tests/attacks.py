@@ -140,13 +140,27 @@ def reading_and_publishing(facts: Facts) -> Iterator[tuple[str, str | None]]:
         client.subscribe([(each, 1) for each in filters])
         for topic, payload, retain in PUBLISH:
             topic = root + topic.format(**vars(facts))
-            client.publish(topic, payload, 1, retain).wait_for_publish(5)
+            _publish(client, topic, payload, retain=retain)
         time.sleep(_WAIT_SECONDS)
     for name, each in zip(READ, filters, strict=True):
         heard = any(paho.topic_matches_sub(each, topic) for topic in got if topic not in own)
         yield f"read {name}", None if heard else SILENCE
     for topic, _, retain in PUBLISH:
         yield f"publish {topic}{', retained' if retain else ''}", SILENCE
+
+
+def _publish(client: paho.Client, topic: str, payload: bytes, *, retain: bool) -> None:
+    """The client whose login this is may take its session back meanwhile: then once more."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            client.publish(topic, payload, 1, retain).wait_for_publish(5)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return
 
 
 # --- on the network ------------------------------------------------------------------------------

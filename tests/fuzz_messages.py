@@ -51,6 +51,8 @@ NASTY: list[Any] = [
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
 BODIES = ("vector", "compressed", "buffers", "masked")
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
+WORDS = [[0], [2**31 - 1], [2**32 - 1], [1, 2]]
+COUNTS = [0, 1, -1, 2**31, -(10**30), 10**400]
 VECTORS = [[np.nan], [np.inf], [3e38], [-1.9e19], [1.8e19], [1.0, 2.0], []]
 
 
@@ -148,6 +150,11 @@ class Fuzz:
             floats, integers = self._random.choice(BUFFERS)
             found = Buffers(np.array(floats, np.float32), np.array(integers, np.int64))
             message = replace(message, buffers=found)
+        if self._random.random() < 0.2:
+            words = np.array(self._random.choice(WORDS), np.uint32)
+            holders = self._random.choice([(0,), (), (1,), (0, 9_000)])
+            masked = Masked(words, holders, self._random.choice(COUNTS), self._random.choice(COUNTS))
+            message = replace(message, vector=message.vector[:0], compressed=None, masked=masked)
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})

@@ -727,8 +727,8 @@ class AggregatorCore:
             return "not masked, in a run with secure aggregation"
         if (problem := self._sums.unfit(message.masked)) is not None:
             return problem
-        if not 0 <= message.masked.took <= message.train_start - message.downloaded:
-            return "a mask that took longer than there was time for it, or less than none"
+        if not 0 <= message.masked.took <= message.sent - message.downloaded:
+            return "a mask that took longer than the round, or less than no time"
         if message.kind != "model":
             return _NOTHING
         base = self._bases.get(dispatch.version)

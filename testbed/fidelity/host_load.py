@@ -62,8 +62,9 @@ class FreeCores:
     """How much of some CPUs is free before a run, from its making on; what this process uses itself is
     not counted."""
 
-    QUIET_SECONDS, SECONDS = 0.5, 2.0
-    """How long it takes to tell that a host is quiet, and how busy it is."""
+    QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
+    """How long it takes to tell that a host is quiet, and how busy it is; and at most, where the
+    kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -75,11 +76,11 @@ class FreeCores:
     def expectation(self) -> str:
         """A sentence on what a run may expect of them. Waits until enough time has gone."""
         foreign, steal = None, 0.0
-        for seconds in (self.QUIET_SECONDS, self.SECONDS):
+        for seconds in (self.QUIET_SECONDS, self.SECONDS, self.LONGEST):
             time.sleep(max(0.0, self._begin + seconds - time.monotonic()))
             if (sample := self._sampler.sample(time.monotonic(), 0.0)) is not None:
                 foreign, steal = sample.foreign, sample.steal
-            if foreign is not None and max(foreign, steal) < self._QUIET:
+            if foreign is not None and (seconds >= self.SECONDS or max(foreign, steal) < self._QUIET):
                 break
         if foreign is None:
             return "How busy this host is cannot be told from the kernel's counters"
@@ -168,7 +169,11 @@ class Sampler:
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Of each of the servers' threads: seconds in which it ran or waited for a CPU."""
         for pid in self._servers():
-            for thread in (self._proc / str(pid) / "task").glob("*"):
+            try:
+                threads = list((self._proc / str(pid) / "task").iterdir())
+            except OSError:  # it has ended
+                continue
+            for thread in threads:
                 try:
                     nice = (thread / "stat").read_text().rpartition(")")[2].split()[_NICE_FIELD]
                     ran, waited, _ = (thread / "schedstat").read_text().split()

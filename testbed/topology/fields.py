@@ -274,9 +274,12 @@ class OneOf:
         if self._own is not None:
             name = {
                 "type": "string",
-                "pattern": r"^([\w.]+:\w+|flower)$",
-                "description": "module:Class of `code`; flower: a ClientApp in it",
+                "pattern": r"^[\w.]+:\w+$",
+                "description": "module:Class of `code`",
             }
+            if self._own == "task":
+                name["pattern"] = rf"^([\w.]+:\w+|{'|'.join(own_code.HOSTS)})$"
+                name["description"] += "; flower: a ClientApp in it"
             own = {"type": "object", "properties": {"name": name}, "required": ["name"]}
             found["oneOf"].append(own)
         return found

@@ -38,7 +38,7 @@ def manifest(runs: Path, run: str, **entries: object) -> RunDirectory:
 
 
 def test_a_manifest_that_cannot_be_read_hides_no_other_run(tmp_path: Path, testbed: Testbed) -> None:
-    ended = {"outcome": "after", "cpus": {}}
+    ended = {"outcome": "after", "runtime": "docker", "cpus": {}}
     manifest(tmp_path, "a", created=1.0, **ended, validity={"valid": True})
     manifest(tmp_path, "b", created=2.0, **ended, validity={"valid": False, "reasons": ["busy"]})
     manifest(tmp_path, "c", created=3.0, **ended)

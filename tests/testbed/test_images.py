@@ -384,7 +384,8 @@ def test_a_folder_too_large_for_an_image_is_refused(
 
 def test_what_an_image_lacks_is_named() -> None:
     """Looked at with this host's Python, which has all but the image's programs, perhaps."""
-    seen = json.loads(subprocess.check_output([sys.executable, inside.__file__], text=True))
+    env = {**os.environ, "PYTHONPATH": str(images.AGENTS.parent)}
+    seen = json.loads(subprocess.check_output([sys.executable, inside.__file__], text=True, env=env))
     assert seen["agents"] == inside.digest(images.AGENTS)
     assert {lack for lack in seen["lacks"] if not lack.startswith("the program ")} == set()
     assert list(own._faults({"lacks": [], "agents": "mine"}, "mine")) == []

@@ -659,6 +659,6 @@ def test_a_starting_point_runs_and_overwrites_nothing(
 
 def test_the_schema_takes_own_classes() -> None:
     properties = topology.json_schema()["properties"]
-    for part in ("task", "rule"):
+    for part, pattern in (("task", r"^([\w.]+:\w+|flower)$"), ("rule", r"^[\w.]+:\w+$")):
         *_, own = properties[part]["oneOf"]
-        assert own["properties"]["name"]["pattern"] == r"^[\w.]+:\w+$"
+        assert own["properties"]["name"]["pattern"] == pattern

@@ -380,6 +380,7 @@ def test_what_to_expect_of_a_host(
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(looks))
     monkeypatch.setattr(FreeCores, "QUIET_SECONDS", 0.01)
     monkeypatch.setattr(FreeCores, "SECONDS", 0.02)
+    monkeypatch.setattr(FreeCores, "LONGEST", 0.03)
     monkeypatch.setattr("time.process_time", lambda: 7.0)
     assert FreeCores({0, 1}).expectation() == expected
 
