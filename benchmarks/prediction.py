@@ -9,18 +9,15 @@ what is done is not repeated. Datasets other than the digits come from TESTBED_D
 Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
 95 % intervals (Student's t, of the logarithms).
 
-What the time model knows: a training is steps × step time ÷ CPU share, a transfer payload ÷ rate, one
-after the other. What it leaves out of a device's time, so that there are fewer updates than predicted:
+What the time model knows: a training is steps × step time ÷ CPU share, and an update 3 ms of CPU time at
+that share; a transfer is bytes with headers ÷ rate, one after the other, less the packet that the shaper
+lets through at once. What it leaves out, so that there are fewer updates than predicted:
 
-- what an update costs beside its steps, at the same CPU share: decoding, encoding, MQTT;
+- that steps cost more CPU time where a quota makes pauses between them: the smaller the share, the more;
+- that a model which comes while a device's slice is used up waits for the next one;
 - the rest of the device, at the same CPU share: its init's telemetry takes about half a percent of a
   core, which a device of 0.05 cores feels ten times as much as one of 0.5;
-- that steps cost more on a core where others run between two slices (the quota deals out 5 ms or more
-  at a time): the smaller the share and the busier the host, the more;
-- the aggregator's and the broker's own milliseconds, and headers and acknowledgements on the wire.
-
-And of the link, so that transfers are shorter than predicted: the shaper lets the first packet (1.5 kB)
-after a pause through at once, half of the update of a small model.
+- acknowledgements on the wire, and the aggregator's own milliseconds.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import docker
 import pytest
 
 from agents import events
+from agents.topics import AGGREGATOR
 from testbed import images
 from testbed.broker import BROKER
 from testbed.plan.agent_configs import DISK
@@ -82,8 +83,8 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
 
 
 def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
-    """With a scenario; then the broker is killed, then the controller; the run is resumed, and
-    interrupted."""
+    """With a scenario; then the broker is killed, then the controller; the run is resumed, changed by
+    hand, its aggregator killed, and it is interrupted."""
     file = topology(
         tmp_path,
         scenario=[
@@ -122,6 +123,13 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
         (second,) = parts(on_swarm[1], "second-1")
         assert executor.read_file(on_swarm[1].client, second, f"{DISK}/kept") == b"by its client"
         until(up, runs, lambda run: going_on(run) == NAMES)
+        for command in (["set", name, "first", "--cpu", "0.1"], ["kill", name, "second-1"]):
+            done = cli(*command, cwd=tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+        (aggregator,) = parts(on_swarm[0], AGGREGATOR)
+        on_swarm[0].client.api.kill(aggregator)
+        ended = "the aggregator ended with exit code 137"
+        until(up, runs, lambda run: since(run, ended) >= {"first", "second-2"})
         _, told = interrupt(up)
     assert up.returncode == 130, told
     assert left(on_swarm) == []
@@ -130,6 +138,7 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
     assert len(set(run.manifest["placement"].values())) == 2
     assert run.records[: len(before.records)] == before.records
     assert acted(before) == ["set", "set", "crash", "pause", "restart", "resume"]
+    assert acted(run)[6:] == ["set", "crash"]  # by hand
     versions = [r.version for r in run.records if isinstance(r, events.VersionMade)]
     assert versions == list(range(1, len(versions) + 1))
     assert len({(u.client, u.dispatch) for u in run.updates}) == len(run.updates)  # none applied twice

@@ -167,6 +167,7 @@ def _device(
         used=_used(usage),
         probes=len(probes),
         round_trips=int(sum(_number(probe.values, "round_trips") or 0 for probe in probes)),
+        node=requested.node,
     )
 
 

@@ -147,6 +147,8 @@ class Requested:
     away: tuple[Interval, ...] = ()
     """When it was frozen, down or starting up: from the order until its limit held again."""
     gpu: RequestedGpu | None = None
+    node: str | None = None
+    """Name of its node, where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,8 @@ class DeviceFidelity:
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
     """None: it was to have none."""
+    node: str | None = None
+    """Name of its node, where there are several."""
 
     def judged(self) -> Iterator[tuple[str, Figure]]:
         """The figures that can count against a run by their error. Jitter cannot: it would take
@@ -254,6 +258,8 @@ class DeviceFidelity:
     def as_dict(self) -> dict[str, Any]:
         """Plain values; None where nothing was requested, or the value is not known."""
         entries: dict[str, Any] = {"group": self.group}
+        if self.node is not None:
+            entries["node"] = self.node
         for name, figure in self.figures.items():
             values = {"asked": figure.requested, "got": figure.got, "error": figure.error}
             if name == CPU:
@@ -298,7 +304,7 @@ class Fidelity:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `fidelity.json`: `devices` by name, each with its `group`, its
-        figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
+        `node` where there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
         `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted` too. Where there are
         several hosts, `clocks` has the `uncertainty` of each other one's, in seconds."""
         clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}

@@ -30,7 +30,11 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
         elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
             for device in found.values():
                 device.on_resume(record.at)
-    return [device.result() for device in found.values()]
+    nodes = {name: spec.plan.node_of(name) for name in found}
+    return [
+        replace(device.result(), node=None if node is None else node.name)
+        for device, node in zip(found.values(), nodes.values(), strict=True)
+    ]
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:

@@ -34,13 +34,13 @@ _UNITS = {
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """The rows of the tables: the devices, or, where they are many, one row for each group with the
-    worst of each figure and the mean of `used`."""
+    """The rows of the tables: the devices, or, where they are many, one row for each group on each node
+    with the worst of each figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
-    groups: dict[str, list[DeviceFidelity]] = {}
+    groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
     for one in fidelity.devices:
-        groups.setdefault(one.group, []).append(one)
+        groups.setdefault((one.group, one.node), []).append(one)
     return tuple(_gathered(members) for members in groups.values())
 
 
@@ -100,8 +100,9 @@ def summary(fidelity: Fidelity) -> str:
     return line
 
 
-def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
-    table = console.plain("device", CPU, "got", "error", "measured", "used")
+def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
+    on_nodes = any(one.node is not None for one in shown)
+    table = console.plain("device", CPU, "got", "error", "measured", "used", *(["node"] * on_nodes))
     for one in shown:
         requested, got, error = _cells(one.figures[CPU])
         if one.figures[CPU].got is None and one.used is not None:
@@ -113,6 +114,7 @@ def _cpu_table(shown: Iterable[DeviceFidelity]) -> Table:
             error,
             f"{one.measured or one.wanted or 0:.0f} s",
             _number(one.used),
+            *([console.short(one.node or _NONE)] * on_nodes),
         )
     return table
 
