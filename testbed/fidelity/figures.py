@@ -303,10 +303,11 @@ class Fidelity:
     on one host."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of `fidelity.json`: `devices` by name, each with its `group`, its
-        `node` where there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see DeviceFidelity) and
-        `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted` too. Where there are
-        several hosts, `clocks` has the `uncertainty` of each other one's, in seconds."""
+        """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where there
+        are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
+        DeviceFidelity) and `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted`
+        too. Where there are several hosts, `clocks` has the `uncertainty` of each other one's, in
+        seconds."""
         clocks = {host: {"uncertainty": _rounded(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}

@@ -165,7 +165,11 @@ def test_devices_on_several_nodes_are_told_by_node() -> None:
     console = Console(file=io.StringIO(), width=100)
     console.print(fidelity_table.render(Fidelity(tuple(two))))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[-1] for line in lines if line.startswith(("device", "pi-"))] == ["node", "vm-0", "vm-1"]
+    assert [line.split()[-1] for line in lines if line.startswith(("device", "pi-"))] == [
+        "node",
+        "vm-0",
+        "vm-1",
+    ]
     many = [replace(device(f"pi-{k}", **figures), node=f"vm-{k % 2}") for k in range(30)]
     rows = fidelity_table.rows(Fidelity(tuple(many)))
     assert [(row.device, row.node) for row in rows] == [("pis ×15", "vm-0"), ("pis ×15", "vm-1")]
