@@ -303,8 +303,8 @@ class Fidelity:
     on one host."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where there
-        are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
+        """The content of `fidelity.json`: `devices` by name, each with its `group`, its `node` where
+        there are several, its figures (`asked`, which is `Figure.requested`, `got` and `error` in %; see
         DeviceFidelity) and `probes`; `cpu` has `measured`, `used`, `demand` (`demand.got`) and `wanted`
         too. Where there are several hosts, `clocks` has the `uncertainty` of each other one's, in
         seconds."""
