@@ -160,17 +160,17 @@ def test_the_last_line_says_what_is_not_known(one: DeviceFidelity, line: str) ->
 
 def test_devices_on_several_nodes_are_told_by_node() -> None:
     """Also where they are so many that a row is a group's: of one node."""
-    figures = {"measured": 20.0, "cpu": Figure(0.25, 0.24)}
-    two = [replace(device(f"pi-{k}", **figures), node=f"vm-{k % 2}") for k in range(2)]
-    console = Console(file=io.StringIO(), width=100)
-    console.print(fidelity_table.render(Fidelity(tuple(two))))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    cpu = Figure(0.25, 0.24)
+    two = [replace(device(f"pi-{k}", cpu=cpu), node=f"vm-{k % 2}") for k in range(2)]
+    text = io.StringIO()
+    Console(file=text, width=100).print(fidelity_table.render(Fidelity(tuple(two))))
+    lines = text.getvalue().splitlines()
     assert [line.split()[-1] for line in lines if line.startswith(("device", "pi-"))] == [
         "node",
         "vm-0",
         "vm-1",
     ]
-    many = [replace(device(f"pi-{k}", **figures), node=f"vm-{k % 2}") for k in range(30)]
+    many = [replace(device(f"pi-{k}", cpu=cpu), node=f"vm-{k % 2}") for k in range(30)]
     rows = fidelity_table.rows(Fidelity(tuple(many)))
     assert [(row.device, row.node) for row in rows] == [("pis ×15", "vm-0"), ("pis ×15", "vm-1")]
     assert Fidelity(tuple(two)).as_dict()["devices"]["pi-1"]["node"] == "vm-1"
