@@ -138,7 +138,7 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
     assert len(set(run.manifest["placement"].values())) == 2
     assert run.records[: len(before.records)] == before.records
     assert acted(before) == ["set", "set", "crash", "pause", "restart", "resume"]
-    assert acted(run)[6:] == ["set", "crash"]  # by hand
+    assert acted(run)[-2:] == ["set", "crash"]  # by hand, after what the resume has set again
     versions = [r.version for r in run.records if isinstance(r, events.VersionMade)]
     assert versions == list(range(1, len(versions) + 1))
     assert len({(u.client, u.dispatch) for u in run.updates}) == len(run.updates)  # none applied twice
