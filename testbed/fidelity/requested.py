@@ -13,6 +13,7 @@ from testbed.fidelity.figures import Interval, Requested, RequestedCpu, Requeste
 from testbed.fidelity.validity import StepDone, Training
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
+from testbed.plan.placement import PlannedNode
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
@@ -30,11 +31,7 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
         elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
             for device in found.values():
                 device.on_resume(record.at)
-    nodes = {name: spec.plan.node_of(name) for name in found}
-    return [
-        replace(device.result(), node=None if node is None else node.name)
-        for device, node in zip(found.values(), nodes.values(), strict=True)
-    ]
+    return [device.result(spec.plan.node_of(name)) for name, device in found.items()]
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
@@ -124,7 +121,7 @@ class _Device:
         elif record.state == "ready":
             self._end_absence("down", record.at)
 
-    def result(self) -> Requested:
+    def result(self, node: PlannedNode | None) -> Requested:
         for what in list(self._absent_since):
             self._end_absence(what, math.inf)
         device, gpu = self.planned, self.planned.gpu
@@ -135,6 +132,7 @@ class _Device:
             tuple(self._link),
             tuple(sorted(self._away)),
             None if gpu is None else RequestedGpu(gpu.share, gpu.memory, gpu.limited),
+            None if node is None else node.name,
         )
 
     def _request_cpu(self, at: float) -> None:

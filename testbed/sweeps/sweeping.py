@@ -23,7 +23,7 @@ from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import step_work, timed
+from testbed.plan.costs import measured_here, step_work, timed
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
@@ -271,8 +271,7 @@ class _Runner:
 
 def _needs_step_time(cell: Cell) -> bool:
     """Whether a step of it has to be measured on this host, for virtual time."""
-    shares = any(d.cpu is not None and d.gflops is None for d in cell.plan.devices)
-    return cell.plan.traits.simulated and shares and cell.topology.runtime.step_time is None
+    return cell.plan.traits.simulated and measured_here(cell.topology, cell.plan)
 
 
 def _step_work(cell: Cell) -> str:

@@ -227,6 +227,8 @@ class _Fleet:
         if trainer.remark is not None:
             view.progress(trainer.remark)
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
+        self._differential, secure = spec.topology.differential, spec.topology.secure
+        self._grid = None if secure is None else Grid(secure.range, secure.bits)
 
     def device(self, name: str, last: Device | None = None) -> Device:
         """A life of a device; what is on its disk, and what was set of its share and link, outlives the
@@ -274,12 +276,11 @@ class _Fleet:
             speed = Speed(planned, self._cost, generator(randomness.TIMING))
         else:
             line, speed = last.line, last.speed
-        differential, privatiser = self._spec.topology.differential, None
-        if differential is not None:
+        privatiser = None
+        if (differential := self._differential) is not None:
             privatiser = Privatiser(differential, lambda update: generator(randomness.NOISE, update))
         masks: dict[int, Masked] = {}
-        secure = self._spec.topology.secure
-        grid = None if secure is None else Grid(secure.range, secure.bits)
+        grid = self._grid
 
         def mask(sequence: int, dispatch: int, vector: Vector) -> Masked:
             """With a mask of zeros: there is nobody from whom it would hide anything."""
