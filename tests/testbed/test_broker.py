@@ -335,7 +335,10 @@ def test_a_status_is_published_again_after_a_reconnect(logins: Logins, connect: 
     client._paho.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
     assert [watcher.take(), watcher.take()] == [(status, b"offline"), (status, b"ready")]
     client.close()
-    assert watcher.take() == (status, b"offline")
+    # Where the connection was cut before the broker's answer came, paho sends the status once more:
+    # QoS 1 is at least once.
+    after = watcher.take()
+    assert (watcher.take() if after == (status, b"ready") else after) == (status, b"offline")
 
 
 def test_who_subscribes_again_gets_the_retained_messages_once_more(
