@@ -56,6 +56,11 @@ class ModelMessage:
     """Step size that the rule assigns to this training."""
     acknowledged: int = 0
     """Sequence number of the client's last update that the rule was given."""
+    waiting: tuple[int, ...] = ()
+    """With secure aggregation, to a client that remembers: dispatches whose updates wait to be summed
+    up."""
+    lost: tuple[int, ...] = ()
+    """And those whose updates were lost with their sum."""
     buffers: Buffers = NONE
 
 
@@ -104,12 +109,17 @@ def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
         "float": float,
         "str": str,
         "float | None": _optional_float,
+        "tuple[int, ...]": _numbers,
     }
     return {f.name: types[str(f.type)] for f in dataclasses.fields(cls) if f.name not in _TENSORS}
 
 
 def _optional_float(text: str) -> float | None:
     return None if text == "None" else float(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
 
 
 _READERS = {cls: _readers(cls) for cls in (ModelMessage, UpdateMessage)}
@@ -140,7 +150,8 @@ def plain_size(message: UpdateMessage, parameters: int) -> int:
 def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
     metadata = {"protocol": str(PROTOCOL)}
     for name in _READERS[type(message)]:
-        metadata[name] = str(getattr(message, name))
+        value = getattr(message, name)
+        metadata[name] = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return metadata
 
 

@@ -74,22 +74,22 @@ def main() -> None:
     def line(what: str, seconds: float) -> None:
         print(f"{what:44} {1e3 * seconds:9.2f} ms {seconds / copy:8.1f} copies")
 
-    words, _ = parties[0]._grid.rounded(vector, rng)
+    words, _ = parties[0].grid.rounded(vector, rng)
     line("client: expand a mask", _best(lambda: masks.expanded(masks.seed(), size)))
     noise = masks.expanded(masks.seed(), code.colluding * code.length)
     holders = range(given.clients)
     line("client: code it into shares", _best(lambda: code.shares(mask, noise, holders)))
     line("client: mask and sealed shares, all of it", _best(lambda: list(parties[0].prepare(1))))
-    line("client: round an update", _best(lambda: parties[0]._grid.rounded(vector, rng)))
+    line("client: round an update", _best(lambda: parties[0].grid.rounded(vector, rng)))
     line("client: add the mask (masking)", _best(lambda: FIELD.sum(words, mask)))
 
     summands = []
     for dispatch in range(1, updates + 1):
         sender = parties[dispatch % given.clients]
         for name, share in sender.prepare(dispatch):
-            parties[settings.clients.index(name)].take(sender._name, share)
+            parties[settings.clients.index(name)].take(sender.name, share)
         masked = sender.masked(dispatch, vector, rng)
-        summands.append(Summand(sender._name, dispatch, 1.0, masked))
+        summands.append(Summand(sender.name, dispatch, 1.0, masked))
     line("server: sum up K masked updates", _best(lambda: sums.begin(summands, {})))
     sums.waiting.clear()
     found = sums.begin(summands, {})

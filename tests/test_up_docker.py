@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import numpy as np
 import pexpect
 import pytest
 
 from agents import events, wire
+from analysis.load import load
+from analysis.timeline import timeline
 from testbed.host import kernel
 from tests import attacks
 from tests.running import (
@@ -392,11 +395,19 @@ def _network_state() -> list[str]:
 def test_twenty_devices(
     engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Started in parallel; the times are printed, not asserted."""
-    topology = write_topology(tmp_path, "twenty", stop={"updates": 20})
+    """Started in parallel; the times are printed, not asserted. Only sums leave the devices, and what
+    that costs them is theirs."""
+    privacy = {"secure": {"colluding": 1, "needed": 4}}
+    topology = write_topology(tmp_path, "twenty", stop={"updates": 20}, privacy=privacy)
     done = cli("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
     assert len(run.manifest["devices"]) == 20
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
+    assert all(u.masking > 0 for u in run.updates)
+    record = load(run.path)
+    assert "mask" in set(timeline(record)["state"])
+    updates = record.updates["bytes"].sum()
+    sent = record.telemetry.groupby("device", observed=True)["sent"].agg(np.ptp).sum()
+    assert sent > 3 * updates  # shares to 19 others, each a third of a model
     assert left_in_docker(engine, run.path.name) == []

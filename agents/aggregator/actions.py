@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agents import events
 from agents.rules.interface import Request
@@ -20,6 +21,19 @@ class Dispatch:
     """Step size that the rule assigns."""
     acknowledged: int = 0
     """Sequence number of the client's last update that the rule was given."""
+    waiting: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    """As in `agents.wire.ModelMessage`."""
+
+    @property
+    def to_client(self) -> dict[str, Any]:
+        """What the message has of it beside the model."""
+        return {
+            "lr": self.lr,
+            "acknowledged": self.acknowledged,
+            "waiting": self.waiting,
+            "lost": self.lost,
+        }
 
 
 @dataclass(frozen=True, slots=True)

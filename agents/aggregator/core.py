@@ -51,7 +51,7 @@ from agents.rules.interface import ClientSide, Kind, Request, Rule, Send, Server
 from agents.secure.masked import Masked
 from agents.secure.sums import Sum, Summand, Sums
 from agents.texts import visible
-from agents.vectors import Vector, add_scaled, mix, norm
+from agents.vectors import Vector, add_scaled, norm
 from agents.wire import FAREWELL, UpdateMessage, plain_size
 
 _EVALUATE = "evaluate"
@@ -209,6 +209,9 @@ class AggregatorCore:
         self._sums = None if secure is None else Sums(secure, server.w.size)
         self._summing: dict[int, SumUp] = {}
         """By number, what waits in `_sums`."""
+        self._lost: dict[str, dict[int, int]] = {}
+        """Of each client that remembers: the dispatches whose updates were lost with their sum, and the
+        first dispatch that told it so, 0 for none."""
         self._applied = 0
         self._evaluating: deque[Nanoseconds] = deque()
         """When the models were taken whose evaluation is not done; it is done in this order."""
@@ -517,8 +520,10 @@ class AggregatorCore:
         wanted = self._rule.update(update)
         if any(isinstance(action, rules.Ignored) for action in wanted):
             self._acknowledged.pop(sender, None)  # the rule does not know what it remembers by now
+            self._lost.pop(sender, None)
         else:
             self._acknowledged[sender] = message.sequence
+            self._heard_of_losses(sender, message.dispatch)
         done = self._carry_out(wanted, at, update)
         return [*clipped, *done] if clipped else done
 
@@ -669,7 +674,8 @@ class AggregatorCore:
         (as of update 0) that none was applied. From then on its numbers are forgotten: if it comes back,
         it begins as one that never was here."""
         acknowledged = self._acknowledged.get(sender, 0)
-        if (message.run, message.client, message.sequence) != (self._settings.run, sender, acknowledged):
+        told = message.run, message.client, message.sequence
+        if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
             return []
         if acknowledged and (problem := self._unfit(message.vector)) is not None:
             return self._reject(sender, problem, at)
@@ -892,17 +898,15 @@ class AggregatorCore:
 
     def _open(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
         """The model moves by a sum that enough clients have opened."""
-        wanted, w = self._summing.pop(found.number), self._server.w
+        wanted = self._summing.pop(found.number)
         self._timers.pop(f"{_OPEN}{found.number}", None)
-        if wanted.known is not None:
-            mix(w, wanted.known, wanted.pull)
-        add_scaled(w, sums.opened(found), wanted.scale)
         largest = sums.settings.largest_weight
-        used = (
+        used = tuple(
             replace(one, weight=found.weights[one.client, one.dispatch] / largest)
             for one in wanted.contributions
         )
-        return self._record(self._server.aggregated(used, wanted.scale), at)
+        summed = self._rule.summed(replace(wanted, contributions=used), sums.opened(found))
+        return self._record(summed, at)
 
     def _lose(self, found: Sum, sums: Sums, at: Nanoseconds) -> list[Action]:
         """Too few are left to open a sum: nothing comes of its updates."""
@@ -918,6 +922,8 @@ class AggregatorCore:
             arrival = self._arrivals.pop((used.client, used.dispatch))
             rejected = self._reject(used.client, reason, at, used.dispatch)
             lost += [*rejected, _unapplied(arrival.record, at)]
+            if self._settings.side.kind == "residual":
+                self._lost.setdefault(used.client, {})[used.dispatch] = 0
         what = f"a buffer of {len(wanted.contributions)} updates{reason.removeprefix('its buffer')}"
         return [*lost, Log(events.Note(to_seconds(at), what))]
 
@@ -932,8 +938,22 @@ class AggregatorCore:
         version = self._server.version
         if self._settings.keeps_models:
             self._keep_model()
-        number = self._dispatches.send(send.client, version, at, send.lr)
-        return Dispatch(send.client, version, number, send.lr, self._acknowledged.get(send.client, 0))
+        client = send.client
+        number = self._dispatches.send(client, version, at, send.lr)
+        known = self._acknowledged.get(client, 0)
+        if self._sums is None or self._settings.side.kind != "residual":
+            return Dispatch(client, version, number, send.lr, known)
+        waiting = tuple(dispatch for sender, dispatch in self._arrivals if sender == client)
+        lost = self._lost.get(client, {})
+        for dispatch, told in lost.items():
+            lost[dispatch] = told or number
+        return Dispatch(client, version, number, send.lr, known, waiting, tuple(lost))
+
+    def _heard_of_losses(self, client: str, number: int) -> None:
+        """`client` has answered dispatch `number`, and so knows what that told it."""
+        if client in self._lost:
+            told = self._lost[client].items()
+            self._lost[client] = {one: first for one, first in told if not 0 < first <= number}
 
     def _keep_model(self) -> None:
         """The model is about to be sent, and perhaps what comes of it as the difference to it."""

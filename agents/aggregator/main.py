@@ -375,8 +375,8 @@ class Aggregator:
     def _execute(self, actions: act.Actions) -> None:
         for action in actions:
             match action:
-                case act.Dispatch(client, version, number, lr, acknowledged):
-                    model = self._model(version, number, lr, acknowledged)
+                case act.Dispatch(client, version, number):
+                    model = self._model(version, number, action)
                     self._outbox.append((self._topics.model(client), model))
                 case act.Broadcast(version, number):
                     self._outbox.append((self._topics.broadcast, self._model(version, number)))
@@ -411,9 +411,7 @@ class Aggregator:
         request = messages.encode(messages.ReportRequest(client, about))
         self._outbox.append((self._topics.request(client), request))
 
-    def _model(
-        self, version: int, number: int, lr: float | None = None, acknowledged: int = 0
-    ) -> parts.Messages:
+    def _model(self, version: int, number: int, dispatch: act.Dispatch | None = None) -> parts.Messages:
         head, views = wire.laid_out(
             wire.ModelMessage(
                 run=self._topics.run,
@@ -421,9 +419,8 @@ class Aggregator:
                 dispatch=number,
                 schema=self._schema,
                 vector=self._server.w,
-                lr=lr,
-                acknowledged=acknowledged,
                 buffers=self._server.buffers,
+                **({} if dispatch is None else dispatch.to_client),
             )
         )
         if self._newest is None or self._newest[0] != version:

@@ -127,7 +127,7 @@ class ClientCore:
     `think` gets the time since the model was there and gives the delay before the update is sent;
     `memory` is what this client remembered when it last ended; `attacker` forges what it sends, and
     `mask` makes what is sent of the update with a sequence number that answers a dispatch, after
-    `privatiser` has clipped it and added noise.
+    `privatiser` has clipped it and added noise; `as_sent` says what it is without the mask.
     """
 
     def __init__(
@@ -138,6 +138,7 @@ class ClientCore:
         attacker: Attacker | None = None,
         mask: Callable[[int, int, Vector], Masked] | None = None,
         privatiser: Privatiser | None = None,
+        as_sent: Callable[[int, Vector], Vector] | None = None,
     ) -> None:
         self._identity = identity
         self._attacker = attacker
@@ -146,7 +147,7 @@ class ClientCore:
         wanted = identity.compression
         self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
-        self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
+        self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History(), as_sent)
         self._sequence = self._uploads.memory.newest
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
@@ -160,7 +161,7 @@ class ClientCore:
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema
-        self._uploads.acknowledge(message.acknowledged)
+        self._uploads.acknowledge(message)
         if self._identity.side.kind == "residual":  # numbers that it has forgotten are not used again
             self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
@@ -207,8 +208,8 @@ class ClientCore:
     def leave(self, at: Nanoseconds) -> list[SendUpdate]:
         """The client says goodbye, at time `at`. Where the rule's clients remember, it hands in what it
         does: the aggregator knows which of it (nothing, applied, or sent last) is the last that it has
-        applied."""
-        if self._identity.side.kind != "residual":
+        applied. With secure aggregation it says nothing, as that is a model of its own."""
+        if self._identity.side.kind != "residual" or self._mask is not None:
             return []
         memory = self._uploads.memory
         known = (memory.applied or _NOTHING_APPLIED, memory.sent)

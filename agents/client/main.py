@@ -111,6 +111,7 @@ class Client:
             privatiser=None
             if cfg.differential is None
             else Privatiser(cfg.differential, lambda update: self._rng(randomness.NOISE, update)),
+            as_sent=None if self._party is None else partial(self._as_sent, self._party),
         )
         self._pace = Pace()
         self._busy_since = time.monotonic()
@@ -217,6 +218,9 @@ class Client:
     def _masked(self, party: Party, sequence: int, dispatch: int, vector: Vector) -> Masked:
         rng = self._rng(randomness.ROUNDING, sequence)
         return party.masked(dispatch, vector, rng, self._took.get(dispatch, 0))
+
+    def _as_sent(self, party: Party, sequence: int, vector: Vector) -> Vector:
+        return party.grid.as_sent(vector, self._rng(randomness.ROUNDING, sequence))
 
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:

@@ -10,11 +10,14 @@ from agents import files, wire
 from agents.client.uploads import Memory
 
 _FIELDS = ("applied", "sent")
+_WAITING = "waiting"
+"""And the number of a dispatch."""
 
 
 def save(memory: Memory, path: Path) -> None:
     """Write `memory` to the disk; a crash leaves the old file or the new one."""
     known = {name: getattr(memory, name) for name in _FIELDS if getattr(memory, name) is not None}
+    known |= {f"{_WAITING} {number}": (number, sent) for number, sent in memory.waiting.items()}
     metadata = {name: str(sequence) for name, (sequence, _) in known.items()}
     vectors = np.concatenate([vector for _, vector in known.values()], dtype="<f4")
     files.save(path, wire.pack(vectors, metadata))
@@ -25,7 +28,7 @@ def load(path: Path) -> Memory:
     if not path.is_file():
         return Memory()
     vectors, metadata, _ = wire.unpack(path.read_bytes())
-    names = [name for name in _FIELDS if name in metadata]
-    parts = np.split(vectors, len(names))
-    known = {name: (int(metadata[name]), part) for name, part in zip(names, parts, strict=True)}
-    return Memory(**known)
+    parts = np.split(vectors, len(metadata))
+    known = {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
+    waiting = dict(known.pop(name) for name in metadata if name.startswith(_WAITING))
+    return Memory(**known, waiting=waiting)

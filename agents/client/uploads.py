@@ -3,7 +3,7 @@ arithmetic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,22 +18,34 @@ from agents.wire import ModelMessage
 class Memory:
     """AREA's y_i: result of the last training that the aggregator has applied, and of one that it may
     have applied, each with the sequence number of its update. The next dispatch tells which of them
-    holds."""
+    holds.
+
+    With secure aggregation a message may still be lost after it has arrived, with the sum that it is in.
+    y_i is then the sum of what was sent and is not known to be lost."""
 
     applied: tuple[int, Vector] | None = None
     sent: tuple[int, Vector] | None = None
+    waiting: Mapping[int, Vector] = field(default_factory=dict)
+    """By the dispatch that it answered, what was sent and may still be lost."""
 
     @property
     def newest(self) -> int:
         """Highest sequence number in memory; 0 for none."""
         return max((known[0] for known in (self.applied, self.sent) if known), default=0)
 
-    def acknowledged(self, sequence: int) -> Memory:
-        """Memory after the aggregator has acknowledged `sequence` as the last update that it applied:
-        empty where that update is unknown here, or is none of this membership (0)."""
+    def acknowledged(
+        self, sequence: int, waiting: Container[int] = (), lost: Iterable[int] = ()
+    ) -> Memory:
+        """Memory after the aggregator has acknowledged `sequence` as the last update that it took:
+        empty where that update is unknown here, or is none of this membership (0). Of the messages that
+        answered the dispatches in `lost` nothing came, and of those in `waiting` nothing may come."""
         for known in (self.sent, self.applied):
             if known is not None and known[0] == sequence:
-                return Memory(known)
+                y = known[1]
+                for gone in self.waiting.keys() & set(lost):
+                    y = y - self.waiting[gone]
+                kept = {number: one for number, one in self.waiting.items() if number in waiting}
+                return Memory((sequence, y), None, kept)
         return Memory()
 
 
@@ -72,15 +84,17 @@ class Uploads:
     local: Local
     memory: Memory = field(default_factory=Memory)
     history: History = field(default_factory=History)
+    as_sent: Callable[[int, Vector], Vector] | None = None
+    """What a change is on its way, in the update with this number: rounded, for secure aggregation."""
 
-    def acknowledge(self, sequence: int) -> None:
-        self.memory = self.memory.acknowledged(sequence)
+    def acknowledge(self, message: ModelMessage) -> None:
+        self.memory = self.memory.acknowledged(message.acknowledged, message.waiting, message.lost)
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
         """The form of update `sequence`: `steps` local steps from `model` to `end()`, shape (d,)."""
         start = model.vector
         if self.side.kind == "residual":
-            return self._residual(sequence, end())
+            return self._residual(sequence, model, end())
         if self.side.debias is not None:
             divisor = self.history.divisor(steps, self.side.debias) or 1.0  # no step, no progress
             return Form("model", lambda: start + (end() - start) / np.float32(divisor))
@@ -93,10 +107,16 @@ class Uploads:
         reported_steps = float(steps) if self.local.proximal else a
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
-    def _residual(self, sequence: int, end: Vector) -> Form:
-        """m_i = x_i^M − y_i; without a y_i that the aggregator knows, x_i^M itself."""
-        known = self.memory.applied
-        self.memory = Memory(known, (sequence, end))
+    def _residual(self, sequence: int, model: ModelMessage, end: Vector) -> Form:
+        """m_i = x_i^M − y_i; without a y_i that the aggregator knows, x_i^M itself. What rounding keeps
+        out of m_i, and what is cut off, is not in y_i either: the next message makes up for it."""
+        known, y, waiting = self.memory.applied, end, self.memory.waiting
+        if self.as_sent is not None:
+            begun = model.vector if known is None else known[1]
+            sent = self.as_sent(sequence, end - begun)
+            y = (begun + sent).astype(end.dtype)
+            waiting = {**waiting, model.dispatch: sent}
+        self.memory = Memory(known, (sequence, y), waiting)
         if known is None:
             return Form("model", lambda: end, memory=self.memory)
         return Form("residual", lambda: end - known[1], memory=self.memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from agents.rules.interface import (
     SetTimer,
     State,
     Sums,
+    SumUp,
     Update,
 )
 from agents.vectors import Vector, add_scaled
@@ -70,6 +71,10 @@ class Area(Rule):
       it is back; the log says so.
     - One whose memory is not the y_i of the mean has lost it. That y_i stays in the mean, as of a client
       that is gone for good, and the client joins anew.
+
+    With secure aggregation u gets the sum of Δ messages as soon as that is opened. Where it cannot be,
+    each of its senders is told so with the next model, and takes that message out of its y_i, so that
+    its next one makes up for it. Nobody hands in a y_i: a goodbye is a departure like any other.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
@@ -131,10 +136,14 @@ class Area(Rule):
         return ClientSide("residual")
 
     def sums(self) -> Sums:
-        raise ValueError(
-            "its mean has what each client remembers: a buffer that cannot be opened would shift the "
-            "limit of the run, and a goodbye hands in one client's model"
-        )
+        if self.criterion != "every":
+            raise ValueError(
+                f"with criterion: {self.criterion} an aggregation may be of one message, and its sum is "
+                "that message: take criterion: every"
+            )
+        if _given(self.every) < 2:
+            raise ValueError("a sum of one message is that message: take `every` of 2 or more")
+        return Sums(int(_given(self.every)))
 
     def begin(self, server: Server) -> AreaState:
         return AreaState(self, server)
@@ -205,7 +214,17 @@ class AreaState(State):
         self._add(update)
         self._events += 1
         actions.append(self._send(client))
-        return [*actions, SetTimer(_TIMER, 0)] if self._due else actions
+        if not self._due:
+            return actions
+        if self.server.masked:
+            wanted, self._arrived = tuple(self._arrived), []
+            return [*actions, SumUp(wanted)]
+        return [*actions, SetTimer(_TIMER, 0)]
+
+    def summed(self, wanted: SumUp, total: Vector) -> Aggregated:
+        p = self._share(next(iter(self.server.population.values())))
+        add_scaled(self.u, total, p)
+        return self._aggregate([replace(one, weight=p) for one in wanted.contributions])
 
     def join(self, client: str) -> Actions:
         actions = self._aggregate_if_due()
@@ -246,9 +265,9 @@ class AreaState(State):
             case "every":
                 return self._aggregate_if_due()
             case "period":
-                return [self._aggregate()]
+                return [self._aggregate_arrived()]
             case "random":
-                return [self._aggregate(), self._random_timer()]
+                return [self._aggregate_arrived(), self._random_timer()]
 
     def _send(self, client: str) -> Send:
         return Send(client, lr=self.params.step_size(self._events))
@@ -259,7 +278,10 @@ class AreaState(State):
 
     def _weight(self, client: str) -> float:
         """p_i of a member."""
-        return self._members[client] / self._total
+        return self._share(self._members[client])
+
+    def _share(self, importance: float) -> float:
+        return importance / self._total
 
     def _admit(self, clients: Sequence[str]) -> None:
         """They join the mean with y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
@@ -273,12 +295,14 @@ class AreaState(State):
         self.u *= before / self._total
 
     def _add(self, update: Update) -> None:
-        """u ← u + p_i m_i, where the model that a client sends first is a residual from its y_i."""
+        """u ← u + p_i m_i, where the model that a client sends first is a residual from its y_i. Of a
+        masked one only what it was trained from is known: that is its y_i until the sum is opened."""
         client, p = update.client, self._weight(update.client)
         begun_with = self._begun_with.pop(client, None)
         residual = update.vector if begun_with is None else update.vector - begun_with
-        add_scaled(self.u, residual, p)
-        self._arrived.append(update.contribution(p))
+        if residual.size:
+            add_scaled(self.u, residual, p)
+        self._arrived.append(update.contribution(1.0 if self.server.masked else p))
         count, total = self._round_trips.get(client, (0, 0.0))
         self._round_trips[client] = (count + 1, total + to_seconds(update.round_trip))
 
@@ -303,19 +327,22 @@ class AreaState(State):
         return self.params.every is not None and len(self._arrived) >= self.params.every
 
     def _aggregate_if_due(self) -> list[Action]:
-        return [self._aggregate()] if self._due else []
+        return [self._aggregate_arrived()] if self._due else []
 
-    def _aggregate(self) -> Aggregated:
+    def _aggregate_arrived(self) -> Aggregated:
+        used, self._arrived = self._arrived, []
+        return self._aggregate(used)
+
+    def _aggregate(self, used: Sequence[Contribution]) -> Aggregated:
         """x ← x + η_g u. What rounding keeps out of x stays in u: small steps are not lost. Without a
         message since the last time, x moves where a client has joined or left, or η_g < 1."""
         self._events += 1
         moved = self.server.w.copy()
         add_scaled(self.server.w, self.u, self.params.server_lr)
         moved -= self.server.w
-        if not self._arrived and not moved.any():
+        if not used and not moved.any():
             return Aggregated(self.server.version, ())
         self.u += moved
-        used, self._arrived = self._arrived, []
         return self.server.aggregated(used)
 
     def _first_timer(self) -> list[Action]:

@@ -44,7 +44,7 @@ from agents.buffers import NONE, Buffers
 from agents.client_side import ClientSide as ClientSide
 from agents.client_side import Kind as Kind
 from agents.nanoseconds import Nanoseconds
-from agents.vectors import Vector
+from agents.vectors import Vector, add_scaled, mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +154,17 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """With secure aggregation: have the sum of these updates opened, and w become, as soon as it is,
+    """With secure aggregation: have the sum of these updates opened. As soon as it is, `State.summed` is
+    called; unless a rule has its own, w becomes
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
-    with v_i the updates or, of a rule of kind `model`, their differences to what they were trained from.
-    Where too few clients are left to open it, nothing comes of these updates."""
+    with v_i the updates or, of a `model`, its difference to what it was trained from. Where too few
+    clients are left to open it, nothing comes of these updates."""
 
     contributions: tuple[Contribution, ...]
     """With weights from 0 to 1."""
-    scale: float
+    scale: float = 1.0
     pull: float = 0.0
     known: Vector | None = None
 
@@ -190,8 +191,8 @@ class Server:
     """The global model's. No rule looks at them: the aggregator's core averages them."""
     masked: bool = False
     """Secure aggregation: the vectors of updates are not known. An update's is then what is known of it:
-    of a rule of kind `model` the model that it was trained from, else nothing, shape (0,). The rule asks
-    for sums of them (`SumUp`)."""
+    of kind `model` the model that it was trained from, else nothing, shape (0,). The rule asks for sums
+    of them (`SumUp`)."""
 
     def in_order(self, clients: Container[str]) -> list[str]:
         """Those of `clients` that are present, in device order."""
@@ -253,6 +254,14 @@ class State(ABC):
     def timer(self, name: str) -> Actions:
         """A timer that the rule has set is due."""
         return []
+
+    def summed(self, wanted: SumUp, total: Vector) -> Aggregated:
+        """What was to be summed up is opened: `total` is Σ weight_i v_i, shape (d,), with the weights in
+        `wanted`, which are those that were asked for up to rounding."""
+        if wanted.known is not None:
+            mix(self.server.w, wanted.known, wanted.pull)
+        add_scaled(self.server.w, total, wanted.scale)
+        return self.server.aggregated(wanted.contributions, wanted.scale)
 
 
 class Rule(Protocol):

@@ -44,10 +44,10 @@ class Party:
     def __init__(
         self, run: str, name: str, settings: SecureRun, size: int, seed: Callable[[], bytes] = masks.seed
     ) -> None:
-        self._run, self._name, self._settings = run, name, settings
+        self._run, self.name, self._settings = run, name, settings
         self._places = {client: place for place, client in enumerate(settings.clients)}
         self.code = code_of(settings, size)
-        self._grid = Grid(settings.range, settings.bits)
+        self.grid = Grid(settings.range, settings.bits)
         self._channels = Channels()
         self._seed = seed
         self._keys: dict[str, bytes] = {}
@@ -65,14 +65,14 @@ class Party:
         before. Raises PartyError."""
         if client not in self._places or len(key) != KEY_BYTES:
             raise PartyError("no public key of a client of this run")
-        if client != self._name:
+        if client != self.name:
             self._keys[client] = bytes(key)
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
         """Make the mask of the update that will answer `dispatch`; for each client that is known, the
         message with its share."""
         code = self.code
-        known = [name for name in self._settings.clients if name in self._keys or name == self._name]
+        known = [name for name in self._settings.clients if name in self._keys or name == self.name]
         holders = tuple(self._places[name] for name in known)
         mask = masks.expanded(self._seed(), code.size)
         noise = masks.expanded(self._seed(), code.colluding * code.length)
@@ -81,11 +81,11 @@ class Party:
         while len(self._masks) > _MASKS:
             del self._masks[min(self._masks)]
         for name, share in zip(known, shares, strict=True):
-            if name == self._name:
+            if name == self.name:
                 self._hold(name, dispatch, share)
                 continue
             content = np.ascontiguousarray(share, "<u4").tobytes()
-            about = self._about(self._name, name, dispatch)
+            about = self._about(self.name, name, dispatch)
             yield (
                 name,
                 wire.encode_share(dispatch, self._channels.sealed(content, self._keys[name], about)),
@@ -98,7 +98,7 @@ class Party:
         `took` so long."""
         mask = self._masks.pop(dispatch)
         try:
-            words, outside = self._grid.rounded(vector, rng)
+            words, outside = self.grid.rounded(vector, rng)
         except ValueError:
             words, outside = np.zeros(vector.size, np.uint32), DIVERGED
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, took)
@@ -109,7 +109,7 @@ class Party:
             dispatch, sealed = wire.decode_share(payload, self.code.length)
             if sender not in self._keys:
                 raise PartyError(f"a share of {sender}, whose key is not known")
-            about = self._about(sender, self._name, dispatch)
+            about = self._about(sender, self.name, dispatch)
             content = self._channels.opened(sealed, self._keys[sender], about)
             share = wire.elements(np.frombuffer(content, "<u4"))
         except (wire.SecureWireError, ChannelError) as error:

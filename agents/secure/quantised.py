@@ -53,6 +53,13 @@ class Grid:
             words[start : start + _BLOCK] = whole
         return words, outside
 
+    def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
+        """What a sum has of `vector`, rounded with `rng`; one that is not finite as it is."""
+        try:
+            return self.real(self.rounded(vector, rng)[0])
+        except ValueError:
+            return vector
+
     def real(self, words: Words) -> Vector:
         """A sum of such vectors as float64, shape (d,)."""
         whole = words.astype(np.int64)

@@ -447,7 +447,7 @@ def _memory_of(topology: Topology, plan: Plan) -> str:
     model = 4 * model_check.check(topology)
     count, side = len(plan.devices), topology.rule.build().client_side
     client = max(memory.client(model, device.local, side) for device in plan.devices)
-    client += memory.shares(model, topology.secure)
+    client += memory.shares(model, topology.secure, side)
     return (
         f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
         f"aggregator {gib(memory.aggregator(model, count))}, the broker "

@@ -41,7 +41,10 @@ _START_TIME = 3.0
 importing torch, above all. Measured (docs/virtual-time.md)."""
 
 
-_MASKS_MEASURED = 5
+_MESSAGE_TIME = 0.001
+"""CPU time of a small message beside what is made of it, in seconds on a whole core: waking up, MQTT and
+TCP. Measured (docs/privacy.md)."""
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +60,22 @@ class StepCost:
     start: float = 0.0
     """Seconds until a client that starts during the run is ready; no share limits it until then."""
     mask: float = 0.0
-    """Seconds of CPU time of an update's mask and its shares, on such a core."""
+    """Secure aggregation: CPU seconds of an update's mask, its shares, and adding it, on such a core."""
+    share: float = 0.0
+    """Of a share that is sent or received."""
+    answer: float = 0.0
+    """Of a sum of shares that is asked for."""
 
-    def per_mask(self, device: PlannedDevice) -> float:
-        """Seconds that a mask takes on `device`; 0 where its speed is not a share of this host's."""
-        return 0.0 if device.gflops is not None or device.cpu is None else self.mask / device.cpu
+    def seconds_on(self, device: PlannedDevice, work: float) -> float:
+        """How long `work`, CPU seconds on such a core, takes on `device`; 0 where its speed is not a
+        share of this host's."""
+        if device.gflops is not None or device.cpu is None:
+            return 0.0
+        return work / (device.cpu * device.core)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Seconds that an update takes on `device` beside its steps; 0 where its speed is not a share of
-        this host's."""
-        return (
-            0.0
-            if device.gflops is not None or device.cpu is None
-            else self.update / (device.cpu * device.core)
-        )
+        """Seconds that an update takes on `device` beside its steps; 0 likewise."""
+        return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
         """Seconds from the start of a client on `device` until it is ready; 0 likewise."""
@@ -182,21 +187,43 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     return (1 - loss) * (bound if rate is None else min(bound, rate))
 
 
-def measured_mask(secure: SecureRun, parameters: int) -> float:
-    """Seconds of CPU time of a mask of so many parameters and its sealed shares, here, as a client makes
-    them."""
+@dataclass(frozen=True, slots=True)
+class ProtocolCost:
+    """CPU seconds of secure aggregation on a client, on one whole core of this host."""
+
+    mask: float
+    share: float
+    answer: float
+
+
+def measured_protocol(secure: SecureRun, parameters: int) -> ProtocolCost:
+    """What it takes here, with a model of so many parameters, as clients do it."""
     from agents.secure.party import Party  # with cryptography, which no other run needs here
 
-    party = Party("run", secure.clients[0], secure, parameters)
+    names = [secure.clients[0], secure.clients[-1]]
+    party, peer = (Party("run", name, secure, parameters) for name in names)
     for name in secure.clients:
         party.meet(name, Party("run", name, secure, 1).public)
-    times = []
-    for dispatch in range(1 + _MASKS_MEASURED):
+    party.meet(peer.name, peer.public)
+    peer.meet(party.name, party.public)
+    update, rng = np.zeros(parameters, np.float32), np.random.default_rng(0)
+    masks, shares, answers = [], [], []
+    for turn in range(1 + _TRIES):
+        dispatches = range(turn * secure.updates, (turn + 1) * secure.updates)
+        for dispatch in dispatches:
+            began = time.process_time()
+            sealed = dict(party.prepare(dispatch))
+            party.masked(dispatch, update, rng)
+            masks.append(time.process_time() - began)
+            if peer.name in sealed:
+                began = time.process_time()
+                peer.take(party.name, sealed[peer.name])
+                shares.append(time.process_time() - began)
         began = time.process_time()
-        for _ in party.prepare(dispatch):
-            pass
-        times.append(time.process_time() - began)
-    return min(times[1:])  # the first one agrees on keys
+        party.answer(turn, [(party.name, dispatch, 1) for dispatch in dispatches])
+        answers.append(time.process_time() - began)
+    share = min(shares, default=0.0) + _MESSAGE_TIME
+    return ProtocolCost(min(masks), share, min(answers) + 2 * _MESSAGE_TIME)
 
 
 def message_sizes(

@@ -28,14 +28,16 @@ def client(model: int, local: Local, side: ClientSide) -> int:
     return _CLIENT + model * (6 + kept + near + 2 * (side.kind == "residual"))
 
 
-def shares(model: int, secure: SecureRun | None) -> int:
+def shares(model: int, secure: SecureRun | None, side: ClientSide) -> int:
     """What secure aggregation adds to that, counted and not measured: a mask; its blocks and shares
-    while they are made; and as many shares of others' masks as a client keeps."""
+    while they are made; as many shares of others' masks as a client keeps; and what a client that
+    remembers has sent and may still be lost."""
     if secure is None:
         return 0
     clients = len(secure.clients)
     held = secure.needed + clients + 2 * (secure.updates + clients)
-    return model + math.ceil(model / (secure.needed - secure.colluding)) * held
+    sent = secure.updates if side.kind == "residual" else 0
+    return model * (1 + sent) + math.ceil(model / (secure.needed - secure.colluding)) * held
 
 
 def aggregator(model: int, devices: int) -> int:

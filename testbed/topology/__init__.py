@@ -268,6 +268,16 @@ class Runtime(Model):
         description="CPU time on a whole core of an update's mask and its shares (privacy.secure), "
         "likewise; where not given: measured with `packets`, else 0",
     )
+    share_time: PositiveSeconds | None = Field(
+        default=None,
+        exclude_if=lambda share_time: share_time is None,
+        description="And of a share of a mask that is sent or received, likewise",
+    )
+    answer_time: PositiveSeconds | None = Field(
+        default=None,
+        exclude_if=lambda answer_time: answer_time is None,
+        description="And of a sum of shares that the server asks for, likewise",
+    )
     packets: bool | None = Field(
         default=None,
         description="Transfers in virtual time are in packets, as on emulated links: with headers, and "
@@ -560,6 +570,13 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         yield (*where, "bits"), problem
     if secure.updates > MAX_SUMMANDS:
         yield where, f"sums of {secure.updates} updates, expected at most {MAX_SUMMANDS}"
+    side: ClientSide = topology.rule.build().client_side
+    if side.kind == "residual" and topology.task.importance != "uniform":
+        yield (
+            ("task", "importance"),
+            f"weights in a secure sum are rounded, which would move the limit of {topology.rule.name}: "
+            "take importance: uniform",
+        )
     if topology.bounds.build().norm is not None:
         yield (
             ("bounds", "norm"),

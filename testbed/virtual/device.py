@@ -64,6 +64,11 @@ class Work:
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
+    def later(self, at: Nanoseconds, by: Nanoseconds) -> Work:
+        """The same, where from running time `at` on the device computes something else for so long."""
+        since = max(at, self.since)
+        return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
+
     def cut_short(self, at: Nanoseconds) -> Work:
         """The same, interrupted at running time `at`: the step that goes on is done to its end."""
         steps = math.ceil(self.progress(at))

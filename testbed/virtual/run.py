@@ -41,10 +41,11 @@ from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.costs import (
+    ProtocolCost,
     StepCost,
     keep_step_time,
     measured_here,
-    measured_mask,
+    measured_protocol,
     message_sizes,
     packets,
     start_time,
@@ -53,6 +54,7 @@ from testbed.plan.costs import (
 )
 from testbed.plan.datasets import Prepared, parts
 from testbed.rundir.directory import RunDirectory
+from testbed.topology import Runtime
 from testbed.view import View
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
@@ -292,6 +294,10 @@ class _Fleet:
                 return replace(known, words=np.zeros(vector.size, np.uint32), outside=DIVERGED)
             return replace(known, words=words, outside=outside)
 
+        def as_sent(sequence: int, vector: Vector) -> Vector:
+            assert grid is not None  # noqa: S101  (likewise)
+            return grid.as_sent(vector, generator(randomness.ROUNDING, sequence))
+
         return Device(
             index=index,
             name=name,
@@ -300,6 +306,7 @@ class _Fleet:
                 *(identity, thinking_time, memory, attacker),
                 mask=None if grid is None else mask,
                 privatiser=privatiser,
+                as_sent=None if grid is None else as_sent,
             ),
             line=line,
             train=train,
@@ -333,21 +340,29 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     topology = spec.topology
     flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
     update, start = update_time(topology.runtime), start_time(topology.runtime)
-    mask, secure = topology.runtime.mask_time, topology.secure
+    secure = topology.secure
     if measured_here(topology, spec.plan):
         device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
         seconds = _measured_step(task, prepared.shard(device.name), device.local, spec.start)
         keep_step_time(topology.task.build(), device.local, seconds, topology.task.frozen)
         view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
-    if mask is None and secure is not None and packets(topology, spec.plan):
-        mask = measured_mask(secure, parameters)
-        view.progress(f"A mask takes {mask * 1e3:.2f} ms of a core here (runtime.mask_time)")
-    if (seconds, mask) != (topology.runtime.step_time, topology.runtime.mask_time):
-        runtime = topology.runtime if seconds is None else timed(topology.runtime, seconds)
-        runtime = runtime.model_copy(update={"mask_time": mask})
+    runtime = topology.runtime if seconds is None else timed(topology.runtime, seconds)
+    if secure is not None and packets(topology, spec.plan):
+        runtime = _with_protocol(runtime, measured_protocol(secure, parameters), view)
+    if runtime != topology.runtime:
         text = topology.model_copy(update={"runtime": runtime}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return StepCost(flops, seconds, update, start, mask or 0.0)
+    protocol = (runtime.mask_time, runtime.share_time, runtime.answer_time)
+    return StepCost(flops, seconds, update, start, *(one or 0.0 for one in protocol))
+
+
+def _with_protocol(runtime: Runtime, cost: ProtocolCost, view: View) -> Runtime:
+    """`runtime` with what secure aggregation was measured to cost, as far as it does not say."""
+    measured = {"mask_time": cost.mask, "share_time": cost.share, "answer_time": cost.answer}
+    found = {name: value for name, value in measured.items() if getattr(runtime, name) is None}
+    for name, value in found.items():
+        view.progress(f"{name.removesuffix('_time')}: {value * 1e3:.2f} ms of a core (runtime.{name})")
+    return runtime.model_copy(update=found)
 
 
 def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> float:

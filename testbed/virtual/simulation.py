@@ -279,8 +279,8 @@ class Simulation:
 
     def _execute(self, action: act.Action) -> None:
         match action:
-            case act.Dispatch(name, version, number, lr, acknowledged):
-                self._send(name, self._model(version, number, lr, acknowledged))
+            case act.Dispatch(name, version, number):
+                self._send(name, self._model(version, number, action))
             case act.Log(record):
                 self._recorder.record(record)
             case act.Broadcast(version, number):
@@ -303,7 +303,7 @@ class Simulation:
                 self._finished = True
 
     def _model(
-        self, version: int, number: int, lr: float | None = None, acknowledged: int = 0
+        self, version: int, number: int, dispatch: act.Dispatch | None = None
     ) -> wire.ModelMessage:
         """One copy of w is shared by all dispatches of a version."""
         if self._snapshot is None or self._snapshot[0] != version:
@@ -314,9 +314,8 @@ class Simulation:
             dispatch=number,
             schema=self._schema,
             vector=self._snapshot[1],
-            lr=lr,
-            acknowledged=acknowledged,
             buffers=self._server.buffers,
+            **({} if dispatch is None else dispatch.to_client),
         )
 
     def _send(self, name: str, model: wire.ModelMessage) -> None:
@@ -368,23 +367,24 @@ class Simulation:
     def _train(self, device: Device, model: wire.ModelMessage, sequence: int) -> None:
         training = device.trainings[sequence] = device.train(model, sequence)
         device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before
-        masking = 0
+        masking = sending = 0
         if self._masking is not None:
             masking = device.speed.masking()
-            self._mask(device, self._masking, model.dispatch, masking)
+            shares = self._mask(device, self._masking, model.dispatch, masking)
+            sending = device.speed.passing_on(shares)
         begun = device.running_time(self._events.now) + masking
         work = Work(
             training=training,
             started=self._events.now + masking,
             since=begun,
-            computed=begun + device.speed.computing(training.steps),
+            computed=begun + device.speed.computing(training.steps) + sending,
             floor=begun - masking + device.speed.floor(),
         )
         self.work_on(device, work)
 
-    def _mask(self, device: Device, masking: Masking, dispatch: int, took: Nanoseconds) -> None:
+    def _mask(self, device: Device, masking: Masking, dispatch: int, took: Nanoseconds) -> int:
         """`device` makes the mask of the update that will answer `dispatch`, which takes so long, and
-        sends the shares to all who are there."""
+        sends the shares to all who are there; to how many."""
         name = device.name
         holders = sorted(masking.places[client] for client in {*self._server.clients, name})
         device.masks[dispatch] = Masked(_NO_WORDS, tuple(holders), 0, took)
@@ -397,6 +397,13 @@ class Simulation:
                 self._share(device, recipient, masking, dispatch)
 
         self._local(self._events.now + took, device, send)
+        return len(holders) - 1
+
+    def _computes(self, device: Device, duration: Nanoseconds) -> None:
+        """`device` computes something else: a training that goes on takes so much longer."""
+        at, work = device.running_time(self._events.now), device.working_on
+        if duration and work is not None and work.ended > at:
+            self.work_on(device, work.later(at, duration))
 
     def _share(self, sender: Device, recipient: str, masking: Masking, dispatch: int) -> None:
         """A share goes up the line of `sender` and down that of `recipient`."""
@@ -407,6 +414,7 @@ class Simulation:
 
             def arrived() -> None:
                 receiver.shares.add(key)
+                self._computes(receiver, receiver.speed.passing_on(1))
 
             receiver.line.download(
                 masking.share, lambda at: self._message(at, receiver, arrived, to_device=True)
@@ -419,7 +427,7 @@ class Simulation:
     def _ask_for_shares(
         self, device: Device, number: int, updates: Sequence[tuple[str, int, int]]
     ) -> None:
-        """`device` sums up its shares, which takes it no time, and sends the sum."""
+        """`device` sums up its shares and sends the sum."""
         masking = self._masking
         assert masking is not None  # noqa: S101  (else there are no sums)
         wanted = {(client, dispatch) for client, dispatch, _ in updates}
@@ -435,7 +443,13 @@ class Simulation:
                 self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
 
             size = masking.sum if words is not None else sum_size(LACKING)
-            device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
+
+            def send() -> None:
+                device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
+
+            took = device.speed.answering()
+            self._computes(device, took)
+            self._local(self._events.now + took, device, send)
             return []
 
         self._download(device, 32 * len(updates), asked)

@@ -33,7 +33,15 @@ class Speed:
 
     def masking(self) -> Nanoseconds:
         """How long it computes a mask and its shares, at that share; 0 without secure aggregation."""
-        return from_seconds(self._cost.per_mask(self._device))
+        return from_seconds(self._cost.seconds_on(self._device, self._cost.mask))
+
+    def passing_on(self, shares: int) -> Nanoseconds:
+        """How long it computes for so many shares that it sends or gets."""
+        return from_seconds(self._cost.seconds_on(self._device, shares * self._cost.share))
+
+    def answering(self) -> Nanoseconds:
+        """How long it computes a sum of shares."""
+        return from_seconds(self._cost.seconds_on(self._device, self._cost.answer))
 
     def floor(self) -> Nanoseconds:
         """How long the next training takes at least, whatever the share: `timing`. Where nothing else is

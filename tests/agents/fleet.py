@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,12 @@ from agents.aggregator import inputs
 from agents.client import core as client_core
 from agents.client.core import ClientCore, Identity, Outcome, Trained
 from agents.client.uploads import Memory
-from agents.config import Local
+from agents.config import Local, SecureRun
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.rules.interface import Request, Rule
+from agents.secure.masked import Masked
+from agents.secure.party import Party
+from agents.secure.wire import PartyError, decode_sum
 from agents.vectors import Vector
 from agents.wire import ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records
@@ -30,19 +35,32 @@ random_lives = settings(phases=[phase for phase in Phase if phase is not Phase.e
 _STEPS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a mask of `sender`."""
+
+    sender: str
+    payload: bytes
+
+
+Message = ModelMessage | act.AskForReport | act.AskForShares | Share | str
+
+
 @dataclass(slots=True)
 class Device:
     """One client and what is under way from it and to it."""
 
     core: ClientCore | None = None
     """None while no process runs."""
-    inbox: deque[ModelMessage | act.AskForReport | str] = field(default_factory=deque)
-    """Models and requests."""
+    inbox: deque[Message] = field(default_factory=deque)
+    """Models, requests, and shares of masks."""
     training: ModelMessage | None = None
     cut: bool = False
     outbox: deque[UpdateMessage] = field(default_factory=deque)
     memory: Memory = field(default_factory=Memory)
     """On the disk."""
+    party: Party | None = None
+    """With secure aggregation, of the last process: its public key outlives it at the broker."""
 
     @property
     def busy(self) -> bool:
@@ -63,8 +81,15 @@ class Fleet:
         importance: Mapping[str, float],
         progress: Callable[[str, Vector], Vector],
         dtype: type[np.floating[Any]] = np.float32,
+        secure: SecureRun | None = None,
     ) -> None:
-        self.core, self.server = make_core(rule, w=np.full(1, 0.3, dtype), importance=importance)
+        w = np.full(1, 0.3, dtype)
+        self.core, self.server = make_core(
+            rule, w=w, importance=importance, secure=secure, keeps_models=secure is not None
+        )
+        self.sent: dict[tuple[str, int], Vector] = {}
+        """With secure aggregation, by client and dispatch: what an update is without its mask."""
+        self._secure = secure
         self.devices = {name: Device() for name in importance}
         self.now = 0.0
         self.log: list[act.Action] = []
@@ -72,6 +97,10 @@ class Fleet:
         self.accepted: list[tuple[str, int, float]] = []
         """Client, sequence number and time sent of every update that the rule took, in order."""
         self.arrived: list[UpdateMessage] = []
+        self.taken: list[UpdateMessage] = []
+        """Those of them that the rule took."""
+        self.dispatched: dict[int, Vector] = {}
+        """By dispatch, what was sent."""
         self._side = rule.client_side
         self._progress = progress
         for name in self.devices:
@@ -99,6 +128,16 @@ class Fleet:
         device = self.devices[name]
         identity = Identity("run", name, 10, self._side, Local(steps=_STEPS))
         device.core = ClientCore(identity, lambda _: 0, device.memory)
+        if self._secure is not None:
+            party = device.party = Party("run", name, self._secure, self.server.w.size)
+            for other in filter(None, (one.party for one in self.devices.values())):
+                other.meet(name, party.public)
+                party.meet(other.name, other.public)
+            device.core = ClientCore(
+                *(identity, lambda _: 0, device.memory),
+                mask=partial(self._masked, party),
+                as_sent=lambda update, vector: party.grid.as_sent(vector, _rng(name, update)),
+            )
         self.say(name, "joining")
         self.say(name, "ready")
 
@@ -146,6 +185,13 @@ class Fleet:
         match message:
             case ModelMessage():
                 self._obey(device, device.core.model(message, self._ns))
+            case Share(sender, payload) if device.party is not None:
+                with suppress(PartyError):  # sealed for the process that was here before, as it may be
+                    device.party.take(sender, payload)
+            case act.AskForShares(_, number, updates) if device.party is not None:
+                answer = decode_sum(device.party.answer(number, updates))
+                summed = inputs.SharesSummed(self._ns, name, inputs.SharesSum(*answer))
+                self.execute(self.core.core.handle(summed))
             case "pull":
                 self._obey(device, device.core.pull(self._ns))
             case act.AskForReport(_, about):
@@ -175,6 +221,7 @@ class Fleet:
         done = self.hand_in(message)
         taken = not any(isinstance(record, events.UpdateRejected) for record in records(done))
         if taken:
+            self.taken.append(message)
             self.accepted.append((name, message.sequence, to_seconds(message.sent)))
         return taken
 
@@ -218,36 +265,29 @@ class Fleet:
         self.log += actions
         for action in actions:
             match action:
-                case act.Dispatch(name, version, number, lr, acknowledged):
-                    self._send(name, version, number, lr, acknowledged)
+                case act.Dispatch(name, version, number):
+                    self._send(name, version, number, **action.to_client)
                 case act.Broadcast(version, number):
                     for name in self.devices:
                         self._send(name, version, number)
                 case Request(name, what):
                     self._put(name, what)
-                case act.AskForReport(name):
+                case act.AskForReport(name) | act.AskForShares(name):
                     self._put(name, action)
                 case act.Log(events.VersionMade()):
                     self.models.append(self.server.w.tobytes())
 
-    def _send(
-        self, name: str, version: int, number: int, lr: float | None = None, acknowledged: int = 0
-    ) -> None:
-        w = self.server.w.copy()
-        self._put(
-            name,
-            ModelMessage(
-                run="run",
-                version=version,
-                dispatch=number,
-                schema="s",
-                vector=w,
-                lr=lr,
-                acknowledged=acknowledged,
-            ),
-        )
+    def _send(self, name: str, version: int, number: int, **more: Any) -> None:
+        w = self.dispatched[number] = self.server.w.copy()
+        message = ModelMessage(run="run", version=version, dispatch=number, schema="s", vector=w, **more)
+        self._put(name, message)
 
-    def _put(self, name: str, message: ModelMessage | act.AskForReport | str) -> None:
+    def _masked(self, party: Party, sequence: int, dispatch: int, vector: Vector) -> Masked:
+        rng = _rng(party.name, sequence)
+        self.sent[party.name, dispatch] = party.grid.as_sent(vector, rng)
+        return party.masked(dispatch, vector, _rng(party.name, sequence))
+
+    def _put(self, name: str, message: Message) -> None:
         if self.devices[name].core is not None:
             self.devices[name].inbox.append(message)
 
@@ -256,6 +296,9 @@ class Fleet:
             match action:
                 case client_core.Train(model):
                     device.training = model
+                    if device.party is not None:
+                        for recipient, share in device.party.prepare(model.dispatch):
+                            self._put(recipient, Share(device.party.name, share))
                 case client_core.Think(_):
                     assert device.core is not None
                     self._obey(device, device.core.thought(self._ns))
@@ -265,3 +308,8 @@ class Fleet:
                     device.memory = memory
                 case client_core.SendUpdate(_, message):
                     device.outbox.append(message())
+
+
+def _rng(name: str, update: int) -> np.random.Generator:
+    """What an update of this client is rounded with."""
+    return np.random.default_rng((ord(name[0]), update))

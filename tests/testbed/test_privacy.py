@@ -52,6 +52,16 @@ def test_what_the_agents_are_told() -> None:
             "fedavg",
             "the rule fedavg cannot do with sums of updates",
         ),
+        (
+            "fedbuff, buffer_size: 4, staleness: inverse_sqrt",
+            "area, criterion: period, period: 1s",
+            "an aggregation may be of one message",
+        ),
+        (
+            "{steps: 1}}\nrule: {name: fedbuff, buffer_size: 4, staleness: inverse_sqrt}",
+            "{steps: 1}, importance: samples}\nrule: {name: area, every: 2}",
+            "would move the limit of area",
+        ),
         ("stop:", "bounds: {norm: 1}\nstop:", "the server sees no update whose norm"),
         ("cpu: 0.1", "cpu: 0.1, link: {compression: {kind: int8}}", "masked updates look random"),
     ],

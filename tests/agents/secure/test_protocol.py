@@ -76,7 +76,7 @@ class Run:
     def meet(self, name: str) -> None:
         for other in self.parties.values():
             other.meet(name, self.parties[name].public)
-            self.parties[name].meet(other._name, other.public)
+            self.parties[name].meet(other.name, other.public)
 
     def status(self, name: str, state: str) -> None:
         self.execute(self.core.status(name, state, self.now))

@@ -1,0 +1,239 @@
+"""Secure aggregation whatever happens when: real clients, parties and a real aggregator, whose messages
+get through one by one, in any order of the clients, while processes die, forget, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents import events
+from agents.client.uploads import Memory
+from agents.config import SecureRun
+from agents.rules.area import Area, AreaState
+from agents.rules.as_fedavg import AsFedAvg
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import Rule
+from agents.vectors import Vector
+from tests.agents.fleet import Fleet, random_lives
+
+CENTERS = {"a": 1.0, "b": -2.0, "c": 5.0, "d": 30.0}
+TIMEOUT = 6
+"""Instants after which a sum is given up."""
+FATES = [
+    *["deliver", "finish", "arrive", "work", "work"] * 3,
+    *["diverge", "twice", "lose message", "lose update", "reorder updates"],
+    *["crash", "crash", "crash all", "forget", "reconnect", "leave", "tick"],
+]
+lives = st.tuples(
+    st.integers(1, 4),  # U
+    st.integers(0, 3),  # T, below U
+    st.lists(st.tuples(st.sampled_from(FATES), st.sampled_from(list(CENTERS))), min_size=5, max_size=80),
+)
+Life = tuple[int, int, Sequence[tuple[str, str]]]
+
+
+class Run:
+    """A fleet with secure aggregation, in float64, so that sums are right up to the rounding alone."""
+
+    def __init__(self, rule: Rule, needed: int, colluding: int) -> None:
+        asked = rule.sums()
+        secure = SecureRun(
+            clients=[*CENTERS],
+            updates=asked.updates,
+            largest_weight=16 if asked.weighted else 1,
+            colluding=min(colluding, needed - 1),
+            needed=needed,
+            range=64.0,
+            bits=24,
+            timeout=float(TIMEOUT),
+        )
+        share = dict.fromkeys(CENTERS, 1 / len(CENTERS))
+        self.fleet = Fleet(rule, share, lambda name, w: (CENTERS[name] - w) / 2, np.float64, secure)
+        self._read = 0
+
+    def happens(self, what: str, name: str) -> None:
+        """One instant. What cannot happen does not."""
+        fleet, device = self.fleet, self.fleet.devices[name]
+        match what:
+            case "deliver" if device.inbox and device.core:
+                fleet.deliver(name)
+            case "finish" | "diverge" if device.training:
+                fleet.finish(name, diverged=what == "diverge")
+            case "arrive" if device.outbox:
+                fleet.arrive(name)
+            case "twice" if device.outbox:
+                device.outbox.append(device.outbox[0])
+                fleet.arrive(name)
+            case "work" if device.core:
+                fleet.work_off(name)
+            case "lose message" if device.inbox:
+                device.inbox.popleft()
+            case "lose update" if device.outbox:
+                device.outbox.popleft()
+            case "reorder updates":
+                device.outbox.reverse()
+            case "forget" if device.core is None:
+                device.memory = Memory()
+            case "crash" if device.core is None:
+                fleet.start(name)
+            case "crash":
+                self._end(name)
+            case "crash all":  # but one, at the same instant
+                for other in [other for other in fleet.alive if other != name]:
+                    self._end(other)
+            case "reconnect" if device.core and len(fleet.alive) > 1:
+                fleet.reconnect(name)
+            case "leave" if device.core and len(fleet.alive) > 1:
+                fleet.leave(name)
+        fleet.end_instant()
+
+    def _end(self, name: str) -> None:
+        if len(self.fleet.alive) > 1:  # the last one stays, or the run would end
+            self.fleet.crash(name)
+
+    def news(self) -> list[events.Record]:
+        new, self._read = self.fleet.records[self._read :], len(self.fleet.records)
+        return new
+
+    def settle(self, rounds: int) -> Iterator[None]:
+        """All processes start anew, and nothing is lost from then on."""
+        for name in CENTERS:
+            if self.fleet.devices[name].core is None:
+                self.fleet.start(name)
+        for name in CENTERS:
+            self.fleet.crash(name)
+            self.fleet.start(name)
+        for _ in range(rounds):
+            for name in CENTERS:
+                self.fleet.work_off(name)
+                yield
+            self.fleet.end_instant()
+
+    def finish(self) -> None:
+        """Each update that arrived is in a version or reported as not, and nothing waits for ever."""
+        sums = self.fleet.core.core._sums
+        assert sums is not None
+        newest = [found.number for found in sums.waiting.values()]
+        for _ in range(TIMEOUT + 1):
+            self.fleet.end_instant()
+        assert not sums.waiting.keys() & set(newest)
+        self.fleet.execute(self.fleet.core.end("interrupted by nobody", self.fleet.now))
+        for _ in range(2):
+            if self.fleet.core.core._evaluating:
+                self.fleet.execute(self.fleet.core.evaluated(0, 1.0, 0.5, self.fleet.now))
+        ended = [
+            (record.client, record.dispatch)
+            for record in self.fleet.records
+            if isinstance(record, events.UpdateApplied | events.UpdateRejected) and record.dispatch
+        ]
+        answered = {(message.client, message.dispatch) for message in self.fleet.arrived}
+        assert answered <= set(ended)
+        applied = [
+            (record.client, record.dispatch)
+            for record in self.fleet.records
+            if isinstance(record, events.UpdateApplied)
+        ]
+        assert len(applied) == len(set(applied))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        FedBuff(buffer_size=5, staleness="inverse_sqrt", server_lr=0.5),  # more than there are clients
+        FedBuff(buffer_size=2, concurrency=1),
+        AsFedAvg(every=3, server_lr=0.5),
+    ],
+    ids=["fedbuff", "concurrency", "as_fedavg"],
+)
+@given(life=lives)
+@settings(random_lives, max_examples=25)
+def test_the_model_moves_by_the_sums_of_what_is_reported_as_applied(rule: Rule, life: Life) -> None:
+    run = Run(rule, *life[:2])
+    fleet, version = run.fleet, 0
+    expected = fleet.server.w.copy()
+    bases = {0: expected.copy()}
+    for what, name in life[2]:
+        run.happens(what, name)
+        parts: list[events.UpdateApplied] = []
+        for record in run.news():
+            if isinstance(record, events.UpdateApplied):
+                parts.append(record)
+            elif isinstance(record, events.VersionMade):
+                expected = _moved(rule, expected, parts, fleet, bases)
+                bases[record.version] = expected.copy()
+                version, parts = version + 1, []
+                assert record.version == version
+        assert fleet.server.w.tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+    for _ in run.settle(6):
+        pass
+    assert fleet.server.version > version  # it goes on
+    run.finish()
+
+
+def _moved(
+    rule: Rule,
+    w: Vector,
+    parts: Sequence[events.UpdateApplied],
+    fleet: Fleet,
+    bases: dict[int, Vector],
+) -> Vector:
+    """What the plain rule makes of w with the updates of a version."""
+    moves = sum((part.weight * fleet.sent[part.client, part.dispatch] for part in parts), np.zeros(1))
+    if isinstance(rule, AsFedAvg):
+        moves = moves + sum(part.weight * (bases[part.base_version] - w) for part in parts)
+    return w + moves
+
+
+@given(life=lives)
+@settings(random_lives, max_examples=25)
+def test_of_area_the_mean_has_all_that_was_opened_and_what_was_lost_comes_later(life: Life) -> None:
+    """x + u = Σ y_i / N with y_i all that was opened of a client's messages; and once nothing is lost
+    any more, x gets to where the clients' own y_i are those."""
+    run = Run(Area(every=2), *life[:2])
+    mean = Mean(run.fleet)
+    for what, name in life[2]:
+        run.happens(what, name)
+        mean.check(run.news())
+    for _ in run.settle(25):
+        mean.check(run.news())
+    frozen = [float(cell[0][0]) for cell in mean.frozen]
+    # y_i = (x + c_i)/2 of those that train; what was forgotten stays as it is.
+    expected = (sum(CENTERS.values()) / 2 + sum(frozen)) / (len(CENTERS) / 2 + len(frozen))
+    assert run.fleet.server.w[0] == pytest.approx(expected, abs=0.01)
+    run.finish()
+
+
+class Mean:
+    """Σ y_i, told by what was sent and what became of it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self._seen = fleet, 0
+        self.y = {name: [fleet.server.w.copy()] for name in CENTERS}
+        self.frozen: list[list[Vector]] = []
+        """Of clients that have forgotten theirs."""
+        self._owners: dict[tuple[str, int], list[Vector]] = {}
+
+    def check(self, news: Sequence[events.Record]) -> None:
+        state = self._fleet.core.rule
+        assert isinstance(state, AreaState)
+        for record in news:
+            if isinstance(record, events.Note) and " begins anew" in record.message:
+                name = record.message.split()[0]
+                self.frozen.append(self.y[name])
+                self.y[name] = [state._begun_with[name]]
+        for message in self._fleet.taken[self._seen :]:
+            cell = self._owners[message.client, message.dispatch] = self.y[message.client]
+            if message.kind == "model":
+                cell[0] = self._fleet.dispatched[message.dispatch]
+        self._seen = len(self._fleet.taken)
+        for record in news:
+            if isinstance(record, events.UpdateApplied):
+                key = record.client, record.dispatch
+                self._owners[key][0] = self._owners[key][0] + self._fleet.sent[key]
+        cells = [*self.y.values(), *self.frozen]
+        mean = sum((cell[0] for cell in cells), np.zeros(1)) / len(cells)
+        assert (self._fleet.server.w + state.u).tolist() == pytest.approx(mean.tolist(), abs=1e-9)
