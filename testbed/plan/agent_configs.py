@@ -167,10 +167,10 @@ class RunSpec:
     @property
     def keeps_models(self) -> bool:
         """Whether models come back compressed or masked, as the difference to the one that was sent."""
-        side: ClientSide = self.topology.rule.build().client_side
-        if side.kind != "model":
-            return False
-        return self.topology.secure is not None or any(d.compression for d in self.plan.devices)
+        kind = self.topology.rule.build().client_side.kind
+        if self.topology.secure is not None:
+            return kind in ("model", "residual")  # the first residual is a model
+        return kind == "model" and any(d.compression for d in self.plan.devices)
 
     @property
     def remembers(self) -> bool:

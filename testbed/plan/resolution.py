@@ -188,7 +188,9 @@ def notes(topology: Topology, plan: Plan, known: Profiles, host: Host) -> Iterat
         for group, device in groups:
             yield from _memory_notes(group, device, known, host, reserved)
         for group, device in groups:
-            needed = memory.client(model, device.local, side) + memory.shares(model, topology.secure, side)
+            needed = memory.client(model, device.local, side) + memory.shares(
+                model, topology.secure, side
+            )
             if _AMPLE <= device.memory < needed:
                 yield (
                     f"Warning: {group.name} has {format_size(device.memory)} of memory, and a client of "

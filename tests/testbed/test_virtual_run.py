@@ -74,6 +74,47 @@ def test_where_theory_says_it_ends(name: str, final: float, within: float, tmp_p
         assert ended.surrogate.tolist() == pytest.approx([final], abs=within)
 
 
+def test_area_ends_there_with_sums_too_also_after_one_is_lost(tmp_path: Path) -> None:
+    """Both are needed for a sum: at 500 s one crashes, while the first half of a sum waits."""
+    topology = _topology(
+        tmp_path,
+        rule={"name": "area", "criterion": "every", "every": 2},
+        privacy={"secure": {"colluding": 1, "needed": 2, "range": 8, "bits": 28}},
+        task={"name": "quadratic", "centers": [[0], [6]], "local": {"steps": 1, "lr": 0.1}},
+        scenario=[{"at": "500s", "crash": "slow", "restart_after": "5s"}],
+        stop={"after": "1000s"},
+    )
+    run = _run(topology, tmp_path)
+    assert run.rejected["reason"].str.startswith("its buffer is lost").sum() >= 2
+    ended = ending(run)
+    assert ended is not None
+    assert ended.final.tolist() == pytest.approx([3.0], abs=1e-5)
+
+
+def test_what_secure_aggregation_costs_a_device(tmp_path: Path) -> None:
+    """Half a core: 10 ms for a mask, then 20 ms for a step, 4 ms for the share that is sent and 4 ms for
+    the one that comes meanwhile; both sums of shares are there 2 ms after the second update."""
+    topology = _topology(
+        tmp_path,
+        rule={"name": "fedbuff", "buffer_size": 2},
+        privacy={"secure": {"colluding": 1, "needed": 2}},
+        task={"name": "digits-logreg", "local": {"steps": 1, "batch_size": 8}},
+        devices=[{"name": "d", "count": 2, "cpu": 0.5}],
+        stop={"updates": 2},
+        runtime={
+            "name": "virtual",
+            "step_time": "10ms",
+            "mask_time": "5ms",
+            "share_time": "2ms",
+            "answer_time": "1ms",
+        },
+    )
+    first, second = _run(topology, tmp_path).updates.itertuples()
+    for update in (first, second):
+        assert (update.masking, update.train_start) == (0.01, 0.01)
+        assert (update.train_end, update.applied) == (0.038, 0.04)
+
+
 @pytest.mark.parametrize(
     ("rule", "heading"),
     [
