@@ -269,10 +269,11 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     topology, parameters, slowest = spec.topology, model_check.check(spec.topology), spec.slowest
     expected = rounds.expected(topology, spec.plan, parameters, spec.samples)
     dump(_aggregator(spec, accounts[AGGREGATOR], places, expected), file(AGGREGATOR))
-    absent = spec.absent
+    absent, secure = spec.absent, topology.secure  # once, as it names every client
     for device in spec.plan.devices:
         alive = keepalive(4 * parameters, slowest[device.name])
-        dump(_client(spec, device, accounts[device.name], places, alive), file(device.name))
+        client = _client(spec, device, accounts[device.name], places, alive)
+        dump(replace(client, secure=secure), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -379,7 +380,6 @@ def _client(
         device=spec.topology.runtime.device if device.gpu is None else "cuda",
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         verbose=spec.verbose,
-        secure=spec.topology.secure,
         differential=spec.topology.differential,
     )
 
