@@ -196,12 +196,6 @@ def test_a_buffer_that_too_few_can_open_is_reported_and_the_run_goes_on() -> Non
     assert run.server.version == 0
     assert run.core.next_timer is not None
     run.crash("c2")
-    reasons = [r.reason for r in run.records if isinstance(r, events.UpdateRejected)]
-    assert (
-        reasons
-        == ["its buffer is lost: 1 of 3 clients that are needed have answered, and 3 could"] * 0
-        + reasons
-    )
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
     assert not notes  # c2 had answered before it went: the others still can
     run.execute(run.core.due(31.0))
