@@ -152,7 +152,11 @@ def main() -> None:
         noisy.sort(key=lambda run: float((privacy.settings(run) or {})["noise"]))
         noise(noisy).savefig(PICTURES / "privacy-noise.png", dpi=110)
         return
-    runs.sort(key=lambda run: (_virtual(run), bool(run.topology.get("privacy"))))
+    newest = {
+        (_virtual(run), bool(run.topology.get("privacy"))): run
+        for run in sorted(runs, key=lambda run: run.name)  # one that is not valid is repeated
+    }
+    runs = [run for _, run in sorted(newest.items())]
     sys.stdout.writelines(f"{row}\n" for row in rows(runs))
     secure(runs).savefig(PICTURES / "privacy-secure.png", dpi=110)
 
