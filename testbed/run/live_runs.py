@@ -68,8 +68,8 @@ def located(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     anywhere on this machine. Raises BadInputError where there is none, or it begins several."""
     found = directory_of(run, runs, live=live)
     if found is None:
-        live = {live.run: live.directory for live in find()}
-        path = live.get(finding.whole_id(run, live) or "")
+        everywhere = {one.run: one.directory for one in find()}
+        path = everywhere.get(finding.whole_id(run, everywhere) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")
