@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis.load import load
 from benchmarks.papers import honest, results
-from benchmarks.papers.experiments import MEASURES, Experiment
+from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
 from benchmarks.papers.results import Cell, Result
 from testbed import sweeps
 from testbed.errors import BadInputError, RunFailedError
@@ -42,27 +42,37 @@ class Bench:
         """Raises TestbedError, also if a run fails."""
         study, grid = self._study(experiment)
         first, *others = grid["seed"]
-        steps = {variant: tuple(grid[LR]) for variant in study["variants"]}
-        cells: dict[tuple[str, float, int], Cell] = {}
-        scores: dict[str, dict[float, float]] = {variant: {} for variant in steps}
-        score = MEASURES[experiment.figure].score
-        wanted = steps
-        while wanted:  # each rule's step sizes, until the best is inside
-            for cell in self._cells(experiment, study, wanted, [first]):
-                cells[cell.variant, cell.lr, cell.seed] = cell
-                scores[cell.variant][cell.lr] = score(cell)
-            further = {
-                variant: honest.step_to_try(tried, len(grid[LR])) for variant, tried in scores.items()
-            }
-            wanted = {variant: (lr,) for variant, lr in further.items() if lr is not None}
         whole = any(claim.figure == "tolerance" for claim in experiment.claims)
-        compared = {
-            variant: tuple(sorted(tried)) if whole else (honest.best_step(tried),)
-            for variant, tried in scores.items()
-        }
-        for cell in self._cells(experiment, study, compared, others) if others else ():
-            cells[cell.variant, cell.lr, cell.seed] = cell
-        return results.of_runs(tuple(cells.values()))
+        found, scores = self._tuned(experiment, study, first, whole=whole)
+        best = {variant: (honest.best_step(tried),) for variant, tried in scores.items()}
+        grids = {variant: tuple(sorted(tried)) for variant, tried in scores.items()}
+        few = others[: honest.SEEDS - 1] if whole else []  # tolerance compares the first seed, too
+        for steps, seeds in ((best, others), (grids, few)):
+            found += self._cells(experiment, study, steps, seeds) if seeds else []
+        return results.of_runs(tuple({(c.variant, c.lr, c.seed): c for c in found}.values()))
+
+    def _tuned(
+        self, experiment: Experiment, study: Mapping[str, Any], seed: int, *, whole: bool
+    ) -> tuple[list[Cell], dict[str, dict[float, float]]]:
+        """The runs of `seed`, until each rule's best step size is inside its grid, and if `whole` the
+        largest that is tolerated, too; and their scores by variant and step size."""
+        given = tuple(study["grid"][LR])
+        found: list[Cell] = []
+        scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
+        wanted = dict.fromkeys(scores, given)
+        while wanted:
+            new = self._cells(experiment, study, wanted, [seed])
+            for cell in new:
+                scores[cell.variant][cell.lr] = MEASURES[experiment.figure].score(cell)
+            found += new
+            wanted = {}
+            for variant, tried in scores.items():
+                further = honest.step_to_try(tried, len(given))
+                if whole and further is None:
+                    further = honest.step_beyond(tried, len(given), TOLERATED)
+                if further is not None:
+                    wanted[variant] = (further,)
+        return found, scores
 
     def so_far(self, experiment: Experiment) -> Result | None:
         """Of the runs that are done in the experiment's folder; None where there are none."""

@@ -73,7 +73,18 @@ def step_to_try(scores: Mapping[float, float], given: int) -> float | None:
     if not at_edge(scores) or len(scores) >= given + EXTENSIONS:
         return None
     best = best_step(scores)
-    grid = sorted(scores, reverse=_number(scores[best]) == -inf or best == min(scores))
+    return _further(sorted(scores, reverse=_number(scores[best]) == -inf or best == min(scores)))
+
+
+def step_beyond(scores: Mapping[float, float], given: int, tolerance: float) -> float | None:
+    """The step size that a grid is extended by to find the largest that costs at most `tolerance` of the
+    best score; None where that is inside, or after EXTENSIONS."""
+    tolerated = len(scores) > 1 and scores[max(scores)] >= max(map(_number, scores.values())) - tolerance
+    return _further(sorted(scores)) if tolerated and len(scores) < given + EXTENSIONS else None
+
+
+def _further(grid: Sequence[float]) -> float:
+    """What follows after the last of `grid`."""
     *_, second, last = grid
     further = second * (last / grid[-3]) if len(grid) > 2 else last * (last / second)
     return float(f"{further:.6g}")

@@ -54,6 +54,12 @@ class TestGrid:
         assert len(scores) == 3 + honest.EXTENSIONS
         assert honest.at_edge(scores)
 
+    def test_the_largest_that_is_tolerated_is_looked_for_beyond(self) -> None:
+        assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 78}, 3, tolerance=2) == 3
+        assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 77.9}, 3, tolerance=2) is None
+        assert honest.step_beyond({0.1: 80, 0.3: nan}, 2, tolerance=2) is None
+        assert honest.step_beyond({10.0**k: 80 for k in range(7)}, 3, tolerance=2) is None
+
     def test_a_step_size_that_is_given_is_no_edge(self) -> None:
         assert not honest.at_edge({0.1: nan})
         assert honest.step_to_try({0.1: 80}, 1) is None
