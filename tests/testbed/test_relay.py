@@ -151,6 +151,7 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
+    broker.settimeout(30)
     relay.submit(partial(access.apply, Reconnect()))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
