@@ -463,6 +463,8 @@ def _read_own_code(
         if not isinstance(name, str) or not own_code.is_own(name):
             continue
         try:
+            if kind == "rule" and name in own_code.HOSTS:
+                raise ValueError(f"{name} is a task, no rule: `testbed rules` lists those")
             if code is None:
                 if path is None:
                     what = "runs code" if name in own_code.HOSTS else "is a class"

@@ -52,7 +52,7 @@ class Peer:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(10)
+        made.settimeout(30)
         yield made
 
 
