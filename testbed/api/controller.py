@@ -13,6 +13,7 @@ from testbed import console
 from testbed.api import launching
 from testbed.api.background import ERROR
 from testbed.errors import TestbedError, of_os
+from testbed.fidelity.validity import Validity
 from testbed.host.signals import interrupt_at_end_of_input, interrupting
 from testbed.rundir.directory import RunDirectory
 from testbed.watching import live, overview
@@ -27,7 +28,12 @@ def main(path: str, *more: str) -> int:
         with interrupting():
             launch = launching.read(directory)
             shown = overview.of_plan(launch.topology, launch.plan, directory.run)
-            launch.run(directory, live.LiveView(console.out(), shown))
+            view = live.LiveView(console.out(), shown)
+            try:
+                launch.run(directory, view)
+            finally:
+                if view.judgement is not None:
+                    _tell(view.judgement.validity)
     except (TestbedError, OSError) as error:
         told = error if isinstance(error, TestbedError) else of_os(error)
         sys.stdout.flush()
@@ -36,6 +42,11 @@ def main(path: str, *more: str) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _tell(found: Validity) -> None:
+    why = "; ".join(found.reasons or found.unjudged)
+    console.print_text(f"Verdict: {found.verdict}{': ' if why else ''}{why}")
 
 
 if __name__ == "__main__":

@@ -97,13 +97,14 @@ def ps() -> list[LiveRun]:
     return live_runs.find()
 
 
-def down(run: str | None = None, *, runs: str | Path = "runs") -> list[LiveRun]:
-    """End `run` (its id, the beginning of that, or its directory), or all on this machine, and remove
+def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
+    """End `run` (its id, the beginning of that, or its directory; None: all on this machine), and remove
     their containers, networks and processes; which these were. Raises BadInputError, HostError."""
-    found = {left.run: left for left in live_runs.leftovers(run, Path(runs))}
+    given = None if run is None else str(run)
+    found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
     found |= {live.run: live for live in live_runs.find()}
-    named = None if run is None else finding.whole_id(Path(run).name, found)
-    ended = [one for one in found.values() if run is None or one.run == named]
+    named = None if given is None else finding.whole_id(Path(given).name, found)
+    ended = [one for one in found.values() if given is None or one.run == named]
     for each in ended:
         live_runs.take_down(each)
     return ended
