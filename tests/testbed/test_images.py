@@ -14,6 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 
 import docker
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import subprocesses
-from testbed.images import debian, inside, inventory, own, wheels
+from testbed.images import debian, expectation, inside, inventory, own, wheels
 from testbed.topology import parse
 
 pytestmark = pytest.mark.alone
@@ -34,6 +35,24 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
         copytree(images.FOLDER, tmp_path / "images"),
         copytree(images.AGENTS, tmp_path / "agents"),
     )
+
+
+def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    moments = iter((0.0, 40.0, 65.0, 100.0, 140.0, 165.0))
+    monkeypatch.setattr(expectation, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    first = expectation.Expectation(["base", "agent"])
+    assert str(first) == ""
+    first.built("base")
+    first.built("agent")
+    again = expectation.Expectation(["base", "agent"])
+    assert str(again) == "about 65 s left"
+    again.built("base")
+    assert str(again) == "about 25 s left"
+    again.built("agent")
+    assert str(again) == ""
 
 
 @pytest.mark.parametrize(
@@ -160,11 +179,17 @@ def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
     stop = threading.Event()
     pids = tmp_path / "pids"
     command = ["sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pids}; wait; sleep 300"]
-    threading.Timer(0.5, stop.set).start()
+
+    def stop_once_both_run() -> None:
+        while not (pids.exists() and len(pids.read_text().split()) == 2):
+            time.sleep(0.01)
+        stop.set()
+
+    threading.Thread(target=stop_once_both_run, daemon=True).start()
     with pytest.raises(subprocesses.StoppedError):
         subprocesses.run(command, stop=stop)
     # The kernel ends a killed process whose parent is gone in its own time, on a busy host not at once.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     remaining = [int(pid) for pid in pids.read_text().split()]
     assert len(remaining) == 2
     while (remaining := list(filter(_is_running, remaining))) and time.monotonic() < deadline:
