@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
 
+# The tests start hundreds of processes: without byte code, which some environments ask for, each would
+# compile all modules anew.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone

@@ -21,6 +21,8 @@ class Training(Protocol):
     """A local training whose result is computed when it is asked for."""
 
     steps: int
+    due: Nanoseconds
+    """When it ends, as far as is known: what is due first is best computed first."""
 
     def outcome(self) -> client.Outcome: ...
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, field
 
 from agents.client.core import Outcome
+from agents.nanoseconds import Nanoseconds
 from testbed.virtual.training import BatchTrainer, Job
 
 
@@ -14,6 +16,7 @@ class Ticket(Job):
     """One training; implements `testbed.virtual.device.Training`."""
 
     pool: Pool
+    due: Nanoseconds = 0
     result: Outcome | None = None
 
     def outcome(self) -> Outcome:
@@ -51,10 +54,16 @@ class Pool:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """The result of `ticket`, which is computed with all that waits."""
+        """The result of `ticket`, which is computed with what waits: with as much of it as makes that
+        faster, and with what ends first."""
         self.add(ticket)
         tickets = list(self._pending)
-        self._pending.clear()
+        if len(tickets) > self.trainer.together:
+            tickets = heapq.nsmallest(
+                self.trainer.together, tickets, key=lambda one: (one is not ticket, one.due)
+            )
+        for one in tickets:
+            del self._pending[one]
         for done, result in zip(tickets, self.trainer.run(tickets), strict=True):
             done.result = result
         assert ticket.result is not None  # noqa: S101  (it was among them)

@@ -211,6 +211,7 @@ class Simulation:
 
     def work_on(self, device: Device, work: Work) -> None:
         device.working_on = work
+        work.training.due = work.ended
         now = self._events.now
 
         def end() -> None:

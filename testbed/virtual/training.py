@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import queue
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from testbed.virtual.objectives import (
     objective,
 )
 
+_JOBS_PER_THREAD = 4
+"""So that no thread waits long for the last job of another."""
 _NAMED = 3
 """Clients that an error names."""
 
@@ -76,6 +79,9 @@ class BatchTrainer:
         """Whether trainings draw random numbers from PyTorch's generator, of which a process has one."""
         self.remark: str | None = None
         """A sentence on how clients are trained, where there is one to be told."""
+        self.together = sys.maxsize
+        """So many jobs are worth handing in together: what is trained one after the other is not made
+        faster by more than its threads need, and at the end of a run nobody asks for it."""
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
@@ -83,6 +89,7 @@ class BatchTrainer:
             return _Single(task, train, start, device)
 
         if task.fits:
+            self.together = 1
             self._workers.put(_Worker(None, task.l2, single))
             self.remark = (
                 "Clients are trained one after the other, by the task's own code; in virtual time each "
@@ -94,6 +101,8 @@ class BatchTrainer:
         self._workers.put(_Worker(first, task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
+            if self._draws or first.at_once(1) == 1:
+                self.together = 1
             if first.refusal is not None:
                 self.remark = (
                     "Clients are trained one after the other, as torch.func.vmap does not take the "
@@ -105,6 +114,8 @@ class BatchTrainer:
             for _ in range(threads - 1):
                 self._workers.put(_Worker(objective(task, train, start), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
+            if self.together == 1 and threads > 1:
+                self.together = _JOBS_PER_THREAD * threads
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Ends, in memory of their own, and losses, ℓ2 term included, of `jobs`, in their order."""

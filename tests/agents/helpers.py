@@ -218,6 +218,7 @@ class _Training:
     """Client i's training of f_i(w) = ½ h_i (w − c_i)²; implements `testbed.virtual.device.Training`."""
 
     def __init__(self, simulated: Simulation, client: str, model: wire.ModelMessage) -> None:
+        self.due = 0
         self.steps = simulated.local.count(10)
         self._simulated = simulated
         self._client = client

@@ -23,16 +23,16 @@ class Noted(BatchTrainer):
 
     def __init__(self) -> None:
         super().__init__(Quadratic(CENTERS), Shard(np.array(CENTERS, np.float32), np.zeros(3, np.int64)))
-        self.together: list[int] = []
+        self.sizes: list[int] = []
 
     def run(self, jobs: list[Job]) -> list[Outcome]:  # type: ignore[override]
-        self.together.append(len(jobs))
+        self.sizes.append(len(jobs))
         return super().run(jobs)
 
 
 def _pool(*, lazily: bool = False) -> tuple[Pool, list[int]]:
     trainer = Noted()
-    return Pool(trainer, lazily), trainer.together
+    return Pool(trainer, lazily), trainer.sizes
 
 
 def _ticket(pool: Pool, client: int, steps: int = 1, *, gradient: bool = False) -> Ticket:
@@ -62,6 +62,19 @@ def test_all_that_goes_on_is_computed_with_the_first_that_is_asked_for() -> None
     assert together == [2]
     assert _ends(_ticket(pool, 2)) == [16]
     assert together == [2, 1]
+
+
+def test_what_is_trained_one_by_one_is_computed_as_it_falls_due() -> None:
+    """Two at once, as for two threads; nobody asks for the third before the run is over."""
+    trainer = Noted()
+    pool, trainer.together = Pool(trainer, lazily=False), 2
+    first, second, third = (_ticket(pool, client) for client in range(3))
+    first.due, second.due, third.due = 2, 3, 1
+    assert _ends(second) == [8]
+    assert trainer.sizes == [2]
+    assert (first.result, third.result is None) == (None, False)
+    assert _ends(first, third) == [4, 16]
+    assert trainer.sizes == [2, 1]
 
 
 def test_lazily_only_what_is_wanted_is_computed() -> None:
