@@ -192,7 +192,7 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
     colors[:, 3] = layer.columns.get("shade", 1.0)
     few = len(begin) < _MAX_SHAPES
     shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
-        list(corners), facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
+        corners, facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
         antialiased=few,
     )  # fmt: skip
     shapes.set_rasterized(len(begin) > _MAX_SHAPES)
