@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers mutants clean
+.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full mutants clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -53,8 +53,12 @@ dilation: $(VENV)/.installed
 profiles: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.profiles
 
+# The papers' experiments: what fits in 20 minutes on two cores; all of them (days, resumable).
 papers: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers
+
+papers-full: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.papers --full
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.

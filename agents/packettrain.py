@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+
+from agents import arrivals
 
 PORT = 1884
 FRAME = 1464
@@ -35,8 +35,7 @@ _SILENCE_TIMEOUT_SECONDS = 1.0
 """Time without a packet after which a train that lost packets is over; longer on slow links."""
 _FIRST_PACKET_TIMEOUT_SECONDS = 10.0
 _MAX_REQUESTS = 10
-_SO_TIMESTAMPNS, _SO_RXQ_OVFL = 35, 40
-_TIMESPEC = struct.Struct("=qq")
+_SO_RXQ_OVFL = 40
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOCKET_BUFFER_BYTES = 4 << 20
 
@@ -181,28 +180,12 @@ def _arrival(sock: socket.socket) -> tuple[int, int, int]:
     for level, kind, value in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, _SO_RXQ_OVFL):
             missed = int.from_bytes(value[:4], "little")
-    return len(data), arrival_time(ancillary), missed
-
-
-def timestamp_arrivals(sock: socket.socket) -> None:
-    """Have the kernel note when the packets of `sock` arrive: when a process gets to read them depends
-    on how busy it is."""
-    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-
-
-def arrival_time(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
-    """The kernel's timestamp in the ancillary data of `recvmsg`: ns of the real-time clock. Without one,
-    the current time."""
-    for level, kind, value in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-            seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])
-            return int(seconds) * 1_000_000_000 + int(rest)
-    return time.clock_gettime_ns(time.CLOCK_REALTIME)
+    return len(data), arrivals.in_ancillary(ancillary), missed
 
 
 def _socket() -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    timestamp_arrivals(sock)
+    arrivals.timestamp(sock)
     sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
     for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
         with suppress(PermissionError):

@@ -21,7 +21,8 @@ from typing import Any, cast
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MessageType, MQTTErrorCode
 
-from agents import parts
+from agents import arrivals, parts
+from agents.nanoseconds import Nanoseconds
 
 _LARGE = 2**15
 """Bytes of a packet from which on it is handled here."""
@@ -31,7 +32,7 @@ _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""
 
-Sink = Callable[[str, bytes | bytearray], None]
+Sink = Callable[[str, bytes | bytearray, Nanoseconds], None]
 
 
 @dataclass(slots=True)
@@ -55,13 +56,16 @@ class _Arriving:
 
 
 class Client(paho.Client):
-    """`joiner` puts parts together. Payloads, of large messages and small, go to `sink`, called in
-    paho's thread. `options` are paho's own."""
+    """`joiner` puts parts together. Payloads, of large messages and small, go to `sink` with their topic
+    and the host's monotonic time when all of it had arrived; it is called in paho's thread. `options`
+    are paho's own."""
 
     def __init__(self, joiner: parts.Joiner, sink: Sink, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
         self._joiner, self._sink = joiner, sink
         self._arriving: _Arriving | None = None
+        self._arrived_at: Nanoseconds = 0
+        """When all that is being read had arrived."""
         self._left_to_paho: object = None
         """Its record of a large packet that is none of ours."""
         self.on_message = self._on_small
@@ -71,7 +75,7 @@ class Client(paho.Client):
 
     def _take(self, topic: str, payload: bytes | bytearray | None) -> None:
         if payload is not None:
-            self._sink(topic, payload)
+            self._sink(topic, payload, self._arrived_at)
 
     def _sock_recv(self, bufsize: int) -> bytes:
         if self._is_large(bufsize):
@@ -85,6 +89,8 @@ class Client(paho.Client):
         return left >= _LARGE and is_message and packet is not self._left_to_paho
 
     def _packet_read(self) -> MQTTErrorCode:
+        sock = self._sock
+        self._arrived_at = time.monotonic_ns() if sock is None else arrivals.of_waiting(cast(Any, sock))
         code = super()._packet_read()
         packet = self._in_packet
         if code != MQTTErrorCode.MQTT_ERR_AGAIN or not self._is_large(packet["to_process"]):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 
 import paho.mqtt.client as paho
 
-from agents import parts, streaming
+from agents import arrivals, parts, streaming
 from agents.config import KEEPALIVE, Broker
 from agents.nanoseconds import Nanoseconds
 from agents.parts import Messages
@@ -40,7 +41,7 @@ class ConnectionFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message; `at` is the host's monotonic time when all of it had arrived."""
+    """A message; `at` is the host's monotonic time when all of it had arrived, as the kernel saw it."""
 
     topic: str
     payload: bytes | bytearray
@@ -106,7 +107,7 @@ class Connection:
         self._paho.on_connect = self._on_connect
         self._paho.on_disconnect = self._on_disconnect
         self._paho.on_subscribe = self._on_subscribe
-        self._paho.on_socket_open = _without_delay
+        self._paho.on_socket_open = _prompt
 
     def open(self, timeout: float = 30.0) -> None:
         """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
@@ -207,11 +208,14 @@ class Connection:
         self._subscribed = True
         self._in_order_again()  # now, as our status may bring an answer
 
-    def _on_payload(self, topic: str, payload: bytes | bytearray) -> None:
-        self._sink(Received(topic, payload, time.monotonic_ns()))
+    def _on_payload(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> None:
+        self._sink(Received(topic, payload, at))
 
 
-def _without_delay(_client: paho.Client, _data: Any, sock: Any) -> None:
-    """Small messages (status, acknowledgements) do not wait for Nagle's algorithm."""
+def _prompt(_client: paho.Client, _data: Any, sock: Any) -> None:
+    """Small messages (status, acknowledgements) do not wait for Nagle's algorithm; and it is known when
+    one arrived, however late it is read."""
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            arrivals.timestamp(sock)

@@ -1,10 +1,11 @@
 """Virtual time's predictions against measurements: the same runs, simulated and in containers.
 
-    python -m benchmarks.prediction [SWEEP]
+    python -m benchmarks.prediction [SWEEP] [--only NAME ...] [--seeds N]
 
-Where no Docker engine answers, local processes stand in. Virtual time measures a step's CPU time on this
-machine, unless a topology gives it: let the machine be quiet, for half an hour. Runs stay in `runs/`;
-what is done is not repeated. Datasets other than the digits come from TESTBED_DATA.
+It prints the table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
+Virtual time measures a step's CPU time on this machine, unless a topology gives it: let the machine be
+quiet, for a minute per experiment and seed. Runs stay in `runs/`; what is done is not repeated. Datasets
+other than the digits come from TESTBED_DATA.
 
 Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
 95 % intervals (Student's t, of the logarithms).
@@ -13,8 +14,6 @@ What the time model knows: a training is steps × step time ÷ CPU share, and an
 that share; a transfer is bytes with headers ÷ rate, one after the other, less the packet that the shaper
 lets through at once. What it leaves out, so that there are fewer updates than predicted:
 
-- that steps cost more CPU time where a quota makes pauses between them: the smaller the share, the more;
-- that a model which comes while a device's slice is used up waits for the next one;
 - the rest of the device, at the same CPU share: its init's telemetry takes about half a percent of a
   core, which a device of 0.05 cores feels ten times as much as one of 0.5;
 - acknowledgements on the wire, and the aggregator's own milliseconds.
@@ -22,9 +21,11 @@ lets through at once. What it leaves out, so that there are fewer updates than p
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,19 +52,33 @@ _ACCURACIES = (0.8, 0.9)
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else _SWEEP
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.prediction", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("sweep", nargs="?", type=Path, default=_SWEEP)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants of the sweep alone")
+    parser.add_argument("--seeds", type=int, metavar="N", help="the sweep's first N seeds alone")
+    wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
     runtime = up.chosen_runtime(up.Options())
-    predicted, measured = (_runs(path, up.Options(how, data_root=data)) for how in ("virtual", runtime))
+    predicted, measured = (
+        _runs(wanted, up.Options(how, data_root=data)) for how in ("virtual", runtime)
+    )
     print(f"Measured ({runtime}) ÷ predicted; runs: {_told(measured)}\n")
     for line in table(predicted, measured):
         print(line)
 
 
-def _runs(path: Path, options: up.Options) -> list[Run]:
-    """The run of each cell of the sweep, in order."""
-    study = sweeps.load(path, options)
+def _runs(wanted: argparse.Namespace, options: up.Options) -> list[Run]:
+    """The run of each cell of the sweep that is wanted, in order."""
+    study = sweeps.load(wanted.sweep, options)
+    variants = wanted.only or list(dict.fromkeys(cell.variant for cell in study.cells))
+    seeds = sorted({cell.topology.seed for cell in study.cells})[: wanted.seeds]
+    chosen = [cell for cell in study.cells if cell.variant in variants and cell.topology.seed in seeds]
+    if unknown := sorted({*variants} - {cell.variant for cell in study.cells}):
+        sys.exit(f"{wanted.sweep} has no variant {', '.join(unknown)}")
+    study = replace(study, cells=tuple(chosen))
     folder = _RUNS / study.name
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
     index = sweeping.Index.read(folder)

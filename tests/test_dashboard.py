@@ -138,7 +138,7 @@ def handshake(server: str, origin: str) -> int:
 def fetched(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> tuple[int, str]:
     """Status and body."""
     parts = urlsplit(url)
-    with closing(http.client.HTTPConnection(parts.netloc, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=60)) as connection:
         connection.request("GET", f"{parts.path}?{parts.query}", headers=dict(headers))
         with connection.getresponse() as answer:
             return answer.status, answer.read().decode() if answer.status != 101 else ""

@@ -150,7 +150,7 @@ class Client:
             self._thinking_until = None
             self._busy_since = time.monotonic()
             return self._core.thought(self._clock.now())
-        self._busy_since = idle if event is None else max(idle, to_seconds(event.at))
+        self._busy_since = idle if event is None else to_seconds(event.at)
         return self._handle(event)
 
     def _handle(self, message: Received | None) -> core.Actions:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from agents import packettrain, probe_server
+from agents import arrivals, packettrain, probe_server
 from agents.config import Link
 from agents.messages import LinkFigures
 from agents.retry import retry
@@ -107,7 +107,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     sent: list[int] = []
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
-        packettrain.timestamp_arrivals(sock)
+        arrivals.timestamp(sock)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)
@@ -125,7 +125,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, 64)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
-                    found[number] = (packettrain.arrival_time(ancillary) - sent[number]) / 1e9
+                    found[number] = (arrivals.in_ancillary(ancillary) - sent[number]) / 1e9
     return found
 
 

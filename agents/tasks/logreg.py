@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from agents.tasks.interface import Task
 
@@ -31,7 +31,36 @@ class DigitsLogreg(Task):
 
 @dataclass(frozen=True)
 class MnistLogreg(DigitsLogreg):
-    """Logistic regression on MNIST: 70,000 images of 28×28, 10 classes."""
+    """Logistic regression on MNIST: 70,000 images of 28×28, 10 classes.
+
+    `scaling` of the images: from 0 to 1 (`unit`), from −1 to 1 (`signed`), or to mean 0 and variance 1
+    over all pixels of the training images (`standardised`). Papers often do not say which.
+    """
 
     dataset: ClassVar[str] = "ylecun/mnist"
     pixels: ClassVar[int] = 28 * 28
+    scaling: Literal["unit", "signed", "standardised"] = "unit"
+
+    def model(self) -> torch.nn.Module:
+        import torch
+
+        flatten, layer = super().model().children()
+        mean, deviation = _SCALINGS[self.scaling]
+        scaled = [] if (mean, deviation) == (0, 1) else [_shifted(mean, deviation)]
+        return torch.nn.Sequential(flatten, *scaled, layer)
+
+
+_SCALINGS = {"unit": (0.0, 1.0), "signed": (0.5, 0.5), "standardised": (0.1307, 0.3081)}
+"""What is taken from a pixel between 0 and 1, and what the rest is divided by."""
+
+
+def _shifted(mean: float, deviation: float) -> torch.nn.Module:
+    import torch
+
+    class Shifted(torch.nn.Module):
+        """(x − mean) ÷ deviation, without parameters: nothing of it travels."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - mean) / deviation
+
+    return Shifted()

@@ -1,17 +1,20 @@
 """The papers' experiments in virtual time: our figures, and each published claim beside them.
 
     python -m benchmarks.papers [area] [fedfix] [defedavg] [fedfa] [--data FOLDER] [--runs FOLDER]
-                                [--quick]
+                                [--full | --so-far]
 
-Four sets, of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg (Wang et al.) and
-FedFa (Xu et al.). The fifth that our rules are from, Toghani & Uribe 2022 on FedBuff, is theory and
-has no experiments; FedBuff runs in the sets of AREA, DeFedAvg and FedFa.
+Sets are of the papers on AREA (Iakovidou & Kim), FedFix (Fraboni et al.), DeFedAvg (Wang et al.) and
+FedFa (Xu et al.); without names, all of them. The fifth that our rules are from, Toghani & Uribe 2022 on
+FedBuff, is theory and has no experiments. Each experiment is a sweep in topologies/papers/sweeps.
 
-Without names, all of them: half an hour or so on two cores. Their runs are those of sweeps
-(`testbed.sweeps`), and are kept where --runs says: what is done there already is not run again. They
-need MNIST, CIFAR-10 and Shakespeare, as parquet files under FOLDER (or TESTBED_DATA) in the layout of
-the Hugging Face hub, else from there.
-Exits with 0 whether or not the claims hold, and with 2 where the data is missing.
+Without an option the experiments run that fit in 20 minutes on two cores at their full scale; of the
+others the last full result is shown. --full runs all of them (days), and writes results and tables into
+docs/papers after each; --so-far writes those of what is done in --runs. Runs are kept there: what is
+done is not run again.
+
+They need MNIST, CIFAR-10 and Shakespeare, as parquet files under --data (or TESTBED_DATA) in the layout
+of the Hugging Face hub, else from there. Exits with 0 whether or not the claims hold, and with 2 where
+the data is missing.
 """
 
 from __future__ import annotations
@@ -19,29 +22,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.papers import area, defedavg, fedfa, fedfix
+from benchmarks.papers import report, results
 from benchmarks.papers.bench import Bench
-from benchmarks.papers.report import Report, show
+from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 from testbed.errors import TestbedError
 from testbed.host.signals import interrupting
 from testbed.plan import datasets
 
-MNIST, CIFAR10, SHAKESPEARE = "ylecun/mnist", "uoft-cs/cifar10", "flwrlabs/shakespeare"
-SETS: dict[str, tuple[Callable[..., Report], tuple[str, ...]]] = {
-    "area": (area.report, (MNIST,)),
-    "fedfix": (fedfix.report, (MNIST, CIFAR10, SHAKESPEARE)),
-    "defedavg": (defedavg.report, (CIFAR10,)),
-    "fedfa": (fedfa.report, (CIFAR10,)),
-}
-"""Sets of experiments, with the datasets that they need."""
-WITHOUT = "Toghani & Uribe 2022 (FedBuff, arXiv 2210.01161), the fifth paper, has no experiments."
-WIDTH = 100
+PAGES = Path(__file__).parents[2] / "docs" / "papers"
+RUNS = Path("runs") / "papers"
+SETS = tuple(dict.fromkeys(experiment.paper for experiment in EXPERIMENTS))
+WIDTH = 120
 """Columns, at most."""
 
 
@@ -49,29 +45,59 @@ def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, markup=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    root = arguments.data
+    chosen = [experiment for experiment in EXPERIMENTS if experiment.paper in arguments.sets]
     try:
-        for dataset in {name for chosen in arguments.sets for name in SETS[chosen][1]}:
-            datasets.load(dataset, root)  # decoded once, not by every process
+        if not arguments.so_far:
+            for name in {one.data for one in chosen if one.fits or arguments.full}:
+                datasets.load(name, arguments.data)  # decoded once, not by every process
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        with interrupting(), tempfile.TemporaryDirectory(prefix="papers-") as scratch:
-            bench = Bench(arguments.runs or Path(scratch), root, _say)
-            for chosen in arguments.sets:
-                show(SETS[chosen][0](bench, quick=arguments.quick), console)
-            console.print(f"\n{bench.runs} runs, {bench.elapsed}")
-            if arguments.sets == list(SETS):
-                console.print(f"Four papers: {', '.join(SETS)}. {WITHOUT}")
+        with interrupting():
+            bench = Bench(arguments.runs, arguments.data, _say)
+            if arguments.so_far:
+                _write(bench, chosen, PAGES)
+                return 0
+            for experiment in chosen:
+                if arguments.full:
+                    results.write(bench.run(experiment), PAGES / f"{experiment.name}.json")
+                    pages([experiment], PAGES)
+                here = bench.run(experiment) if experiment.fits and not arguments.full else None
+                _show(experiment, here, console)
     except KeyboardInterrupt:
         return 130
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if arguments.quick:
-        console.print("Quick: too few runs, and too short, for the verdicts to be trusted.")
     return 0
+
+
+def pages(experiments: Iterable[Experiment], folder: Path) -> None:
+    """Write the tables of `experiments` into the pages of `folder`, from the results that are kept
+    there. Raises TestbedError."""
+    for experiment in experiments:
+        page = folder / f"{experiment.paper}.md"
+        text = report.markdown(experiment, results.read(folder / f"{experiment.name}.json"))
+        page.write_text(
+            report.filled(page.read_text(encoding="utf-8"), experiment.name, text), encoding="utf-8"
+        )
+
+
+def _write(bench: Bench, experiments: Iterable[Experiment], folder: Path) -> None:
+    for experiment in experiments:
+        if (done := bench.so_far(experiment)) is not None:
+            results.write(done, folder / f"{experiment.name}.json")
+        pages([experiment], folder)
+
+
+def _show(experiment: Experiment, here: results.Result | None, console: Console) -> None:
+    if here is not None:
+        report.show(experiment, here, console, report.made(experiment, here))
+        return
+    kept = results.read(PAGES / f"{experiment.name}.json")
+    told = f"Not run here. {report.made(experiment, kept) if kept else ''}"
+    report.show(experiment, kept, console, told)
 
 
 def _say(text: str) -> None:
@@ -82,8 +108,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers")
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"of {', '.join(SETS)}; default: all")
     parser.add_argument("--data", type=Path, help="folder with datasets (TESTBED_DATA)")
-    parser.add_argument("--runs", type=Path, help="keep the runs in this folder, and carry on there")
-    parser.add_argument("--quick", action="store_true", help="do the runs work? Mind no verdict")
+    parser.add_argument("--runs", type=Path, default=RUNS, help=f"folder of the runs (default: {RUNS})")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--full", action="store_true", help="all experiments, into docs/papers")
+    how.add_argument("--so-far", action="store_true", help="write what is done into docs/papers")
     arguments = parser.parse_args()
     for name in arguments.sets:
         if name not in SETS:

@@ -1,58 +1,124 @@
-"""Runs sweeps of the topologies in topologies/papers, and reads what came of them."""
+"""Runs an experiment: the sweep in its file, step sizes chosen by its first seed and compared on the
+others. What is done in its folder is not run again."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from analysis.load import Run, load
+from analysis.load import load
+from benchmarks.papers import honest, results
+from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
+from benchmarks.papers.results import Cell, Result
 from testbed import sweeps
-from testbed.errors import RunFailedError
+from testbed.errors import BadInputError, RunFailedError
+from testbed.run.live_runs import COMPLETE
 from testbed.run.up import Options
 from testbed.sweeps import sweeping
+from testbed.topology import yamlfile
 
-TOPOLOGIES = Path(__file__).parents[2] / "topologies" / "papers"
-
-
-class Setting(NamedTuple):
-    """What tells a run of a sweep from the others."""
-
-    variant: str
-    lr: float
-    """Of `task.local`."""
-    seed: int
+SWEEPS = Path(__file__).parents[2] / "topologies" / "papers" / "sweeps"
+LR = "task.local.lr"
 
 
 class Bench:
-    def __init__(self, folder: Path, data_root: Path | None, say: Callable[[str], None]) -> None:
-        """`folder`: of the runs, a folder in it for each sweep; runs that it holds are not repeated."""
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        data_root: Path | None,
+        say: Callable[[str], None],
+        *,
+        files: Path = SWEEPS,
+        jobs: int | None = None,
+    ) -> None:
+        """`folder`: of the runs, a folder in it for each experiment; `files`: where the sweeps are;
+        `jobs`: runs side by side (None: one per core)."""
+        self._folder, self._files, self._jobs = folder, files, jobs
         self._options = Options(data_root=data_root)
         self._say = say
-        self._began = time.monotonic()
-        self.runs = 0
-        """Done so far, in all."""
 
-    def run(self, name: str, study: Mapping[str, Any]) -> dict[Setting, Run]:
-        """The runs of a sweep, described as in its file. Raises TestbedError, also if a run fails."""
-        read = sweeps.of(study, name, TOPOLOGIES, self._options)
-        self._say(f"{name}: {len(read.cells)} runs")
-        done = sweeping.run(read, self._options, self._folder / name, report=self._say)
-        if failed := len(read.cells) - len(done):
-            raise RunFailedError(f"{failed} of {len(read.cells)} runs of {name} failed")
-        self.runs += len(done)
-        found = [load(directory.path) for directory in done]
-        return {_setting(run): run for run in found}
+    def run(self, experiment: Experiment) -> Result:
+        """Raises TestbedError, also if a run fails."""
+        study, grid = self._study(experiment)
+        first, *others = grid["seed"]
+        whole = any(claim.figure == "tolerance" for claim in experiment.claims)
+        found, scores = self._tuned(experiment, study, first, whole=whole)
+        best = {variant: (honest.best_step(tried),) for variant, tried in scores.items()}
+        grids = {variant: tuple(sorted(tried)) for variant, tried in scores.items()}
+        few = others[: honest.SEEDS - 1] if whole else []  # tolerance compares the first seed, too
+        for steps, seeds in ((best, others), (grids, few)):
+            found += self._cells(experiment, study, steps, seeds) if seeds else []
+        return results.of_runs(tuple({(c.variant, c.lr, c.seed): c for c in found}.values()))
 
-    @property
-    def elapsed(self) -> str:
-        """Such as `3 min 10 s`."""
-        minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
-        return f"{minutes} min {seconds} s"
+    def _tuned(
+        self, experiment: Experiment, study: Mapping[str, Any], seed: int, *, whole: bool
+    ) -> tuple[list[Cell], dict[str, dict[float, float]]]:
+        """The runs of `seed`, until each rule's best step size is inside its grid, and if `whole` the
+        largest that is tolerated, too; and their scores by variant and step size."""
+        given = tuple(study["grid"][LR])
+        found: list[Cell] = []
+        scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
+        wanted = dict.fromkeys(scores, given)
+        while wanted:
+            new = self._cells(experiment, study, wanted, [seed])
+            for cell in new:
+                scores[cell.variant][cell.lr] = MEASURES[experiment.figure].score(cell)
+            found += new
+            wanted = {}
+            for variant, tried in scores.items():
+                further = honest.step_to_try(tried, len(given))
+                if whole and further is None:
+                    further = honest.step_beyond(tried, len(given), TOLERATED)
+                if further is not None:
+                    wanted[variant] = (further,)
+        return found, scores
 
+    def so_far(self, experiment: Experiment) -> Result | None:
+        """Of the runs that are done in the experiment's folder; None where there are none."""
+        folder = self._folder / experiment.name
+        done = [
+            folder / str(entry["run"])
+            for entry in sweeping.Index.read(folder).cells.values()
+            if entry.get("outcome") in COMPLETE
+        ]
+        cells = [results.measured(load(path), experiment.target) for path in done]
+        return results.of_runs(tuple(cells)) if cells else None
 
-def _setting(run: Run) -> Setting:
-    variant = run.manifest["variant"]
-    return Setting(variant, run.topology["task"]["local"]["lr"], run.topology["seed"])
+    def _study(self, experiment: Experiment) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The sweep as it is in its file, and its grid. Raises BadInputError."""
+        path = self._files / f"{experiment.name}.yaml"
+        study = yamlfile.read(path).data
+        grid = study.get("grid", {})
+        for key in ("seed", LR):
+            if not grid.get(key):
+                raise BadInputError(f"{path}: grid has no {key}, expected a list such as [1, 2, 3, 4]")
+        if list(grid["seed"]) != sorted(grid["seed"]):
+            raise BadInputError(
+                f"{path}: grid.seed: expected ascending, as the first chooses step sizes"
+            )
+        return study, grid
+
+    def _cells(
+        self,
+        experiment: Experiment,
+        study: Mapping[str, Any],
+        steps: Mapping[str, tuple[float, ...]],
+        seeds: Iterable[int],
+    ) -> list[Cell]:
+        """Of runs of `steps`, step sizes by variant, each with each of `seeds`."""
+        found: list[Cell] = []
+        for chosen in dict.fromkeys(steps.values()):
+            part = {
+                **study,
+                "variants": {v: study["variants"][v] for v, own in steps.items() if own == chosen},
+                "grid": {**study["grid"], LR: list(chosen), "seed": list(seeds)},
+            }
+            read = sweeps.of(part, experiment.name, self._files, self._options)
+            self._say(f"{experiment.name}: {len(read.cells)} runs")
+            folder = self._folder / experiment.name
+            done = sweeping.run(read, self._options, folder, self._jobs, self._say)
+            if failed := len(read.cells) - len(done):
+                raise RunFailedError(f"{failed} of {len(read.cells)} runs of {experiment.name} failed")
+            found += [results.measured(load(run.path), experiment.target) for run in done]
+        return found

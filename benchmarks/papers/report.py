@@ -1,67 +1,88 @@
-"""What a set of experiments came to, and how that is printed: our figures, then claim by claim."""
+"""Rows of claims and figures, printed for people and written into the pages of docs/papers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.papers import judging
+from benchmarks.papers.experiments import MEASURES, Experiment
+from benchmarks.papers.honest import Verdict
+from benchmarks.papers.results import Result
+from testbed.errors import BadInputError
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a paper says, held against what we find."""
-
-    published: str
-    ours: str
-    holds: bool
-    reason: str = ""
-    """Why it does not hold, where that is known."""
-
-    @property
-    def verdict(self) -> str:
-        if self.holds:
-            return "holds"
-        return f"does not hold: {self.reason}" if self.reason else "does not hold"
+_CLAIMS = ("claim", "published", "here", "difference", "seeds", "verdict")
+_DECIDED = (Verdict.HOLDS, Verdict.FAILS)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    title: str
-    notes: str
-    """How the runs differ from the paper's."""
-    header: Sequence[str]
-    figures: Sequence[Sequence[str]]
-    """One row per line of the table."""
-    claims: Sequence[Claim]
-    texts: int = 1
-    """How many columns of `figures` are texts, the first ones; the others are numbers."""
-
-
-def show(report: Report, console: Console) -> None:
-    """Print `report`, its claims below its figures."""
+def show(experiment: Experiment, result: Result | None, console: Console, told: str = "") -> None:
+    """Print the claims of `experiment`; `told`: of these runs."""
     console.print()
-    console.print(Text(report.title, "bold"))
-    console.print(Text(report.notes))
-    console.print()
-    figures = _table()
-    for number, name in enumerate(report.header):
-        figures.add_column(name, justify="left" if number < report.texts else "right")
-    for row in report.figures:
-        figures.add_row(*row)
-    console.print(figures)
-    console.print()
-    claims = _table()
-    for name, share in (("published", 5), ("here", 4), ("", 3)):
-        claims.add_column(name, ratio=share, overflow="fold")
-    for claim in report.claims:
-        verdict = Text(claim.verdict, "" if claim.holds else "bold")
-        claims.add_row(claim.published, claim.ours, verdict)
-    claims.expand = True
-    console.print(claims)
+    console.print(Text(experiment.title, "bold"))
+    for line in filter(None, (told, experiment.differs)):
+        console.print(Text(line))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", expand=True)
+    for name, share in zip(_CLAIMS, (5, 2, 4, 4, 1, 4), strict=True):
+        table.add_column(name, ratio=share, overflow="fold")
+    for row in judging.rows(experiment, result):
+        verdict = Text(_verdict(row), "" if row.verdict is Verdict.HOLDS else "bold")
+        table.add_row(row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), verdict)
+    console.print(table)
 
 
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+def markdown(experiment: Experiment, result: Result | None) -> str:
+    """The claims and figures of `experiment` as tables of a page."""
+    claims = [
+        (row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), _strong(row))
+        for row in judging.rows(experiment, result)
+    ]
+    parts = [f"### {experiment.title}", experiment.differs, _table(_CLAIMS, claims)]
+    if result is not None:
+        header = ("", MEASURES[experiment.figure].name, "step size", "seeds compared")
+        figures = [
+            (
+                line.variant,
+                line.shown,
+                f"{line.lr:g}{', the edge' * line.at_edge}",
+                str(line.seeds) if line.seeds else "none, the one that chose",
+            )
+            for line in judging.lines(experiment, result)
+        ]
+        parts += [_table(header, figures), made(experiment, result)]
+    sweep = f"`testbed sweep topologies/papers/sweeps/{experiment.name}.yaml`"
+    return "\n\n".join(filter(None, [*parts, sweep])) + "\n"
+
+
+def made(experiment: Experiment, result: Result) -> str:
+    """When and where the runs were made."""
+    return (
+        f"{len(result.cells)} runs of {sum(cell.updates for cell in result.cells):,} updates, "
+        f"{result.date}, {result.cores} cores; wall time {result.hours:.1f} h, one run after the other. "
+        f"Hashes of their manifests: `{experiment.name}.json`."
+    )
+
+
+def filled(page: str, name: str, text: str) -> str:
+    """`page` with `text` between its marks of that name. Raises BadInputError where it lacks them."""
+    begin, end = (f"<!-- {what} {name} -->" for what in ("begin", "end"))
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise BadInputError(f"the page has no place for {name}: write {begin} and {end} on lines of it")
+    return f"{before}{begin}\n\n{text}\n{end}{after}"
+
+
+def _verdict(row: judging.Row) -> str:
+    return f"{row.verdict}: {row.reason}" if row.reason else str(row.verdict)
+
+
+def _strong(row: judging.Row) -> str:
+    return f"**{row.verdict}**" if row.verdict in _DECIDED else _verdict(row)
+
+
+def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -66,8 +66,9 @@ def up(
 
 def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path = "runs") -> RunHandle:
     """A run that was started elsewhere, or is over: its id, or its directory. It goes on when this
-    process ends. Raises BadInputError where there is none."""
-    return RunHandle(live_runs.located(str(run), Path(runs)), None, on_event)
+    process ends. An id's beginning will do where it begins no other, or no other that goes on. Raises
+    BadInputError where there is none."""
+    return RunHandle(live_runs.located(str(run), Path(runs), live=True), None, on_event)
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from testbed.cli import completion
-from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs, located
+from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs
 from testbed.console import print_json
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def _shell(
 
 
 def _send(run: str, devices: list[str], runs: Path, actions: Sequence[Action], *, as_json: bool) -> None:
-    from testbed.api.handle import RunHandle
+    from testbed.api.running import attach
 
-    sent = RunHandle(located(run, runs)).act(devices, *actions)
+    sent = attach(run, runs=runs).act(devices, *actions)
     if as_json:
         print_json([{name: one[name] for name in ("device", "action")} for one in sent])

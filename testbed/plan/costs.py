@@ -33,6 +33,8 @@ _HEADERS = 66
 _MQTT = 64
 """Bytes of a message beside its payload: MQTT's header with the topic."""
 
+SLICED_SHARE = 1 / 8
+"""Of a core, at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
 """CPU time that an update costs a device beside its steps, in seconds on a whole core: decoding the
 model, encoding and sending the update, waking up for both. Measured (docs/virtual-time.md)."""
@@ -45,13 +47,31 @@ _MASKS_MEASURED = 5
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of CPU time of a step."""
+
+    whole: float
+    """On a whole core of this host."""
+    sliced: float | None = None
+    """In the slices that a device has of a core at `SLICED_SHARE`; None: as on a whole one."""
+
+    def at(self, share: float) -> float:
+        """At `share` of a core, by its logarithm. Below `SLICED_SHARE` a slice begins as cold as there
+        (measured: docs/virtual-time.md)."""
+        if self.sliced is None or share >= 1:
+            return self.whole
+        depth = min(1.0, math.log(share) / math.log(SLICED_SHARE))
+        return self.whole + depth * (self.sliced - self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
     """What one mini-batch step costs, and an update beside its steps."""
 
     flops: float | None = None
     """Floating-point operations, for devices whose `gflops` are given."""
-    seconds: float | None = None
-    """On one whole core of this host, for devices with a `cpu` share."""
+    time: StepTime | None = None
+    """On a core of this host, for devices with a `cpu` share."""
     update: float = 0.0
     """Seconds of CPU time of an update, on such a core."""
     start: float = 0.0
@@ -80,8 +100,9 @@ class StepCost:
         """Seconds that a step takes on `device`; 0 where only its `timing` is known."""
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
-        if device.cpu is not None and self.seconds is not None:
-            return self.seconds / (device.cpu * device.core)
+        if device.cpu is not None and self.time is not None:
+            share = device.cpu * device.core
+            return self.time.at(share) / share
         return 0.0
 
 
@@ -120,11 +141,19 @@ def on_link(size: int) -> int:
     return size + _HEADERS * math.ceil(size / MSS)
 
 
-def timed(runtime: Runtime, step_time: float) -> Runtime:
-    """`runtime` with a `step_time` that was measured, and the other costs as they were beside it: it
-    gives the same again anywhere."""
+def given(runtime: Runtime) -> StepTime | None:
+    """What `runtime` gives as the time of a step."""
+    if runtime.step_time is None:
+        return None
+    return StepTime(runtime.step_time, runtime.sliced_step_time)
+
+
+def timed(runtime: Runtime, step: StepTime) -> Runtime:
+    """`runtime` with the time of a step that was measured, and the other costs as they were beside it:
+    it gives the same again anywhere."""
     found = {
-        "step_time": step_time,
+        "step_time": step.whole,
+        "sliced_step_time": step.sliced,
         "start_time": start_time(runtime),
         "update_time": update_time(runtime),
         "packets": runtime.packets is not False,
@@ -137,21 +166,21 @@ def step_work(local: Local) -> Local:
     return replace(local, lr=0.0, lr_by_step=None, lr_by_version=None, steps=None, epochs=None)
 
 
-def keep_step_time(task: Task, local: Local, seconds: float, frozen: Sequence[str] = ()) -> None:
-    """Keep what a step was measured to take on one whole core of this host, for later plans."""
+def keep_step_time(task: Task, local: Local, step: StepTime, frozen: Sequence[str] = ()) -> None:
+    """Keep what a step was measured to take on this host, for later plans."""
     if (path := _step_time(task, local, frozen)) is not None:
-        cache.keep(path, f"{seconds!r}\n")
+        cache.keep(path, f"{step.whole!r} {step.sliced!r}\n")
 
 
-def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> float | None:
-    """What a step took here when it was last measured, in seconds; None where it never was."""
+def kept_step_time(task: Task, local: Local, frozen: Sequence[str] = ()) -> StepTime | None:
+    """What a step took here when it was last measured; None where it never was."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:
-        seconds = float(path.read_text(encoding="utf-8"))
+        whole, sliced = map(float, path.read_text(encoding="utf-8").split())
     except (OSError, ValueError):
         return None
-    return seconds if 0 < seconds < math.inf else None
+    return StepTime(whole, sliced) if 0 < whole <= sliced < math.inf else None
 
 
 def _step_time(task: Task, local: Local, frozen: Sequence[str]) -> Path | None:

@@ -339,6 +339,18 @@ def source(topology: Topology) -> Source | None:
     return replace(known, data=known.data.model_copy(update=changes))
 
 
+def own_files(topology: Topology) -> str:
+    """What tells the user's own data files of `topology` from others: their names, sizes and times of
+    change; empty where it names none. Raises BadInputError."""
+    data = topology.task.data
+    if data is None or data.path is None:
+        return ""
+    with _placed(topology):
+        splits = datafiles.local(data, None)
+        stats = [(path.name, path.stat()) for path in splits.files] if splits else []
+    return _digest([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
 def _error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
     return topology.source.error([topology.source.problem(where, message)])
 

@@ -23,6 +23,8 @@ from testbed.plan import Plan, PlannedDevice
 from testbed.plan.costs import (
     HOPS,
     StepCost,
+    StepTime,
+    given,
     goodput,
     kept_step_time,
     message_sizes,
@@ -92,10 +94,10 @@ def expected(
     return rounds
 
 
-def _step_time(topology: Topology, plan: Plan) -> float | None:
-    """Seconds of a step on one core: as given, else as last measured in virtual time."""
-    if topology.runtime.step_time is not None:
-        return topology.runtime.step_time
+def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
+    """As given, else as last measured in virtual time."""
+    if (own := given(topology.runtime)) is not None:
+        return own
     shares = (device for device in plan.devices if device.cpu is not None)
     first = next(shares, None)
     if first is None:

@@ -62,6 +62,8 @@ class Relay:
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
+        self._connections: set[asyncio.Task[None]] = set()
+        """Kept here, as asyncio refers weakly to a task whose device has closed its end."""
 
     def listen(
         self,
@@ -73,7 +75,12 @@ class Relay:
         """Connect whoever connects to `listener` with `target`, each direction through lane after
         lane."""
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        accept = partial(_accept, target, up, down)
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = self._loop.create_task(_accept(target, up, down, reader, writer))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
         server = asyncio.start_server(accept, sock=listener, limit=_READ_AHEAD_BYTES)
         asyncio.run_coroutine_threadsafe(server, self._loop)
 

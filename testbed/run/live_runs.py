@@ -56,19 +56,20 @@ def _of_this_host(directory: RunDirectory) -> bool:
     return True
 
 
-def directory_of(run: str, runs: Path) -> RunDirectory | None:
-    """The directory of `run` (see `finding.found`). Raises BadInputError."""
-    path = finding.found(run, runs)
+def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
+    """The directory of `run` (see `finding.found`); with `live` one that goes on, where `run` is the
+    beginning of others too. Raises BadInputError."""
+    path = finding.found(run, runs, lambda one: live and RunDirectory(one).controller() is not None)
     return None if path is None else RunDirectory(path.resolve())
 
 
-def located(run: str, runs: Path) -> RunDirectory:
+def located(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     """The directory of `run`: as `directory_of`, else the id, or its beginning, of a run that lives
     anywhere on this machine. Raises BadInputError where there is none, or it begins several."""
-    found = directory_of(run, runs)
+    found = directory_of(run, runs, live=live)
     if found is None:
-        live = {live.run: live.directory for live in find()}
-        path = live.get(finding.whole_id(run, live) or "")
+        everywhere = {one.run: one.directory for one in find()}
+        path = everywhere.get(finding.whole_id(run, everywhere) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
         raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` show what there is")

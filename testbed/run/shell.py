@@ -23,7 +23,7 @@ def run(name: str, device: str, command: Sequence[str], runs: Path) -> int:
 
     Raises BadInputError where there is no such device, or it has no container here.
     """
-    directory = live_runs.located(name, runs)
+    directory = live_runs.located(name, runs, live=True)
     manifest = directory.read_manifest()
     devices, runtime = manifest.get("devices", {}), manifest.get("runtime")
     if device not in devices:

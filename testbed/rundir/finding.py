@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from testbed.errors import BadInputError
@@ -21,25 +21,31 @@ def exactly(run: str, runs: Path) -> Path | None:
     return next((path for path in (runs / run, Path(run)) if (path / MANIFEST).is_file()), None)
 
 
-def whole_id(run: str, known: Collection[str]) -> str | None:
+def whole_id(
+    run: str, known: Collection[str], preferred: Callable[[str], bool] = lambda _: False
+) -> str | None:
     """The one of the ids in `known` that `run` is, or begins; None where there is none. Raises
-    BadInputError where it begins several."""
+    BadInputError where it begins several, unless one alone of them is `preferred`."""
     if run in known:
         return run
     found = sorted(one for one in known if run and one.startswith(run))
     if len(found) > 1:
+        if len(chosen := list(filter(preferred, found))) == 1:
+            return chosen[0]
         listed = "".join(f"\n  {one}" for one in found)
         raise BadInputError(f"{run} is the beginning of {len(found)} runs; give more of it:{listed}")
     return found[0] if found else None
 
 
-def found(run: str, runs: Path) -> Path | None:
-    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other.
-    None where there is none. Raises BadInputError where it begins several."""
+def found(run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False) -> Path | None:
+    """The directory of `run`: an id in `runs`, a path, or the beginning of one where it begins no other,
+    or no other that is `preferred`. None where there is none. Raises BadInputError where it begins
+    several."""
     if (path := exactly(run, runs)) is not None or not Path(run).name:
         return path
-    for place in (runs / run, Path(run)):
-        known = runs_in(place.parent)
-        if (name := whole_id(place.name, known)) is not None:
-            return known[name]
-    return None
+    return next(filter(None, (_beginning(place, preferred) for place in (runs / run, Path(run)))), None)
+
+
+def _beginning(place: Path, preferred: Callable[[Path], bool]) -> Path | None:
+    known = runs_in(place.parent)
+    return known.get(whole_id(place.name, known, lambda one: preferred(known[one])) or "")

@@ -32,7 +32,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from testbed import topology
-from testbed.plan import Plan
+from testbed.plan import Plan, datasets
 from testbed.run import up
 from testbed.topology import Topology, validation_errors, yamlfile
 from testbed.topology.fields import Model, PositiveShare, expecting
@@ -84,7 +84,7 @@ class Cell:
     topology: Topology
     plan: Plan
     fingerprint: str
-    """A hash of topology and runtime."""
+    """A hash of topology, own code and own data files, and runtime."""
 
     @property
     def name(self) -> str:
@@ -185,12 +185,13 @@ def _cells(
         problems += misplaced
         try:
             resolved, plan = up.planned_here(topology.checked(changed), options)
+            files = datasets.own_files(resolved)
         except FaultyFileError as error:  # its places are the sweep's
             problems += error.problems
         else:
             code = resolved.own_code  # what is in it counts, and not where it is
             known = resolved if code is None else resolved.with_code(code.digest)
-            hashed = hashlib.sha256(f"{plan.runtime}\n{known.to_yaml()}".encode())
+            hashed = hashlib.sha256(f"{plan.runtime}\n{known.to_yaml()}{files}".encode())
             fingerprint = hashed.hexdigest()[:16]
             cells.append(Cell(label, variant, changes, resolved, plan, fingerprint))
     if problems:

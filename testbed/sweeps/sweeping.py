@@ -23,7 +23,7 @@ from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import measured_here, step_work, timed
+from testbed.plan.costs import StepTime, given, measured_here, step_work, timed
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
@@ -34,8 +34,8 @@ from testbed.topology import Topology
 _MAX_BYTES = 256 * 2**20
 """Of `index.json`."""
 ReportLine = Callable[[str], object]
-StepTimes = dict[str, float | None]
-"""Seconds of a step, by `_step_work`."""
+StepTimes = dict[str, StepTime | None]
+"""Of the cells, by `_step_work`."""
 
 
 @dataclass(slots=True)
@@ -285,7 +285,7 @@ def _step_times(cells: Iterable[Cell], index: Index) -> StepTimes:
     """What finished runs of `cells` have measured."""
     done = [(cell, index.run_of(cell)) for cell in cells if _needs_step_time(cell)]
     return {
-        _step_work(cell): topology.load(directory.topology).runtime.step_time
+        _step_work(cell): given(topology.load(directory.topology).runtime)
         for cell, directory in reversed(done)
         if directory is not None
     }

@@ -252,6 +252,12 @@ class Runtime(Model):
         description="One mini-batch step on a whole host core, for the virtual time of devices with "
         "cpu; measured where not given",
     )
+    sliced_step_time: PositiveSeconds | None = Field(
+        default=None,
+        exclude_if=lambda sliced_step_time: sliced_step_time is None,
+        description="The same at a share of an eighth of a core or less, in slices with pauses; in "
+        "between by the logarithm of the share; where not given: measured with step_time, else as it",
+    )
     start_time: Seconds | None = Field(
         default=None,
         description="From the order to start a client during the run until it is ready, likewise; where "
@@ -457,6 +463,8 @@ def _read_own_code(
         if not isinstance(name, str) or not own_code.is_own(name):
             continue
         try:
+            if kind == "rule" and name in own_code.HOSTS:
+                raise ValueError(f"{name} is a task, no rule: `testbed rules` lists those")
             if code is None:
                 if path is None:
                     what = "runs code" if name in own_code.HOSTS else "is a class"

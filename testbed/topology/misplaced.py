@@ -19,7 +19,7 @@ _PARTS: Mapping[str, str] = {
     "under start": "quorum timeout",
     "under bounds": "norm",
     "under broker": "tls",
-    "under runtime": "shaper start_time step_time update_time",
+    "under runtime": "shaper sliced_step_time start_time step_time update_time",
 }
 """Place in a topology -> the keys that are known there."""
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from agents import durations, events, own_code, wire
 from agents.aggregator import storage
@@ -25,14 +24,13 @@ from agents.client import randomness
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.training import trainer_of
-from agents.config import Link, Local, Named, Start
+from agents.config import Link, Named
 from agents.device_actions import DeviceState
-from agents.flat import first_model, initial
+from agents.flat import first_model
 from agents.nanoseconds import Nanoseconds, from_seconds
 from agents.rules.interface import ClientSide
 from agents.secure.masked import DIVERGED, Masked
 from agents.secure.quantised import Grid
-from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.vectors import Vector
@@ -42,6 +40,8 @@ from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 from testbed.plan.costs import (
     StepCost,
+    StepTime,
+    given,
     keep_step_time,
     measured_here,
     measured_mask,
@@ -54,6 +54,7 @@ from testbed.plan.costs import (
 from testbed.plan.datasets import Prepared, parts
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
+from testbed.virtual import slices
 from testbed.virtual.device import Device
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Network
@@ -64,8 +65,6 @@ from testbed.virtual.training import BatchTrainer
 
 _REFRESH_EVERY = 0.1
 """Seconds of wall time from one refresh of the view, with what was recorded written out, to the next."""
-_MEASURED_SECONDS = 0.5
-"""CPU time given to measuring a step."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
@@ -331,40 +330,28 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     """What a step costs. Where a `cpu` share needs the time that it takes here and the topology does
     not give it, it is measured, and written into the run's topology: from there it is the same again."""
     topology = spec.topology
-    flops, seconds = topology.task.flops_per_step, topology.runtime.step_time
+    flops, step = topology.task.flops_per_step, given(topology.runtime)
     update, start = update_time(topology.runtime), start_time(topology.runtime)
     mask, secure = topology.runtime.mask_time, topology.secure
     if measured_here(topology, spec.plan):
         device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
-        seconds = _measured_step(task, prepared.shard(device.name), device.local, spec.start)
-        keep_step_time(topology.task.build(), device.local, seconds, topology.task.frozen)
-        view.progress(f"A step takes {seconds * 1e3:.2f} ms of a core here (runtime.step_time)")
+        shard = prepared.shard(device.name)
+        trainer_of(task, shard, device.local, spec.start).warm_up()  # own code that fails does so here
+        code = None if topology.own_code is None else str(spec.directory.code)
+        whole, sliced = slices.measured(
+            slices.Work(
+                task=topology.task.named, code=code, shard=shard, local=device.local, start=spec.start
+            )
+        )
+        step = StepTime(whole, sliced)
+        keep_step_time(topology.task.build(), device.local, step, topology.task.frozen)
+        view.progress(f"A step takes {whole * 1e3:.2f} ms of a core here (runtime.step_time)")
     if mask is None and secure is not None and packets(topology, spec.plan):
         mask = measured_mask(secure, parameters)
         view.progress(f"A mask takes {mask * 1e3:.2f} ms of a core here (runtime.mask_time)")
-    if (seconds, mask) != (topology.runtime.step_time, topology.runtime.mask_time):
-        runtime = topology.runtime if seconds is None else timed(topology.runtime, seconds)
+    if (step, mask) != (given(topology.runtime), topology.runtime.mask_time):
+        runtime = topology.runtime if step is None else timed(topology.runtime, step)
         runtime = runtime.model_copy(update={"mask_time": mask})
         text = topology.model_copy(update={"runtime": runtime}).to_yaml()
         spec.directory.topology.write_text(text, encoding="utf-8")
-    return StepCost(flops, seconds, update, start, mask or 0.0)
-
-
-def _measured_step(task: Task, shard: Shard, local: Local, begin: Start) -> float:
-    """Seconds of CPU time of one mini-batch step, in trainings as the client does them, on one thread.
-
-    CPU time, as a share of the CPU is what a device has; the clock on the wall counts others' work too.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        trainer = trainer_of(task, shard, local, begin)
-        trainer.warm_up()
-        start, rng = initial(trainer.flat.module), np.random.default_rng(0)
-        steps, began = 0, time.thread_time()
-        end = began + _MEASURED_SECONDS
-        while time.thread_time() < end:
-            steps += trainer.train(start, rng, stopped=lambda: time.thread_time() >= end).steps
-        return (time.thread_time() - began) / max(1, steps)
-    finally:
-        torch.set_num_threads(threads)
+    return StepCost(flops, step, update, start, mask or 0.0)

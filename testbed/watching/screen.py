@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -111,11 +112,13 @@ class Screen:
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
         """The screen at device time `at`, in seconds: `height` lines, each shorter than `width`."""
-        found, page = self.rows(at, height), self.page(height)
+        header = self._header(at)
+        verdict = self._verdict(width - 1, max(1, height // 3))
+        found, page = self.rows(at, height), max(1, self.page(height) + 1 - len(verdict))
         shown = self._visible(found, page)
         body = self._table(shown, at, width - 1, grouped=self.grouped(height))
         body += [Text()] * (page + 1 - len(body))
-        lines = [*self._header(at), *body, *self._foot(found, shown)]
+        lines = [*header, *verdict, *body, *self._foot(found, shown)]
         for line in lines:
             line.truncate(width - 1)
         return lines[:height]
@@ -139,13 +142,19 @@ class Screen:
         )
         facts += f"  {tally.rejected} rejected" if tally.rejected else ""
         facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
-        validity, so_far = Text(), "" if self.outcome else " so far"
-        if self.validity is not None:
-            why = self.validity.reasons or self.validity.unjudged
-            colour = self._colour(OFFLINE) if self.validity.reasons else ""
-            text = f"{self.validity.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}"
-            validity.append(text, colour)
-        return [title, Text(facts), Text(quality_of(tally.evaluation)), validity]
+        return [title, Text(facts), Text(quality_of(tally.evaluation))]
+
+    def _verdict(self, width: int, most: int) -> list[Text]:
+        """One line, or as many as it takes, up to `most`."""
+        if self.validity is None:
+            return [Text()]
+        so_far = "" if self.outcome else " so far"
+        why = self.validity.reasons or self.validity.unjudged
+        colour = self._colour(OFFLINE) if self.validity.reasons else ""
+        text = f"{self.validity.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}"
+        return [
+            Text(line, colour) for line in textwrap.wrap(text, width, max_lines=most, placeholder=" …")
+        ]
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop

@@ -11,6 +11,7 @@ from agents.config import Local
 from agents.flat import FlatModule, learned, stored_buffers
 from agents.tasks import TASKS
 from agents.tasks.bert import Sst2BertLora
+from agents.tasks.logreg import MnistLogreg
 from agents.tasks.quadratic import Quadratic
 from agents.tasks.resnet import Cifar10ResNet18
 
@@ -41,6 +42,19 @@ def test_a_classifier_scores_ten_classes(name: str, shape: tuple[int, ...], para
     assert correct is not None
     assert correct.shape == (4,)
     assert FlatModule(model).w.shape == (parameters,)
+
+
+def test_images_are_scaled_as_the_task_says() -> None:
+    x, weights = torch.rand(3, 28, 28), torch.rand(10, 784)
+    for scaling, mean, deviation in (
+        ("unit", 0, 1),
+        ("signed", 0.5, 0.5),
+        ("standardised", 0.1307, 0.3081),
+    ):
+        model = MnistLogreg(bias=False, scaling=scaling).model()  # type: ignore[arg-type]
+        ((_, weight),) = learned(model)
+        weight.data.copy_(weights)
+        torch.testing.assert_close(model(x), ((x - mean) / deviation).flatten(1) @ weights.T)
 
 
 def test_models_are_as_large_as_their_papers_say() -> None:

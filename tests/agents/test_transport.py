@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from agents import parts
+from agents import arrivals, parts
 from agents.config import Broker
 from agents.transport import Connection, Received
 
@@ -51,7 +52,7 @@ class Peer:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(10)
+        made.settimeout(30)
         yield made
 
 
@@ -97,6 +98,37 @@ def on_wire(part: bytes) -> bytes:
 
 
 LARGE = random.Random(0).randbytes(300_000)  # noqa: S311
+
+
+def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "_LONGEST", 60 * 10**9)  # this host may be busy
+    arrived: queue.Queue[Received] = queue.Queue()
+    goes_on = threading.Event()
+
+    def sink(message: Received) -> None:
+        arrived.put(message)
+        goes_on.wait(10)
+
+    connection = Connection(Broker("127.0.0.1", listener.getsockname()[1], "me", "secret"), ["x"], sink)
+    with closing(connection):
+        connection._paho.connect_async("127.0.0.1", listener.getsockname()[1])
+        connection._paho.loop_start()
+        peer = Peer(listener)
+        peer.read(CONNECT)
+        peer.socket.sendall(CONNACK)
+        peer.subscribed()
+        peer.socket.sendall(b"\x30\x04\x00\x01xA")
+        first = arrived.get(timeout=10)
+        peer.socket.sendall(b"\x30\x04\x00\x01xB")
+        time.sleep(0.05)
+        released = time.monotonic_ns()
+        goes_on.set()
+        second = arrived.get(timeout=10)
+        assert (first.payload, second.payload) == (b"A", b"B")
+        assert first.at < second.at < released
+        peer.socket.close()
 
 
 @pytest.mark.parametrize("pieces", ["few", "many"])

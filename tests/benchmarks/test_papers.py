@@ -1,90 +1,300 @@
-"""The papers' topologies and `python -m benchmarks.papers`. What the runs come to is not tested here."""
+"""The papers' sweeps and `python -m benchmarks.papers`. What the runs come to is not tested here."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.__main__ import SETS
-from benchmarks.papers.bench import TOPOLOGIES, Bench, Setting
+from benchmarks.papers import honest, judging, report, results
+from benchmarks.papers.__main__ import PAGES, SETS, pages
+from benchmarks.papers.bench import SWEEPS, Bench
+from benchmarks.papers.experiments import EXPERIMENTS, MEASURES, Claim, Experiment
+from benchmarks.papers.honest import Verdict
+from benchmarks.papers.results import Cell, Result
 from testbed import topology
 from testbed.errors import BadInputError, RunFailedError
-
-NAMES = sorted(path.stem for path in TOPOLOGIES.glob("*.yaml"))
-SHORT = {"task.local.steps": 1, "stop": {"updates": 3}, "evaluate": {"every": "60s", "samples": 100}}
+from testbed.topology import yamlfile
 
 
-def papers(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.papers", *map(str, arguments)]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
+class TestGrid:
+    def test_a_best_inside_ends_the_search(self) -> None:
+        assert honest.step_to_try({0.1: 70, 0.3: 80, 1: 75}, 3) is None
+        assert not honest.at_edge({0.1: 70, 0.3: 80, 1: 75})
+
+    @pytest.mark.parametrize(
+        ("scores", "next_step"),
+        [
+            ({0.1: 70, 0.3: 75, 1: 80}, 3),
+            ({0.1: 80, 0.3: 75, 1: 70}, 0.03),
+            ({0.1: 70, 1: 80}, 10),
+            ({0.1: 80, 1: nan}, 0.01),
+            ({0.1: nan, 1: nan, 10: nan}, 0.01),
+        ],
+    )
+    def test_a_best_at_the_edge_extends_the_grid_in_its_pattern(
+        self, scores: dict[float, float], next_step: float
+    ) -> None:
+        assert honest.step_to_try(scores, len(scores)) == next_step
+
+    def test_of_equals_the_one_inside_counts(self) -> None:
+        assert honest.best_step({0.1: 80, 0.3: 80, 1: 80}) == 0.3
+        assert honest.step_to_try({0.1: 80, 0.3: 80, 1: 80}, 3) is None
+        assert honest.best_step({0.1: 80, 1: 80}) == 0.1
+
+    def test_it_is_bounded(self) -> None:
+        scores = {10.0**k: float(k) for k in range(3)}
+        while (lr := honest.step_to_try(scores, 3)) is not None:
+            scores[lr] = lr
+        assert len(scores) == 3 + honest.EXTENSIONS
+        assert honest.at_edge(scores)
+
+    def test_the_largest_that_is_tolerated_is_looked_for_beyond(self) -> None:
+        assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 78}, 3, tolerance=2) == 3
+        assert honest.step_beyond({0.1: 70, 0.3: 80, 1: 77.9}, 3, tolerance=2) is None
+        assert honest.step_beyond({0.1: 80, 0.3: nan}, 2, tolerance=2) is None
+        assert honest.step_beyond({10.0**k: 80 for k in range(7)}, 3, tolerance=2) is None
+
+    def test_a_step_size_that_is_given_is_no_edge(self) -> None:
+        assert not honest.at_edge({0.1: nan})
+        assert honest.step_to_try({0.1: 80}, 1) is None
 
 
-def test_every_set_has_its_topologies() -> None:
-    found = {name.partition("-")[0] for name in NAMES}
-    assert found == set(SETS)
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("differences", "verdict"),
+        [
+            ([1.0, 1.1, 0.9], Verdict.HOLDS),
+            ([-1.0, -1.1, -0.9], Verdict.FAILS),
+            ([3.0, 0.1, -0.2], Verdict.OPEN),
+            ([0.0, 0.0, 0.0], Verdict.OPEN),  # a tie
+            ([0.5, 0.5, 0.5], Verdict.HOLDS),
+            ([1.0, 1.0], Verdict.NOT_TESTED),
+            ([], Verdict.NOT_TESTED),
+            ([1.0, 1.1, nan], Verdict.NOT_TESTED),
+        ],
+    )
+    def test_only_the_interval_decides(self, differences: list[float], verdict: Verdict) -> None:
+        theirs = dict.fromkeys(range(len(differences)), 80.0)
+        ours = {seed: 80 + difference for seed, difference in enumerate(differences)}
+        assert honest.judge(ours, theirs).verdict is verdict
 
+    def test_pairs_are_by_seed(self) -> None:
+        judged = honest.judge({1: 50, 2: 70, 3: 90}, {3: 89, 1: 49.1, 2: 68.9})
+        assert judged.verdict is Verdict.HOLDS  # though seeds differ far more than rules
+        with pytest.raises(ValueError, match="cannot be paired"):
+            honest.judge({1: 50}, {2: 50})
 
-def test_the_topologies_are_valid() -> None:
-    assert {topology.load(TOPOLOGIES / f"{name}.yaml").runtime.name for name in NAMES} == {"virtual"}
-
-
-def study(name: str, **changes: object) -> dict[str, object]:
-    return {"topology": name, "variants": {"short": {**SHORT, **changes}}, "grid": {"seed": [2]}}
-
-
-@pytest.mark.parametrize("name", ["area", "defedavg-niid"])
-def test_a_topology_runs_once(name: str, data_root: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    bench = Bench(tmp_path, data_root, told.append)
-    ((setting, run),) = bench.run("short", study(f"{name}.yaml")).items()
-    assert setting == Setting("short", lr=run.topology["task"]["local"]["lr"], seed=2)
-    assert run.evaluations["at"][0] == 0
-    assert len(run.versions) >= 1
-    again = bench.run("short", study(f"{name}.yaml"))
-    assert again[setting].path == run.path
-    assert told[-1].startswith("1 of 1 runs are there already")
-    assert bench.runs == 2
-
-
-def test_a_change_that_fits_nothing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"task\.local\.rate: unknown key"):
-        Bench(tmp_path, None, print).run("wrong", study("area.yaml", **{"task.local.rate": 0.5}))
-
-
-def test_a_run_that_fails_is_told(tmp_path: Path, data_root: Path) -> None:
-    told: list[str] = []
-    greedy = {"scheme": "dirichlet", "alpha": 0.1, "min_samples": 60_000}
-    with pytest.raises(RunFailedError, match="1 of 1 runs of wrong failed"):
-        Bench(tmp_path, data_root, told.append).run(
-            "wrong", study("area.yaml", **{"task.partition": greedy})
+    def test_against_several_all_must_be_beaten(self) -> None:
+        holds, fails, open_ = (
+            honest.judge(dict(enumerate(values)), dict.fromkeys(range(3), 0.0))
+            for values in ([1, 1.1, 1.2], [-1, -1.1, -1.2], [1, -1, 0])
         )
-    assert "failed: " in told[-1]
-    assert "task.partition: 128 devices for 60000 training samples" in told[-1]
+        assert honest.together([holds, holds]).verdict is Verdict.HOLDS
+        assert honest.together([holds, open_]) is open_
+        assert honest.together([holds, open_, fails]) is fails
+
+    def test_another_regime_is_not_tested(self) -> None:
+        assert honest.not_the_papers(84.2, 9.8, 84.2) == ""
+        assert honest.not_the_papers(79.2, 9.8, 84.2) == ""
+        assert "in the paper 84.2 %: another regime" in honest.not_the_papers(79.1, 9.8, 84.2)
+        assert "hardly more than the untrained" in honest.not_the_papers(14, 9.8)
+        assert "hardly more" in honest.not_the_papers(nan, 9.8)
+
+    def test_a_loss_above_the_untrained_models_is_a_finding(self) -> None:
+        assert honest.not_learned(2.0, 2.303) == ""
+        assert "hardly less" in honest.not_learned(2.27, 2.303)
+        assert "diverged" in honest.not_learned(2.45, 2.303)
+        assert "diverged" in honest.not_learned(nan, 2.303)
 
 
-def test_a_quick_set_prints_figures_and_verdicts(data_root: Path) -> None:
-    ended = papers("fedfix", "--quick", "--data", data_root)
-    assert ended.returncode == 0, ended.stderr
-    assert "Figures 2 and 4" in ended.stdout
-    assert ended.stdout.count("hold") >= 4
-    assert "10 runs" in ended.stdout
-    assert "for the verdicts to be trusted" in ended.stdout
-    assert all(len(line.rstrip()) <= 100 for line in ended.stdout.splitlines())
+def cell(variant: str, seed: int, accuracy: float, lr: float = 0.3, **figures: float) -> Cell:
+    known = Cell(
+        variant=variant,
+        lr=lr,
+        seed=seed,
+        accuracy=accuracy / 100,
+        loss=1.0,
+        untrained_accuracy=0.1,
+        untrained_loss=2.303,
+        reached=inf,
+        ended=100.0,
+        fall=0.0,
+        updates=1000,
+        seconds=3.0,
+        manifest="0123456789ab",
+    )
+    return replace(known, **figures)  # type: ignore[arg-type]
 
 
-def test_missing_data_is_told(tmp_path: Path) -> None:
-    ended = papers("area", "--data", tmp_path, HF_HUB_OFFLINE="1")
-    assert ended.returncode == 2
-    assert "ylecun/mnist" in ended.stderr
-    assert "TESTBED_DATA" in ended.stderr
+EXPERIMENT = Experiment(
+    "tiny",
+    "area",
+    "A | B",
+    "accuracy",
+    (
+        Claim("A is more accurate than B", "A", ("B",), "88.0 / 84.2", 84.2),
+        Claim("A tolerates larger step sizes", "A", ("B",), figure="tolerance"),
+    ),
+)
 
 
-def test_an_unknown_set_is_told() -> None:
-    ended = papers("fedprox")
-    assert ended.returncode == 2
-    assert "expected one of area, fedfix, defedavg, fedfa" in ended.stderr
+def result(a: float, b: float, seeds: int = 4) -> Result:
+    """Step size 0.3 is best for both; A tolerates 1 too."""
+    cells = []
+    for seed in range(1, seeds + 1):
+        for lr, worse_a, worse_b in ((0.1, 4, 4), (0.3, 0, 0), (1, 1, 9), (3, 9, 19)):
+            cells += [cell("A", seed, a - worse_a + 0.01 * seed, lr)]
+            cells += [cell("B", seed, b - worse_b, lr)]
+    return Result(tuple(cells), "2026-11-23", 2)
+
+
+class TestJudging:
+    def test_claims_hold_by_the_seeds_that_chose_nothing(self) -> None:
+        better, tolerated = judging.rows(EXPERIMENT, result(88, 85))
+        assert (better.verdict, better.seeds) == (Verdict.HOLDS, 3)
+        assert better.ours == "88.0 (0.3) / 85.0 (0.3) (B)"
+        assert better.difference.startswith("+3.0 (")
+        assert (tolerated.verdict, tolerated.difference) == (Verdict.HOLDS, "×3.3 (×3.3 to ×3.3)")
+
+    def test_a_baseline_from_another_regime_decides_nothing(self) -> None:
+        better, _ = judging.rows(EXPERIMENT, result(88, 70))
+        assert better.verdict is Verdict.NOT_TESTED
+        assert "another regime" in better.reason
+
+    def test_a_best_at_the_edge_decides_nothing(self) -> None:
+        found = result(88, 85)
+        edge = [one for one in found.cells if not (one.variant == "B" and one.lr < 0.3)]
+        better, _ = judging.rows(EXPERIMENT, replace(found, cells=tuple(edge)))
+        assert better.verdict is Verdict.NOT_TESTED
+        assert "best step size of B, 0.3, is the edge" in better.reason
+
+    def test_few_seeds_or_none_decide_nothing(self) -> None:
+        assert judging.rows(EXPERIMENT, result(88, 85, seeds=3))[0].verdict is Verdict.NOT_TESTED
+        assert judging.rows(EXPERIMENT, result(88, 85, seeds=1))[0].verdict is Verdict.NOT_TESTED
+        assert {row.verdict for row in judging.rows(EXPERIMENT, None)} == {Verdict.NOT_RUN}
+        alone = Result((cell("A", 1, 80),), "2026-11-23", 2)
+        assert judging.rows(EXPERIMENT, alone)[0].reason == "no runs of B"
+
+    def test_a_target_that_nobody_reaches_decides_nothing(self) -> None:
+        timed = Experiment("t", "fedfa", "T", "time", (Claim("A is sooner", "A", ("B",)),), target=0.6)
+        never = [cell(variant, seed, 50) for variant in "AB" for seed in range(1, 5)]
+        (row,) = judging.rows(timed, Result(tuple(never), "2026-11-23", 2))
+        assert (row.verdict, row.reason) == (Verdict.NOT_TESTED, "none has reached 60%")
+        some = [one if one.variant == "B" else replace(one, reached=50.0 + one.seed) for one in never]
+        (row,) = judging.rows(timed, Result(tuple(some), "2026-11-23", 2))
+        assert (row.verdict, row.ours) == (Verdict.HOLDS, "53.0 (0.3) / 100.0 (0.3) (B)")
+
+    def test_losses_are_better_when_low(self) -> None:
+        lossy = Experiment("l", "fedfix", "L", "loss", (Claim("A is lower", "A", ("B",)),))
+        cells = [
+            cell("AB"[b], seed, 50, loss=1.0 + b + 0.01 * seed * b) for b in (0, 1) for seed in range(4)
+        ]
+        (row,) = judging.rows(lossy, Result(tuple(cells), "2026-11-23", 2))
+        assert row.verdict is Verdict.HOLDS
+        assert row.difference == "-1.020 (-1.045 to -0.995)"
+        diverged = [replace(one, loss=2.5) if one.variant == "B" else one for one in cells]
+        (row,) = judging.rows(lossy, Result(tuple(diverged), "2026-11-23", 2))
+        assert "above the untrained model's 2.303: diverged" in row.reason
+
+
+TINY = """
+topology: base.yaml
+variants:
+  A: {rule: {name: fedavg}}
+  B: {rule: {name: fedbuff, buffer_size: 2}}
+grid: {task.local.lr: [0.1, 0.3], seed: [1, 2, 3, 4]}
+"""
+BASE = """
+name: tiny
+task: {name: digits-logreg, local: {steps: 2, batch_size: 16, lr: 0.1}}
+rule: {name: fedavg}
+devices: [{name: a, count: 2, timing: 1s}]
+evaluate: {every: 2s}
+stop: {after: 4s}
+runtime: {name: virtual}
+"""
+
+
+def test_from_a_sweep_to_a_page(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "area.md").write_text("# AREA\n\n<!-- begin tiny -->\n<!-- end tiny -->\n\nOurs.\n")
+    told: list[str] = []
+    bench = Bench(tmp_path / "runs", None, told.append, files=tmp_path, jobs=1)
+    experiment = replace(EXPERIMENT, claims=EXPERIMENT.claims[:1])  # whole grids take longer
+    assert bench.so_far(experiment) is None
+    done = bench.run(experiment)
+    tuned = {one.lr for one in done.cells if one.variant == "A" and one.seed == 1}
+    assert {0.1, 0.3} <= tuned
+    assert len(tuned) <= 2 + honest.EXTENSIONS
+    assert {one.seed for one in done.cells} == {1, 2, 3, 4}
+    told.clear()
+    assert {replace(one, seconds=0) for one in bench.run(experiment).cells} == {
+        replace(one, seconds=0) for one in done.cells
+    }
+    assert all("begin" not in line for line in told), "what is done is run again"
+    kept = tmp_path / "tiny.json"
+    so_far = bench.so_far(experiment)
+    assert so_far is not None
+    assert set(so_far.cells) == set(done.cells)
+    results.write(so_far, kept)
+    again = results.read(kept)
+    assert again is not None
+    assert judging.rows(experiment, again) == judging.rows(experiment, done)
+    pages([experiment], tmp_path)
+    page = (tmp_path / "area.md").read_text()
+    pages([experiment], tmp_path)
+    assert (tmp_path / "area.md").read_text() == page
+    assert "| A is more accurate than B | 88.0 / 84.2 |" in page
+    assert page.endswith("\n\nOurs.\n")
+    with pytest.raises(BadInputError, match="no place for other"):
+        report.filled(page, "other", "")
+
+
+def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(BASE)
+    bench = Bench(tmp_path / "runs", None, print, files=tmp_path, jobs=1)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("task.local.lr", "task.local.steps"))
+    with pytest.raises(BadInputError, match=r"grid has no task\.local\.lr"):
+        bench.run(EXPERIMENT)
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("[1, 2, 3, 4]", "[2, 1]"))
+    with pytest.raises(BadInputError, match="expected ascending"):
+        bench.run(EXPERIMENT)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    greedy = "task: {partition: {scheme: dirichlet, alpha: 0.1, min_samples: 9999}, "
+    (tmp_path / "base.yaml").write_text(BASE.replace("task: {", greedy))
+    with pytest.raises(RunFailedError, match="4 of 4 runs of tiny failed"):
+        bench.run(EXPERIMENT)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> None:
+    """Also: its topology is valid, in virtual time, and its page has what is kept of it."""
+    study = yamlfile.read(SWEEPS / f"{experiment.name}.yaml").data
+    named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
+    assert named <= set(study["variants"])
+    assert len(study["grid"]["seed"]) > honest.SEEDS
+    base = topology.load(SWEEPS / study["topology"])
+    assert base.runtime.name == "virtual"
+    assert experiment.figure in MEASURES
+    kept = results.read(PAGES / f"{experiment.name}.json")
+    page = (PAGES / f"{experiment.paper}.md").read_text(encoding="utf-8")
+    assert report.filled(page, experiment.name, report.markdown(experiment, kept)) == page
+
+
+def test_missing_data_and_an_unknown_set_are_told(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("area", "--data", str(tmp_path)), ("ylecun/mnist", "TESTBED_DATA")),
+        (("fedprox",), (f"expected one of {', '.join(SETS)}",)),
+    ):
+        command = [sys.executable, "-m", "benchmarks.papers", *arguments]
+        env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        ended = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+        assert ended.returncode == 2
+        assert all(word in ended.stderr for word in words)

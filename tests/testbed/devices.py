@@ -10,7 +10,7 @@ from agents.client.uploads import Memory
 from agents.config import Link, Local
 from agents.rules.interface import ClientSide
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import StepCost
+from testbed.plan.costs import StepCost, StepTime
 from testbed.virtual.device import Device, Training
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import Line, Network
@@ -56,7 +56,7 @@ def device(
         core=client.ClientCore(identity, lambda _: 0, memory),
         line=line or Network(queue, 0).line(planned),
         train=train,
-        speed=Speed(planned, StepCost(seconds=1.0, start=start), np.random.default_rng(0)),
+        speed=Speed(planned, StepCost(time=StepTime(1.0), start=start), np.random.default_rng(0)),
         memory=memory,
     )
 

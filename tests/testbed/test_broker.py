@@ -181,7 +181,7 @@ class Peer:
         self.paho.on_message = lambda _c, _d, m: self.inbox.put((m.topic, bytes(m.payload)))
         self.paho.connect(login.host, login.port)
         self.paho.loop_start()
-        self._answers.get(timeout=5)
+        self._answers.get(timeout=30)
 
     def _on_connect(self, _c: object, _d: object, _f: object, reason: object, _p: object) -> None:
         if getattr(reason, "is_failure", True):
@@ -191,13 +191,13 @@ class Peer:
     def subscribe(self, *topics: str) -> None:
         for topic in topics:
             self.paho.subscribe(topic, 1)
-            self._answers.get(timeout=5)
+            self._answers.get(timeout=30)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self.paho.publish(topic, payload, qos=1, retain=retain).wait_for_publish(10)
+        self.paho.publish(topic, payload, qos=1, retain=retain).wait_for_publish(30)
 
     def take(self) -> tuple[str, bytes]:
-        return self.inbox.get(timeout=10)
+        return self.inbox.get(timeout=30)
 
     def drop(self) -> None:
         """End the connection like a crash: no DISCONNECT."""
@@ -234,7 +234,7 @@ def logins(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logins]:
             yield partial(login, made, at, identity)
         finally:
             broker.terminate()
-            broker.wait(5)
+            broker.wait(30)
     log = path.read_text()
     assert not re.search("Traceback|(?<!OpenSSL )Error", log), log
     assert not any(account.password in log for account in made.values())
@@ -275,7 +275,7 @@ def broker_command(
 
 
 def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and broker.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
@@ -348,11 +348,11 @@ def test_who_subscribes_again_gets_the_retained_messages_once_more(
     inbox = queue.SimpleQueue[Received]()
     aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
     aggregator.open()
-    assert inbox.get(timeout=5).payload == b"ready"
+    assert inbox.get(timeout=30).payload == b"ready"
     aggregator.publish_status(TOPICS.status("aggregator"), b"over")
-    assert inbox.get(timeout=5).payload == b"over"
+    assert inbox.get(timeout=30).payload == b"over"
     aggregator.subscribe_again()
-    assert {inbox.get(timeout=5).payload for _ in range(2)} == {b"ready", b"over"}
+    assert {inbox.get(timeout=30).payload for _ in range(2)} == {b"ready", b"over"}
     aggregator.close()
 
 
@@ -418,7 +418,7 @@ def test_a_packet_that_is_too_large_costs_its_sender_the_connection_and_no_one_e
     client.paho.on_disconnect = lambda *_: gone.set()
     client.paho.reconnect_delay_set(min_delay=60, max_delay=60)
     client.paho.publish(TOPICS.update("a"), bytes(LIMITS.packet + 1), qos=1)
-    assert gone.wait(5)
+    assert gone.wait(30)
     other.publish(TOPICS.update("b"), b"own")
     assert aggregator.take() == (TOPICS.update("b"), b"own")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agents import events
+from testbed import attach
+from testbed.errors import BadInputError
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
@@ -128,6 +130,15 @@ def test_runs_tells_how_each_came_out(testbed: Testbed, tmp_path: Path) -> None:
         "c-lives": "running",
         "d-torn": "unreadable",
     }
+
+
+def test_the_beginning_of_several_ids_means_the_one_that_goes_on(tmp_path: Path) -> None:
+    finished(tmp_path, "t-1")
+    finished(tmp_path, "t-2")
+    with pytest.raises(BadInputError, match="the beginning of 2 runs"):
+        attach("t-", runs=tmp_path)
+    finished(tmp_path, "t-3").claim()
+    assert attach("t-", runs=tmp_path).id == "t-3"
 
 
 def test_text_is_printed_as_it_is(testbed: Testbed, tmp_path: Path) -> None:

@@ -160,11 +160,17 @@ def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
     stop = threading.Event()
     pids = tmp_path / "pids"
     command = ["sh", "-c", f"trap '' TERM; sleep 300 & echo $$ $! > {pids}; wait; sleep 300"]
-    threading.Timer(0.5, stop.set).start()
+
+    def stop_once_both_run() -> None:
+        while not (pids.exists() and len(pids.read_text().split()) == 2):
+            time.sleep(0.01)
+        stop.set()
+
+    threading.Thread(target=stop_once_both_run, daemon=True).start()
     with pytest.raises(subprocesses.StoppedError):
         subprocesses.run(command, stop=stop)
     # The kernel ends a killed process whose parent is gone in its own time, on a busy host not at once.
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     remaining = [int(pid) for pid in pids.read_text().split()]
     assert len(remaining) == 2
     while (remaining := list(filter(_is_running, remaining))) and time.monotonic() < deadline:

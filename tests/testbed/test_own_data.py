@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 
 from agents.shards import Shard
-from testbed import simulate, topology
+from testbed import simulate, sweeps, topology
 from testbed.errors import BadInputError
 from testbed.plan import datafiles, datasets
 from testbed.plan.datasets import Columns, Dataset, Prepared
 from testbed.plan.resolution import resolved
+from testbed.run import up
 from testbed.topology import Topology
 from testbed.topology.data import Data, Split
 from tests.running import TOPOLOGIES, Testbed
@@ -72,6 +73,19 @@ def write(folder: Path, columns: dict[str, Any], name: str = "train.parquet") ->
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(columns).to_parquet(folder / name)
     return folder
+
+
+def test_a_sweep_knows_its_data_files_by_more_than_their_name(folder: Path) -> None:
+    study = {"topology": "own.yaml", "grid": {"seed": [1]}}
+
+    def fingerprint() -> str:
+        (cell,) = sweeps.of(study, "study", folder, up.Options(runtime="virtual")).cells
+        return cell.fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    np.savez(folder / "mine" / "all.npz", x=np.zeros((90, 8, 8), np.uint8), y=np.arange(90) % 10)
+    assert fingerprint() != before
 
 
 def test_a_run_learns_from_a_folder_beside_its_topology(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import struct
@@ -96,6 +97,17 @@ def test_streams_arrive_whole_and_their_ends_after_them(through: Through, of: Of
         assert received(device) == b"thanks"
 
 
+def test_a_connection_whose_device_has_gone_is_kept_until_the_broker_ends_it(
+    through: Through, of: Of, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, broker = through(of(Link()))()
+    device.close()
+    assert received(broker) == b""
+    time.sleep(0.05)  # asyncio forgets the device's end
+    gc.collect()
+    assert not caplog.messages
+
+
 def test_a_sender_feels_a_receiver_that_does_not_read(through: Through, of: Of) -> None:
     device, broker = through(of(Link()))()
     device.settimeout(0.5)
@@ -151,6 +163,7 @@ def test_in_an_outage_nothing_passes_and_the_connection_stays(
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
+    broker.settimeout(30)
     relay.submit(partial(access.apply, Reconnect()))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"

@@ -152,11 +152,12 @@ def test_a_task_without_dataset_knows_its_samples() -> None:
 def test_a_measured_step_is_kept_for_the_same_work(tmp_path: Path) -> None:
     task = fleet("{name: pi, cpu: 0.1}").task.build()
     assert costs.kept_step_time(task, Local(steps=1)) is None
-    costs.keep_step_time(task, Local(steps=1), 0.00125)
-    assert costs.kept_step_time(task, Local(epochs=3, lr=0.5)) == 0.00125
+    step = costs.StepTime(0.00125, 0.0015)
+    costs.keep_step_time(task, Local(steps=1), step)
+    assert costs.kept_step_time(task, Local(epochs=3, lr=0.5)) == step
     assert costs.kept_step_time(task, Local(steps=1, batch_size=8)) is None
     (file,) = (tmp_path / "cache" / "testbed" / "steps").iterdir()
-    for damaged in ("", "0.0", "nan", "inf"):
+    for damaged in ("", "0.001", "0.0 0.1", "nan 0.1", "0.1 inf", "0.2 0.1"):
         file.write_text(damaged)
         assert costs.kept_step_time(task, Local(steps=1)) is None
 

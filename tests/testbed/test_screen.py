@@ -81,6 +81,20 @@ def test_every_device_has_a_row() -> None:
     ]
 
 
+def test_a_long_verdict_has_the_lines_that_it_needs() -> None:
+    shown = small()
+    reasons = tuple(
+        f"device pi-{number} got 81% of what was requested of its link" for number in range(3)
+    )
+    shown.validity = Validity(reasons)
+    shown.outcome = "after"
+    lines = drawn(shown, 10.0)
+    first = next(place for place, line in enumerate(lines) if line.startswith("not valid: "))
+    assert " ".join(lines[first : first + 3]) == f"not valid: {'; '.join(reasons)}"
+    assert any("pi-3" in line.split() for line in lines[first + 3 :])
+    assert drawn(shown, 10.0, height=6)[4].endswith("…")
+
+
 def test_where_there_is_room_a_bar_has_a_cell_for_each_second() -> None:
     row = drawn(small(), at=7.0, width=140, height=40)[5]
     assert (

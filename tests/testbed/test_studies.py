@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from analysis import comparison
+from testbed import topology
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.rundir.directory import RunDirectory
@@ -291,15 +292,12 @@ def test_a_measured_step_is_the_same_in_all_cells(testbed: Testbed) -> None:
     )
     write_sweep("[1, 2]")
     code, _, _ = testbed("sweep", "study.yaml")
-    lines = {
-        line
-        for path in Path("runs/study").glob("*/topology.yaml")
-        for line in path.read_text().splitlines()
-        if "step_time" in line
-    }
+    runtimes = [topology.load(path).runtime for path in Path("runs/study").glob("*/topology.yaml")]
     assert code == 0
-    assert len(lines) == 1
-    assert "update_time: 3ms" in lines.pop()
+    assert len(runtimes) == 2
+    assert runtimes[0] == runtimes[1]
+    assert None not in (runtimes[0].step_time, runtimes[0].sliced_step_time)
+    assert runtimes[0].update_time == 0.003
 
 
 def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:

@@ -11,7 +11,9 @@ import yaml
 
 from agents import events
 from analysis.load import Run, load
+from testbed import topology
 from testbed.errors import BadInputError, RunFailedError
+from testbed.plan.costs import given
 from testbed.run import up
 from testbed.run.optimum import ending
 from testbed.rundir.directory import RunDirectory
@@ -169,12 +171,16 @@ def test_the_resolved_topology_gives_the_run_again(tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
     first = _run(_topology(tmp_path, devices=devices, stop={"updates": 20}), tmp_path, "one")
     again = _run(first.path / "topology.yaml", tmp_path, "two")
-    assert first.topology["runtime"]["step_time"] is not None
+    step = given(topology.load(first.path / "topology.yaml").runtime)
+    assert step is not None
+    assert step.sliced is not None
     assert first.topology["runtime"]["packets"] is True
     assert first.updates.equals(again.updates)
     times = first.updates["train_end"] - first.updates["train_start"]
     training = times.groupby(first.updates["client"]).median()
-    assert training["b"] == pytest.approx(5 * training["a"], rel=1e-3)
+    steps = int(first.updates["steps"].iloc[0])
+    for device, share in (("a", 0.5), ("b", 0.1)):
+        assert training[device] == pytest.approx((steps * step.at(share) + 0.003) / share, rel=1e-3)
 
 
 def test_target_accuracy_ends_the_run_at_its_evaluation(tmp_path: Path) -> None:

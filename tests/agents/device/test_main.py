@@ -100,7 +100,7 @@ def pid(init: Init) -> int | None:
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -80,7 +80,7 @@ SETUP = """
     subprocess.run(rule.split(), check=True)
     receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     receiver.bind(("127.0.0.1", 9000))
-    receiver.settimeout(5)
+    receiver.settimeout(30)
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sender.connect(("127.0.0.1", 9000))
     queues = PacketQueues()

@@ -1,0 +1,271 @@
+"""The papers' experiments: a sweep in topologies/papers/sweeps each, what is measured, what is claimed.
+
+Published figures are those that we know; where a claim has none, the paper says it in words or a figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import log10, nan
+from typing import Literal
+
+from benchmarks.papers.results import Cell
+
+MNIST, SHAKESPEARE = "ylecun/mnist", "flwrlabs/shakespeare"
+Figure = Literal["accuracy", "loss", "time", "fall", "tolerance"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    name: str
+    score: Callable[[Cell], float]
+    """Higher is better."""
+    shown: Callable[[float], str]
+    """A score, or a mean of scores, in the table."""
+    differs: Callable[[float], str]
+    """A difference of scores, in the table."""
+
+
+def _time(cell: Cell) -> float:
+    """A target that was not reached counts as reached at the end (`honest`)."""
+    return -min(cell.reached, cell.ended)
+
+
+MEASURES: Mapping[Figure, Measure] = {
+    "accuracy": Measure(
+        "final accuracy %", lambda cell: 100 * cell.accuracy, "{:.1f}".format, "{:+.1f}".format
+    ),
+    "loss": Measure(
+        "federated loss", lambda cell: -cell.loss, lambda x: f"{-x:.3f}", lambda x: f"{-x:+.3f}"
+    ),
+    "time": Measure("s to target", _time, lambda x: f"{-x:.1f}", lambda x: f"{-x:+.1f}"),
+    "fall": Measure(
+        "largest fall, points", lambda cell: 100 * cell.fall, "{:.1f}".format, "{:+.1f}".format
+    ),
+    # Of the step sizes, not of a run (`judging`).
+    "tolerance": Measure(
+        "largest step size",
+        lambda cell: log10(cell.lr),
+        lambda x: f"{10**x:.2g}",
+        lambda x: f"×{10**x:.2g}",
+    ),
+}
+TOLERATED = 2.0
+"""Points of accuracy: a step size is tolerated where it costs at most so many of the rule's best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """That one variant of an experiment does better than each of others."""
+
+    text: str
+    ours: str
+    others: tuple[str, ...]
+    published: str = ""
+    """Its figures: of the one and of the best of the others."""
+    baseline: float = nan
+    """The published accuracy (%) of the best of the others."""
+    figure: Figure | None = None
+    """The experiment's where not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    name: str
+    """Of the file in topologies/papers/sweeps, without `.yaml`."""
+    paper: Literal["area", "fedfix", "defedavg", "fedfa"]
+    title: str
+    figure: Figure
+    """What chooses the step size, and what claims are about."""
+    claims: tuple[Claim, ...] = ()
+    target: float | None = None
+    """Accuracy (share)."""
+    differs: str = ""
+    """How it differs from the paper's, where it does."""
+    data: str = "uoft-cs/cifar10"
+    """The dataset."""
+    fits: bool = False
+    """Whether `make papers` runs it: with the others that fit in 20 minutes on 2 cores."""
+
+
+def _area(rates: str, published: str = "", baseline: float = nan) -> tuple[Claim, ...]:
+    others = ("FedBuff", "AS-FedAvg", "S-FedAvg")
+    ours, theirs = f"{rates}, AREA", tuple(f"{rates}, {rule}" for rule in others)
+    return (
+        Claim(
+            f"{rates} rates: the best AREA is more accurate than the best of the others",
+            ours,
+            theirs,
+            published,
+            baseline,
+        ),
+        *(
+            Claim(
+                f"{rates} rates: AREA tolerates larger step sizes than {rule}",
+                ours,
+                (f"{rates}, {rule}",),
+                "about ×10",
+                figure="tolerance",
+            )
+            for rule in others
+        ),
+    )
+
+
+def _scaled(scaling: str) -> Claim:
+    return Claim(
+        f"images {scaling}: AREA is more accurate than FedBuff",
+        f"{scaling}, AREA",
+        (f"{scaling}, FedBuff",),
+    )
+
+
+_FEDFIX = (
+    Claim("FedFix (Δt 0.5 s) has a lower loss than synchronous FedAvg", "FedFix 0.5 s", ("FedAvg",)),
+    Claim(
+        "FedFix (Δt 0.5 s) has a lower loss than asynchronous FedAvg", "FedFix 0.5 s", ("Async FedAvg",)
+    ),
+)
+_FEDFA = (
+    Claim(
+        "FedFa is sooner at the target than synchronous FedAvg",
+        "FedFa-Param",
+        ("FedAvg",),
+        "up to 6 times",
+    ),
+    Claim(
+        "FedFa is sooner at the target than FedBuff and Port",
+        "FedFa-Param",
+        ("FedBuff", "Port", "Port, urgent"),
+        "up to 4 times",
+    ),
+    Claim("FedProx is sooner at the target with FedFa", "FedProx + FedFa", ("FedProx",)),
+    Claim("FedNova is less stable with FedFa-Delta", "FedNova + FedFa", ("FedNova",), figure="fall"),
+)
+
+EXPERIMENTS = (
+    Experiment(
+        "area-50-steps",
+        "area",
+        "MNIST, 128 clients, dirichlet 0.1, 50 local steps, 2 s",
+        "accuracy",
+        (*_area("uniform", "88.0 / 84.2", 84.2), *_area("non-uniform", "87.3 / 85.1", 85.1)),
+        differs="The paper does not say how the images are scaled: here from 0 to 1.",
+        fits=True,
+        data=MNIST,
+    ),
+    Experiment(
+        "area-1-step",
+        "area",
+        "MNIST, 128 clients, dirichlet 0.1, one local step, 15 s",
+        "accuracy",
+        (*_area("uniform"), *_area("non-uniform")),
+        differs="The paper does not say how the images are scaled: here from 0 to 1.",
+        data=MNIST,
+    ),
+    Experiment(
+        "area-scaling",
+        "area",
+        "How the images are scaled: non-uniform rates, 50 local steps",
+        "accuracy",
+        tuple(_scaled(scaling) for scaling in ("signed", "standardised")),
+        differs="Left out in the paper: from −1 to 1 (signed), or mean 0 and variance 1 (standardised).",
+        data=MNIST,
+    ),
+    Experiment(
+        "fedfix-mnist",
+        "fedfix",
+        "Logistic regression on MNIST, 10 clients, F80, one local step, 200,000 s",
+        "loss",
+        _weights := tuple(
+            Claim(
+                f"{data}: time_based weights end with a lower federated loss than identical ones",
+                f"{data}, time_based",
+                (f"{data}, identical",),
+            )
+            for data in ("dirichlet 0.1", "one class each")
+        ),
+        data=MNIST,
+    ),
+    Experiment(
+        "fedfix-mnist-short",
+        "fedfix",
+        "The same, 1,000 s",
+        "loss",
+        _weights,
+        differs="200,000 s in the paper, with step sizes from 0.0001: here a two hundredth of the time.",
+        fits=True,
+        data=MNIST,
+    ),
+    Experiment(
+        "fedfix-cifar10-20",
+        "fedfix",
+        "CNN on CIFAR-10, 20 clients, F80, 10 local steps of 64, 5,000 s",
+        "loss",
+        _FEDFIX,
+    ),
+    Experiment(
+        "fedfix-cifar10-50",
+        "fedfix",
+        "CNN on CIFAR-10, 50 clients, F80, 10 local steps of 64, 5,000 s",
+        "loss",
+        _FEDFIX,
+    ),
+    Experiment(
+        "fedfix-shakespeare",
+        "fedfix",
+        "LSTM on Shakespeare, 20 clients, F80, 10 local steps of 64, 5,000 s",
+        "loss",
+        _FEDFIX,
+        differs="Tiny Shakespeare, cut per role as LEAF does, in place of all of Shakespeare.",
+        data=SHAKESPEARE,
+    ),
+    Experiment(
+        "defedavg-iid",
+        "defedavg",
+        "Table 1: CIFAR-10, iid, 100 clients, 10 per round, K = 50, to 60 %",
+        "time",
+        (Claim("DeFedAvg-IID is sooner at 60 % than FedAvg", "DeFedAvg-IID", ("FedAvg",)),),
+        target=0.6,
+    ),
+    Experiment(
+        "defedavg-niid",
+        "defedavg",
+        "Table 1: CIFAR-10, two classes per client, 100 clients, 10 per round, K = 50, to 60 %",
+        "time",
+        (
+            Claim(
+                "DeFedAvg-nIID is sooner at 60 % than FedBuff",
+                "DeFedAvg-nIID",
+                ("FedBuff",),
+                "331.6 / 394.2 s",
+            ),
+            Claim(
+                "DeFedAvg-nIID is sooner at 60 % than FedAvg",
+                "DeFedAvg-nIID",
+                ("FedAvg",),
+                "331.6 / 934.1 s",
+            ),
+        ),
+        target=0.6,
+    ),
+    Experiment(
+        "fedfa-resnet18",
+        "fedfa",
+        "Tables 2 and 6: ResNet-18 on CIFAR-10, 10 of 100 at work, long-tailed delays, to 60 %",
+        "time",
+        _FEDFA,
+        target=0.6,
+        differs="Window, delays and target are not known here: 5 updates, Pareto of 3 s, 60 %.",
+    ),
+    Experiment(
+        "fedfa-lenet",
+        "fedfa",
+        "The same with LeNet-5, to 50 %",
+        "time",
+        _FEDFA,
+        target=0.5,
+        differs="LeNet-5 stands for ResNet-18, and the target is 50 %.",
+    ),
+)

@@ -1,0 +1,153 @@
+"""What may be said of rules that were compared: the rules of honest comparison. Pure.
+
+1. The step size of a rule is its best one. Where that is at the edge of its grid, the grid is extended.
+2. Rules are compared seed by seed, on at least three seeds that did not choose the step size. A claim
+   holds, or does not, only where the 95% interval of the differences says so.
+3. A comparison says nothing about a paper where the baseline is far from the published figure, or has
+   hardly learned, or where the best step size is still at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, isnan, nan
+
+from analysis.metrics import Interval, t_interval
+
+SEEDS = 3
+"""Compared at least."""
+POINTS = 5.0
+"""Of accuracy: a baseline may be so far from the published figure, and must be so far from the untrained
+model."""
+LEARNED = 0.05
+"""The share of the untrained model's loss that must be gone."""
+EXTENSIONS = 4
+"""Step sizes that a grid is extended by, at most."""
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "not separable"
+    NOT_TESTED = "not tested"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: Verdict
+    interval: Interval
+    """Of the differences, positive where they speak for the claim."""
+    reason: str = ""
+
+
+NOTHING = Interval(nan, nan, nan, 0)
+
+
+def best_step(scores: Mapping[float, float]) -> float:
+    """The step size of the highest score (NaN, where training diverged, is lowest); of equals the one
+    nearest to the middle of the grid, and of these the smaller. ValueError where there is none."""
+    grid = sorted(scores)
+    middle = (len(grid) - 1) / 2
+
+    def order(lr: float) -> tuple[float, float, float]:
+        return _number(scores[lr]), -abs(grid.index(lr) - middle), -lr
+
+    return max(grid, key=order)
+
+
+def at_edge(scores: Mapping[float, float]) -> bool:
+    """Whether the best step size may lie outside the grid. A single step size is given, not chosen; a
+    grid on which all diverge has its best below."""
+    if len(scores) < 2:
+        return False
+    best = best_step(scores)
+    return _number(scores[best]) == -inf or best in (min(scores), max(scores))
+
+
+def step_to_try(scores: Mapping[float, float], given: int) -> float | None:
+    """The step size that a grid, of `given` values at first, is extended by; None where the best is
+    inside, or after EXTENSIONS. It goes on in the grid's own pattern: 0.1, 0.3, 1 leads to 3."""
+    if not at_edge(scores) or len(scores) >= given + EXTENSIONS:
+        return None
+    best = best_step(scores)
+    return _further(sorted(scores, reverse=_number(scores[best]) == -inf or best == min(scores)))
+
+
+def step_beyond(scores: Mapping[float, float], given: int, tolerance: float) -> float | None:
+    """The step size that a grid is extended by to find the largest that costs at most `tolerance` of the
+    best score; None where that is inside, or after EXTENSIONS."""
+    tolerated = len(scores) > 1 and scores[max(scores)] >= max(map(_number, scores.values())) - tolerance
+    return _further(sorted(scores)) if tolerated and len(scores) < given + EXTENSIONS else None
+
+
+def _further(grid: Sequence[float]) -> float:
+    """What follows after the last of `grid`."""
+    *_, second, last = grid
+    further = second * (last / grid[-3]) if len(grid) > 2 else last * (last / second)
+    return float(f"{further:.6g}")
+
+
+def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
+    """Whether `ours` is higher than `theirs`, each by seed. ValueError where the seeds differ."""
+    if ours.keys() != theirs.keys():
+        raise ValueError(f"seeds {sorted(ours)} cannot be paired with {sorted(theirs)}")
+    if len(ours) < SEEDS:
+        reason = f"{len(ours)} seed{'s' * (len(ours) != 1)} compared, of at least {SEEDS}"
+        return Judgement(Verdict.NOT_TESTED, _interval(ours, theirs), reason)
+    interval = _interval(ours, theirs)
+    if isnan(interval.low):
+        return Judgement(Verdict.NOT_TESTED, interval, "a run has no figure")
+    if interval.low > 0:
+        return Judgement(Verdict.HOLDS, interval)
+    if interval.high < 0:
+        return Judgement(Verdict.FAILS, interval)
+    return Judgement(Verdict.OPEN, interval)
+
+
+def _interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+    return t_interval([ours[seed] - theirs[seed] for seed in sorted(ours)])
+
+
+def together(judgements: Sequence[Judgement]) -> Judgement:
+    """Of a claim against each of several rules: it holds if it does against all, and does not if it
+    does not against one. What is shown is the least favourable of those that decide. ValueError where
+    there is none."""
+    for verdict in (Verdict.FAILS, Verdict.NOT_TESTED, Verdict.OPEN, Verdict.HOLDS):
+        if found := [one for one in judgements if one.verdict is verdict]:
+            return min(found, key=lambda one: _number(one.interval.mean))
+    raise ValueError("no judgements")
+
+
+def censored(times: Iterable[tuple[float, float]]) -> list[float]:
+    """Times (s) to a target, of pairs of such a time and when the run ended: infinite ones, of a target
+    that was not reached, become the end. That makes a difference smaller, so never a verdict bolder;
+    where neither reached it, there is none."""
+    return [min(time, ended) for time, ended in times]
+
+
+def not_the_papers(
+    accuracy: float, untrained: float, published: float | None = None, rule: str = "the baseline"
+) -> str:
+    """Why accuracies (%) say nothing about a paper, by the baseline's; empty where they do."""
+    if not accuracy - untrained >= POINTS:
+        return f"{rule} has {accuracy:.1f} %, hardly more than the untrained model's {untrained:.1f} %"
+    if published is not None and not abs(accuracy - published) <= POINTS:
+        return f"{rule} has {accuracy:.1f} %, in the paper {published:.1f} %: another regime"
+    return ""
+
+
+def not_learned(loss: float, untrained: float, rule: str = "the baseline") -> str:
+    """Why a loss says nothing about a paper; empty where it does. A loss above the untrained model's is
+    a finding of its own."""
+    if not loss <= untrained:
+        return f"{rule} has a loss of {loss:.3f}, above the untrained model's {untrained:.3f}: diverged"
+    if loss > (1 - LEARNED) * untrained:
+        return f"{rule} has a loss of {loss:.3f}, hardly less than the untrained model's {untrained:.3f}"
+    return ""
+
+
+def _number(score: float) -> float:
+    return -inf if isnan(score) else score

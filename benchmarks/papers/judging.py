@@ -1,0 +1,187 @@
+"""An experiment's result, judged claim by claim by the rules of honest comparison (`honest`). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log10
+from statistics import fmean
+
+from analysis.metrics import Interval, t_interval
+from benchmarks.papers import honest
+from benchmarks.papers.experiments import MEASURES, TOLERATED, Claim, Experiment, Figure
+from benchmarks.papers.honest import Judgement, Verdict
+from benchmarks.papers.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A claim, and what became of it. Texts are empty where there is nothing to say."""
+
+    claim: str
+    published: str
+    ours: str
+    """Means of the one and of the rule that it is compared with, with their step sizes."""
+    difference: str
+    """Mean, and 95% interval, of the differences by seed."""
+    seeds: int
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A variant's figures."""
+
+    variant: str
+    lr: float
+    at_edge: bool
+    shown: str
+    """Mean of the seeds that compare, ± half of its interval; else of the one that chose the step."""
+    seeds: int
+
+
+def rows(experiment: Experiment, result: Result | None) -> list[Row]:
+    if result is None or not result.cells:
+        return [
+            Row(claim.text, claim.published, "", "", 0, Verdict.NOT_RUN, "")
+            for claim in experiment.claims
+        ]
+    return [_row(experiment, claim, result) for claim in experiment.claims]
+
+
+def lines(experiment: Experiment, result: Result) -> list[Line]:
+    """One for each variant, in the order of the first runs."""
+    measure, found = MEASURES[experiment.figure], []
+    for variant in dict.fromkeys(cell.variant for cell in result.cells):
+        tried = _tried(experiment, result, variant)
+        if not tried:
+            continue
+        lr = honest.best_step(tried)
+        scores = _compared(result, variant, lr, experiment.figure) or {0: tried[lr]}
+        interval = t_interval(list(scores.values()))
+        shown = measure.shown(interval.mean)
+        if interval.count > 1:
+            half = measure.differs((interval.high - interval.low) / 2).lstrip("+-")
+            shown += f" ± {half}"
+        seeds = interval.count * (0 not in scores)
+        found.append(Line(variant, lr, honest.at_edge(tried), shown, seeds))
+    return found
+
+
+def tuning_seed(result: Result) -> int:
+    """The lowest, which chooses the step sizes and compares nothing."""
+    return min(cell.seed for cell in result.cells)
+
+
+def _tried(experiment: Experiment, result: Result, variant: str) -> dict[float, float]:
+    """Scores of the seed that chooses, by step size."""
+    return result.of_seed(variant, tuning_seed(result), MEASURES[experiment.figure].score)
+
+
+def _compared(result: Result, variant: str, lr: float, figure: Figure) -> dict[int, float]:
+    """Scores by seed, of those that compare."""
+    scores = result.by_seed(variant, lr, MEASURES[figure].score)
+    return {seed: score for seed, score in scores.items() if seed != tuning_seed(result)}
+
+
+def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
+    figure = claim.figure or experiment.figure
+    variants = (claim.ours, *claim.others)
+    tried = {variant: _tried(experiment, result, variant) for variant in variants}
+    if missing := [variant for variant in variants if not tried[variant]]:
+        return _unjudged(claim, Verdict.NOT_RUN, f"no runs of {', '.join(missing)}")
+    best = {variant: honest.best_step(tried[variant]) for variant in variants}
+    if figure == "tolerance":
+        scores = {variant: _tolerances(result, variant) for variant in variants}
+    else:
+        scores = {variant: _compared(result, variant, best[variant], figure) for variant in variants}
+    reason = _unfit(experiment, claim, result, best)
+    for variant in variants:
+        if not reason and honest.at_edge(tried[variant]):
+            reason = f"the best step size of {variant}, {best[variant]:g}, is the edge of what was tried"
+    for variant in claim.others if figure == "tolerance" else ():
+        if not reason and log10(max(tried[variant])) in scores[variant].values():
+            reason = f"{variant} tolerates the largest step size tried, {max(tried[variant]):g}"
+    judged = {other: _paired(scores[claim.ours], scores[other]) for other in claim.others}
+    whole = honest.together(list(judged.values()))
+    other = next(name for name, judgement in judged.items() if judgement is whole)
+    ours, theirs = (
+        _shown(figure, scores[variant], tried[variant], best[variant]) for variant in (claim.ours, other)
+    )
+    return Row(
+        claim.text,
+        claim.published,
+        f"{ours} / {theirs} ({other.rpartition(', ')[2]})",
+        _difference(figure, whole.interval),
+        whole.interval.count,
+        Verdict.NOT_TESTED if reason else whole.verdict,
+        reason or whole.reason,
+    )
+
+
+def _unjudged(claim: Claim, verdict: Verdict, reason: str) -> Row:
+    return Row(claim.text, claim.published, "", "", 0, verdict, reason)
+
+
+def _paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
+    """By the seeds that both have."""
+    both = ours.keys() & theirs.keys()
+    return honest.judge({seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both})
+
+
+def _unfit(experiment: Experiment, claim: Claim, result: Result, best: Mapping[str, float]) -> str:
+    """Why the claim's runs say nothing about the paper."""
+    cells = {
+        variant: [cell for cell in result.cells if (cell.variant, cell.lr) == (variant, best[variant])]
+        for variant in (claim.ours, *claim.others)
+    }
+    if experiment.figure == "loss":
+        for variant, own in cells.items():
+            loss, untrained = fmean(c.loss for c in own), fmean(c.untrained_loss for c in own)
+            if reason := honest.not_learned(loss, untrained, variant):
+                return reason
+        return ""
+    accuracy = {variant: 100 * fmean(cell.accuracy for cell in own) for variant, own in cells.items()}
+    baseline = max(claim.others, key=lambda variant: accuracy[variant])
+    untrained = 100 * fmean(cell.untrained_accuracy for cell in cells[baseline])
+    published = None if claim.baseline != claim.baseline else claim.baseline
+    if reason := honest.not_the_papers(accuracy[baseline], untrained, published, baseline):
+        return reason
+    if experiment.target is not None and not any(
+        cell.reached <= cell.ended for own in cells.values() for cell in own
+    ):
+        return f"none has reached {experiment.target:.0%}"
+    return ""
+
+
+def _tolerances(result: Result, variant: str) -> dict[int, float]:
+    """log10 of the largest tolerated step size, by seed, where that went through a grid."""
+    found = {}
+    for seed in sorted({cell.seed for cell in result.cells}):
+        accuracies = result.of_seed(variant, seed, MEASURES["accuracy"].score)
+        if len(accuracies) > 1:
+            least = max(accuracies.values()) - TOLERATED
+            found[seed] = max(log10(lr) for lr, accuracy in accuracies.items() if accuracy >= least)
+    return found
+
+
+def _shown(
+    figure: Figure, scores: Mapping[int, float], tried: Mapping[float, float], best: float
+) -> str:
+    measure = MEASURES[figure]
+    if figure == "tolerance":
+        return measure.shown(fmean(scores.values())) if scores else "?"
+    mean = fmean(scores.values()) if scores else tried[best]
+    return f"{measure.shown(mean)} ({best:g})"
+
+
+def _difference(figure: Figure, interval: Interval) -> str:
+    differs = MEASURES[figure].differs
+    if interval.count == 0:
+        return ""
+    if interval.count == 1:
+        return differs(interval.mean)
+    ends = interval.low, interval.high
+    low, high = reversed(ends) if figure in ("loss", "time") else ends
+    return f"{differs(interval.mean)} ({differs(low)} to {differs(high)})"
