@@ -41,9 +41,10 @@ def pour(target: Vector, source: Vector, scale: float) -> None:
 def mix(target: Vector, vector: Vector, share: float) -> None:
     """target ← (1 − share) · target + share · vector. Shapes (d,).
 
-    As target + share · (vector − target): equal vectors are a fixed point to the last bit.
+    As target + share · (vector − target): equal vectors are a fixed point to the last bit. A share that
+    is 1 in the vectors' precision makes a copy.
     """
-    if share == 1.0:
+    if target.dtype.type(share) == 1:
         np.copyto(target, vector)
         return
     scratch = np.empty(min(_BLOCK, target.size), target.dtype)

@@ -31,7 +31,7 @@ import yaml
 from bokeh.client import pull_session
 
 from agents import events
-from testbed.cli import dashboard
+from testbed.dashboard import serving
 from tests import browser
 from tests.browser import Browser, until
 
@@ -153,7 +153,7 @@ def _watched(run: Path, log: Path) -> Iterator[None]:
 
 def visit(url: str) -> None:
     """Take in a page, and what is new in it, until its server ends."""
-    dashboard.lower_priority()
+    serving.lower_priority()
     parts = urlsplit(url)
     arguments = {**dict(parse_qsl(parts.query)), "theme": "light"}
     session = None
@@ -193,7 +193,7 @@ def _testbed(log: Path, *arguments: str | Path) -> Iterator[_Testbed]:
 
 
 def _pages(pid: int) -> list[psutil.Process]:
-    return [c for c in psutil.Process(pid).children() if "dashboard" in c.cmdline()]
+    return [c for c in psutil.Process(pid).children() if "testbed.dashboard.serving" in c.cmdline()]
 
 
 def main() -> None:

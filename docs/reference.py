@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
-from testbed.cli import catalog
+from testbed.api import catalog
 from testbed.cli.main import app
 from testbed.topology import json_schema, profiles
 

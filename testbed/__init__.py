@@ -8,7 +8,8 @@
     result.evaluations          # tables of pandas
 
 `up` starts a run and `attach` finds one, both as a `RunHandle`; `simulate` runs in virtual time, `sweep`
-many runs, and `load` reads what a run has left. What goes wrong for a reason that the user can mend is a
+many runs, and `load` reads what a run has left. All that the command line does it does by functions of
+here (docs/python.md has the table). What goes wrong for a reason that the user can mend is a
 `TestbedError`. A name is imported when it is first used, so that `import testbed` costs nothing.
 """
 
@@ -21,13 +22,46 @@ from testbed import bundle
 
 if TYPE_CHECKING:
     from agents import events as events
+    from testbed.api.catalog import add_profile as add_profile
+    from testbed.api.catalog import profile_script as profile_script
+    from testbed.api.catalog import profiles as profiles
+    from testbed.api.catalog import rules as rules
+    from testbed.api.catalog import schema as schema
+    from testbed.api.catalog import tasks as tasks
     from testbed.api.handle import RunHandle as RunHandle
+    from testbed.api.launching import Launch as Launch
+    from testbed.api.launching import distribution as distribution
+    from testbed.api.launching import planned as planned
+    from testbed.api.launching import validated as validated
+    from testbed.api.machine import build_images as build_images
+    from testbed.api.machine import calibrate as calibrate
+    from testbed.api.machine import doctor as doctor
+    from testbed.api.machine import list_images as list_images
+    from testbed.api.machine import measure_fidelity as measure_fidelity
+    from testbed.api.machine import prune_images as prune_images
+    from testbed.api.results import compare as compare
+    from testbed.api.results import draw as draw
+    from testbed.api.results import export as export
+    from testbed.api.results import load_all as load_all
+    from testbed.api.results import report as report
+    from testbed.api.results import track as track
     from testbed.api.running import attach as attach
+    from testbed.api.running import down as down
+    from testbed.api.running import list_runs as list_runs
     from testbed.api.running import load as load
+    from testbed.api.running import page as page
+    from testbed.api.running import ps as ps
+    from testbed.api.running import start as start
     from testbed.api.running import up as up
     from testbed.api.simulating import simulate as simulate
+    from testbed.api.starting import examples as examples
+    from testbed.api.starting import new as new
+    from testbed.api.studies import AgreeResult as AgreeResult
     from testbed.api.studies import SweepResult as SweepResult
+    from testbed.api.studies import agree as agree
     from testbed.api.studies import sweep as sweep
+    from testbed.api.traces import convert_trace as convert_trace
+    from testbed.api.traces import fedscale_devices as fedscale_devices
     from testbed.errors import BadInputError as BadInputError
     from testbed.errors import HostError as HostError
     from testbed.errors import RunFailedError as RunFailedError
@@ -37,12 +71,45 @@ bundle.make_importable()
 
 _WHERE = {
     "RunHandle": "testbed.api.handle",
+    "Launch": "testbed.api.launching",
+    "planned": "testbed.api.launching",
+    "validated": "testbed.api.launching",
+    "distribution": "testbed.api.launching",
+    "up": "testbed.api.running",
+    "start": "testbed.api.running",
     "attach": "testbed.api.running",
     "load": "testbed.api.running",
-    "up": "testbed.api.running",
+    "page": "testbed.api.running",
+    "ps": "testbed.api.running",
+    "down": "testbed.api.running",
+    "list_runs": "testbed.api.running",
     "simulate": "testbed.api.simulating",
-    "SweepResult": "testbed.api.studies",
     "sweep": "testbed.api.studies",
+    "SweepResult": "testbed.api.studies",
+    "agree": "testbed.api.studies",
+    "AgreeResult": "testbed.api.studies",
+    "compare": "testbed.api.results",
+    "load_all": "testbed.api.results",
+    "report": "testbed.api.results",
+    "draw": "testbed.api.results",
+    "export": "testbed.api.results",
+    "track": "testbed.api.results",
+    "doctor": "testbed.api.machine",
+    "calibrate": "testbed.api.machine",
+    "list_images": "testbed.api.machine",
+    "build_images": "testbed.api.machine",
+    "prune_images": "testbed.api.machine",
+    "measure_fidelity": "testbed.api.machine",
+    "rules": "testbed.api.catalog",
+    "tasks": "testbed.api.catalog",
+    "profiles": "testbed.api.catalog",
+    "add_profile": "testbed.api.catalog",
+    "profile_script": "testbed.api.catalog",
+    "schema": "testbed.api.catalog",
+    "new": "testbed.api.starting",
+    "examples": "testbed.api.starting",
+    "convert_trace": "testbed.api.traces",
+    "fedscale_devices": "testbed.api.traces",
     "BadInputError": "testbed.errors",
     "HostError": "testbed.errors",
     "RunFailedError": "testbed.errors",

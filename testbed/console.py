@@ -81,7 +81,12 @@ def time_left(taken: float, done: float, total: float) -> str:
     """`about 40 s left`, where `done` of `total` equal parts took `taken` seconds; empty where that is
     too early to say, or hardly worth it."""
     left = taken / done * (total - done) if done else math.inf
-    if taken < _WORTH_SECONDS or not _WORTH_SECONDS <= left < math.inf:
+    return "" if taken < _WORTH_SECONDS else about(left)
+
+
+def about(left: float) -> str:
+    """`about 40 s left`; empty where that is hardly worth it, or never."""
+    if not _WORTH_SECONDS <= left < math.inf:
         return ""
     if left < 90:
         return f"about {left:.0f} s left"

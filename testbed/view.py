@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from agents import events
 from testbed.fidelity.validity import Judgement
 
 
 class View:
-    """Ignores everything: override what is of interest."""
+    """Ignores everything: override what is of interest. A context manager around a run."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def progress(self, message: str) -> None:
         """The progress of launching and ending."""
+
+    def keep(self, message: str) -> None:
+        """What stays useful throughout the run, or is told at its end."""
 
     def record(self, record: events.Record) -> None:
         """The next record of the run's events."""

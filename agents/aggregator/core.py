@@ -758,9 +758,7 @@ class AggregatorCore:
     ) -> str | None:
         """Why a rule cannot be given the update `message`, which answers `dispatch`, or None."""
         settings = self._settings
-        # A client without memory has no residual to send.
-        kinds = {"residual": ("residual", "model")}.get(settings.side.kind, (settings.side.kind,))
-        if message.kind not in kinds:
+        if message.kind not in settings.side.kinds:
             return f"kind {message.kind}, the rule takes {settings.side.kind}"
         if message.schema != settings.schema:
             return f"another model: schema {message.schema}, expected {settings.schema}"

@@ -146,7 +146,10 @@ class ClientCore:
         wanted = identity.compression
         self._compressor = None if wanted is None else Compressor(wanted)
         self._think = think
-        self._uploads = Uploads(identity.side, identity.local, memory or Memory(), History())
+        differences = any(part is not None for part in (self._compressor, mask, privatiser))
+        self._uploads = Uploads(
+            identity.side, identity.local, memory or Memory(), History(), differences
+        )
         self._sequence = self._uploads.memory.newest
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None

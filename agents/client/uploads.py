@@ -72,6 +72,8 @@ class Uploads:
     local: Local
     memory: Memory = field(default_factory=Memory)
     history: History = field(default_factory=History)
+    differences: bool = False
+    """Whether more is to be done with a delta: compression, privacy."""
 
     def acknowledge(self, sequence: int) -> None:
         self.memory = self.memory.acknowledged(sequence)
@@ -86,6 +88,8 @@ class Uploads:
             return Form("model", lambda: start + (end() - start) / np.float32(divisor))
         if self.side.kind != "delta":
             return Form(self.side.kind, end)
+        if self.side.as_model and not self.differences and not self.local.fednova:
+            return Form("model", end)
         if not self.local.fednova:
             return Form("delta", lambda: end() - start)
         lr = self.local.rate(model.version, model.lr)

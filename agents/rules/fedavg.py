@@ -12,6 +12,7 @@ from agents.rules.interface import (
     Action,
     Actions,
     Aggregated,
+    ClientSide,
     Ignored,
     Rule,
     Send,
@@ -20,7 +21,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
-from agents.rules.parts import Trim, check_trim, gathered
+from agents.rules.parts import RobustSum, SumOfModels, Trim, check_trim
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class FedAvg(Rule):
     τ_eff is 1 or, with `local.fednova`, where the Δ_i are normalised, the mean effective number of local
     steps, weighted as the updates are (Wang et al. 2020, arXiv 2007.07481). It is part of the weight
     that is logged.
+
+    Clients send their models, but for `trim`, `local.fednova`, compression and privacy, which need
+    Δ_i: with one client and η_g = 1, w is what it trained, to the last bit.
     """
 
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
@@ -65,6 +69,10 @@ class FedAvg(Rule):
         duration("round_timeout", self.round_timeout)
         check_trim(self.trim, self.sample)
 
+    @property
+    def client_side(self) -> ClientSide:
+        return ClientSide(as_model=not self.trim)
+
     def check(self, clients: int) -> None:
         check_trim(self.trim, self.sample or clients)
         if self.sample is not None and not self.replacement and self.sample > clients:
@@ -82,7 +90,7 @@ class FedAvgState(State):
 
     def __init__(self, params: FedAvg, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
+        self._sum = RobustSum(server, params.trim) if params.trim else SumOfModels(server)
         """With p_i, multiplicity counted, as weight."""
         self._effective_steps: list[float] = []
         """Of the updates in it."""

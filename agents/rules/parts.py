@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
-from agents.vectors import Vector, add_scaled, pour, trimmed_mean
+from agents.vectors import Vector, add_scaled, mix, pour, trimmed_mean
 
 Trim = float | Literal["median"]
 """Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one
@@ -69,9 +69,50 @@ class WeightedSum:
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
         """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""
-        pour(self._server.w, self.vector, sign * scale)
+        self._move(sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
+
+    def _move(self, scale: float) -> None:
+        pour(self._server.w, self.vector, scale)
+
+
+class SumOfModels(WeightedSum):
+    """A `WeightedSum` of updates that began with the w that it is added to, and of which any may be the
+    model w_i that Δ_i leads to (`ClientSide.as_model`):
+
+        w ← w + s·Σ a_i Δ_i   is   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
+
+    m is kept as a running mean: of one model, and of equal ones, it is that to the last bit, and so is w
+    where s·A = 1. What comes as a delta is summed up beside it.
+    """
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.vector = self._mean = np.zeros(0, server.w.dtype)  # each is made when it is needed
+        self._total = 0.0
+        """A, of the models."""
+
+    def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
+        """As `WeightedSum.add`."""
+        if update.kind != "model":
+            if not self.vector.size:
+                self.vector = np.zeros_like(self._server.w)
+            super().add(update, weight, times=times)
+            return
+        if not self._mean.size:
+            self._mean = np.empty_like(self._server.w)
+        weight *= times
+        self._total += weight
+        mix(self._mean, update.vector, weight / self._total)
+        self.contributions.append(update.contribution(weight))
+
+    def _move(self, scale: float) -> None:
+        if self._total:
+            mix(self._server.w, self._mean, scale * self._total)
+            self._total = 0.0
+        if self.vector.size:
+            super()._move(scale)
 
 
 class MaskedSum:

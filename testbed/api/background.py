@@ -1,4 +1,4 @@
-"""A run in the background: its controller is a process of its own, `testbed up` with this one's choices.
+"""A run in the background: its controller is a process of its own (`testbed.api.controller`).
 
 So neither signals nor threads nor the interpreter lock of whoever started it reach a run. A controller
 that is `tied` ends its run in order when its starter ends, however that does.
@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from agents import events
+from testbed.api.launching import Launch
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.host import run_module
-from testbed.run.up import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
 from testbed.runtimes import process
@@ -26,40 +26,31 @@ _STOP_TIMEOUT_SECONDS = 60.0
 """What a controller has to end its run: to remove a fleet of containers takes some seconds."""
 _others: list[subprocess.Popen[bytes]] = []
 """Those that are not tied to us: ended ones are reaped when another is started."""
-_ERROR = "error: "
+ERROR = "error: "
 """What the line that tells why a command failed begins with."""
 
 
 def start(
+    launch: Launch,
     directory: RunDirectory,
-    topology: str | Path,
-    options: Options,
     report: Callable[[str], object] = lambda _: None,
     *,
-    text: str | None = None,
     tied: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start the controller, and pass its lines to `report` until the run clock goes, or it has ended.
 
-    `topology` is a file; where `text` is given, what that is read in place of. Raises TestbedError
-    where the run ended before its clock went, as why it did.
+    Raises TestbedError where the run ended before its clock went, as why it did.
     """
     follower = Follower(directory.events)
     follower.read()  # a resumed run has a past
-    place = topology if text is not None else Path(topology).resolve()
-    arguments = _arguments(directory, str(place), options)
-    if text is not None:
-        given = directory.work / "given.yaml"
-        given.write_text(text, encoding="utf-8")
-        arguments += ["--text", str(given)]
-    if tied:
-        arguments.append("--tied")
+    launch.write(directory)
+    arguments = [str(directory.path), *(["tied"] if tied else [])]
     log = log_of(directory)
     with log.open("ab") as output, log.open(encoding="utf-8", errors="replace") as lines:
         lines.seek(0, os.SEEK_END)
         begin = output.tell()
         controller = subprocess.Popen(
-            run_module.command("testbed", "up", *arguments),
+            run_module.command("testbed.api.controller", *arguments),
             stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -72,7 +63,7 @@ def start(
                 time.sleep(_TICK_SECONDS)
                 code = controller.poll()
                 for line in lines:
-                    fine = fine and not line.startswith(_ERROR)
+                    fine = fine and not line.startswith(ERROR)
                     if fine:  # else it is raised
                         report(line.rstrip("\n"))
         except BaseException:
@@ -109,7 +100,7 @@ def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
     with log_of(directory).open("rb") as file:
         file.seek(begin)
         printed = file.read().decode("utf-8", "replace")
-    _, found, told = f"\n{printed}".rpartition(f"\n{_ERROR}")
+    _, found, told = f"\n{printed}".rpartition(f"\n{ERROR}")
     why = told.strip() if found else f"its controller ended ({code}); see {log_of(directory)}"
     return (BadInputError if code == BadInputError.exit_code else RunFailedError)(why)
 
@@ -118,23 +109,3 @@ def _environment() -> dict[str, str]:
     """Ours, but for what has a program write colours into a log: a Jupyter kernel asks for them."""
     forced = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in forced}
-
-
-def _arguments(directory: RunDirectory, topology: str, options: Options) -> list[str]:
-    arguments = ["--directory", str(directory.path)]
-    arguments += ["--resume", directory.run] if options.resume else [topology]
-    if options.runtime:
-        arguments += ["--runtime", options.runtime]
-    if options.oversubscribe:
-        arguments.append("--oversubscribe")
-    if options.data_root:
-        arguments += ["--data", str(options.data_root.resolve())]
-    if options.dashboard is not None:
-        arguments += ["--dashboard", "--port", str(options.dashboard)]
-    if options.verbose:
-        arguments.append("--verbose")
-    if options.metrics is not None:
-        arguments += ["--metrics-port", str(options.metrics)]
-    for name in options.track:
-        arguments += ["--track", name]
-    return arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,17 @@ class Given:
     """YAML."""
 
 
-def text_of(wanted: TopologyLike, changes: Mapping[str, Any] | None = None) -> Given:
+def data_root(data: str | Path | None) -> Path | None:
+    """The folder of datasets: `data`, else TESTBED_DATA; None: there is none."""
+    root = data or os.environ.get("TESTBED_DATA")
+    return Path(root) if root else None
+
+
+def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = None) -> Given:
     """`wanted`, where `changes` take the place of its top-level entries. Raises BadInputError."""
     match wanted:
+        case Given():
+            given = wanted
         case Topology():
             given = Given(wanted.source.name, wanted.to_yaml())
         case Mapping():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from agents import events
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed.api import background
+from testbed.api.given import data_root
 from testbed.errors import BadInputError, RunFailedError, reading
 from testbed.host.signals import uninterrupted
 from testbed.rundir import commands
@@ -22,11 +23,16 @@ from testbed.rundir.tail import Follower
 from testbed.topology import units
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.load import Run as Result
     from analysis.manifest import Verdict
+    from testbed.run.replay import Replayed
 
 Devices = str | Iterable[str]
 """Names of devices or of device groups."""
+Done = list[dict[str, Any]]
+"""Of each device: `device`, `action`, and the action's settings."""
 OnEvent = Callable[[events.Record], object]
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
@@ -182,30 +188,30 @@ class RunHandle:
         rtt: str | None = None,
         jitter: str | None = None,
         loss: str | float | None = None,
-    ) -> None:
+    ) -> Done:
         """Change CPU share (of one host core) or link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
         Quantities are as in a topology. Raises BadInputError for values and devices that cannot be, and
         where the run is over or in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-        self.act(devices, *changes(cpu, given))
+        return self.act(devices, *changes(cpu, given))
 
-    def kill(self, devices: Devices) -> None:
+    def kill(self, devices: Devices) -> Done:
         """End devices at once, as a crash does; `restart` starts them again. Raises as `set`."""
-        self.act(devices, Crash())
+        return self.act(devices, Crash())
 
-    def restart(self, devices: Devices) -> None:
+    def restart(self, devices: Devices) -> Done:
         """Start devices again that were killed or have crashed. Raises as `set`."""
-        self.act(devices, Restart())
+        return self.act(devices, Restart())
 
-    def pause(self, devices: Devices) -> None:
+    def pause(self, devices: Devices) -> Done:
         """Freeze devices; `resume` lets them continue where they were. Raises as `set`."""
-        self.act(devices, Pause())
+        return self.act(devices, Pause())
 
-    def resume(self, devices: Devices) -> None:
+    def resume(self, devices: Devices) -> Done:
         """Let paused devices continue. Raises as `set`."""
-        self.act(devices, Resume())
+        return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
         """Show the run here: in a notebook as a table and charts (names of `analysis.charts.CHARTS`)
@@ -216,24 +222,67 @@ class RunHandle:
         if notebook.is_here():
             notebook.show(self, tuple(charts), every)
         else:
-            from testbed.console import out
-            from testbed.watching import watch
+            self.watch()
 
-            watch.watch(self._directory, out())
+    def watch(self) -> None:
+        """Show the run on this terminal until it ends or the user leaves, or see how it ended."""
+        from testbed.console import out
+        from testbed.watching import watch
+
+        watch.watch(self._directory, out())
 
     def logs(self, part: str, lines: int = 50) -> str:
         """The last lines that `aggregator`, `broker`, `controller` or a device has printed. Raises
         BadInputError where there is no such log."""
-        from testbed.rundir.directory import tail_of
+        return self.all_logs(part, lines)[part]
 
-        try:
-            return "\n".join(tail_of(self._directory.log(part), lines))
-        except OSError as error:
-            raise BadInputError(f"{self.id} has no log of {part}: {error.strerror}") from error
+    def all_logs(self, part: str | None = None, lines: int = 50) -> dict[str, str]:
+        """`logs` of each part of the run, by name, or of `part` alone. Raises as `logs`."""
+        from testbed.run import logs
 
-    def act(self, devices: Devices, *actions: Action) -> list[dict[str, Any]]:
-        """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was done: `device`,
-        `action`, and its settings. Raises as `set`."""
+        return dict(logs.read(self._directory, part, lines))
+
+    def replay(self) -> Replayed:
+        """Apply the recorded updates again (docs/rules.md): what was found the same. Raises
+        RunFailedError where the final model is not, bit for bit; BadInputError for a run that was not
+        recorded."""
+        from testbed.run import replay
+
+        return replay.replay(self._directory)
+
+    def save_model(self, to: str | Path | None = None, version: int | None = None) -> Path:
+        """Write the final model, or the kept one of that `version`, as a state_dict, which PyTorch loads
+        without the testbed, to the file `to` (None: `model.pt` in the run directory); its path. Raises
+        BadInputError where there is none."""
+        import torch
+
+        from testbed.plan import models
+
+        path = self.path / "model.pt" if to is None else Path(to)
+        torch.save(models.state_of(self._directory, models.kept(self._directory, version)), path)
+        return path
+
+    def evaluate(
+        self, *, data: str | Path | None = None, classes: bool = False, devices: int | None = None
+    ) -> pd.DataFrame:
+        """Evaluate the models that a run which is over has kept, on its test set: `model`, `version`,
+        `part`, `name`, `samples`, `loss`, `accuracy`. With `classes` also on each class, with `devices`
+        on at most so many training samples of each device. `data` as of `up`. Raises BadInputError."""
+        from testbed.plan import evaluation
+
+        return evaluation.of_run(self._directory, data_root(data), classes=classes, devices=devices)
+
+    def shell(self, device: str, command: Sequence[str] = ()) -> int:
+        """Give the user of this terminal a shell in the container of `device`, or run `command` there;
+        its exit code. It has the rights and the limits of the device's client, so what is done there
+        affects the run. Raises BadInputError where there is no such container, HostError."""
+        from testbed.run import shell
+
+        return shell.run(self._directory, device, command)
+
+    def act(self, devices: Devices, *actions: Action) -> Done:
+        """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was
+        done. Raises as `set`."""
         expanded = list(self._expanded([devices] if isinstance(devices, str) else devices))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
         for command in sent:
@@ -295,9 +344,9 @@ class _Listener(threading.Thread):
             self.error = error
 
 
-def changes(cpu: float | None, link: dict[str, Any], mark: str = "") -> list[SetCpu | SetLink]:
+def changes(cpu: float | None, link: dict[str, Any]) -> list[SetCpu | SetLink]:
     """The actions that set what is not None: a share of a core, and quantities of a link as a topology
-    has them. Raises BadInputError, where `mark` stands before the names."""
+    has them. Raises BadInputError."""
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,
         "down": units.rate,
@@ -311,12 +360,10 @@ def changes(cpu: float | None, link: dict[str, Any], mark: str = "") -> list[Set
             try:
                 found[name] = read[name](value)
             except ValueError as error:
-                raise BadInputError(f"{mark}{name} {value}: {error}") from error
+                raise BadInputError(f"{name} {value}: {error}") from error
     if cpu is None and not found:
-        *some, last = (f"{mark}{name}" for name in ("cpu", *read))
+        *some, last = ("cpu", *read)
         raise BadInputError(f"nothing to set: give {', '.join(some)} or {last}")
     if cpu is not None and not cpu > 0:
-        raise BadInputError(
-            f"{mark}cpu {cpu:g}: expected a positive share of one host core such as 0.25"
-        )
+        raise BadInputError(f"cpu {cpu:g}: expected a positive share of one host core such as 0.25")
     return [*([] if cpu is None else [SetCpu(cpu)]), *([SetLink(found)] if found else [])]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from testbed import topology as topologies
-from testbed import tracking
 from testbed.api import background
-from testbed.api.given import TopologyLike, text_of
+from testbed.api.given import TopologyLike
 from testbed.api.handle import OnEvent, RunHandle
-from testbed.errors import reading
+from testbed.api.launching import Launch, planned
+from testbed.dashboard import serving
+from testbed.errors import BadInputError, reading
 from testbed.run import live_runs
-from testbed.run import up as upping
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.rundir import finding
+from testbed.runtimes import LiveRun
 
 if TYPE_CHECKING:
     from analysis.load import Run as Result
+    from testbed.run.optimum import Ending
 
 
 def up(
@@ -47,20 +49,23 @@ def up(
     the end of this process, however that ends; but not if `detach`. Raises BadInputError, HostError,
     RunFailedError.
     """
-    given = text_of(topology)
-    if track:
-        tracking.check(track)
-    options = upping.Options(runtime, oversubscribe, data_root(data), track=tuple(track))
-    parsed, _ = upping.planned_here(topologies.parse(given.text, given.name), options)
-    directory = RunDirectory.create(Path(runs), new_run_id(parsed.name))
-    controller = background.start(
-        directory,
-        given.name,
-        options,
-        (lambda _: None) if on_progress is None else on_progress,
-        text=given.text,
-        tied=not detach,
+    launch = planned(
+        topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
     )
+    return start(launch, on_event=on_event, on_progress=on_progress, detach=detach)
+
+
+def start(
+    launch: Launch,
+    *,
+    on_event: OnEvent | None = None,
+    on_progress: Callable[[str], object] | None = None,
+    detach: bool = False,
+) -> RunHandle:
+    """`up` of what `planned` has made."""
+    directory = launch.directory()
+    report = (lambda _: None) if on_progress is None else on_progress
+    controller = background.start(launch, directory, report, tied=not detach)
     return RunHandle(directory, None if detach else controller, on_event)
 
 
@@ -87,7 +92,63 @@ def read(path: Path) -> Result:
         return load.load(path)
 
 
-def data_root(data: str | Path | None) -> Path | None:
-    """The folder of datasets: `data`, else TESTBED_DATA; None: there is none."""
-    root = data or os.environ.get("TESTBED_DATA")
-    return Path(root) if root else None
+def ps() -> list[LiveRun]:
+    """The runs that have something running or left over on this machine, by name."""
+    return live_runs.find()
+
+
+def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
+    """End `run` (its id, the beginning of that, or its directory; None: all on this machine), and remove
+    their containers, networks and processes; which these were. Raises BadInputError, HostError."""
+    given = None if run is None else str(run)
+    found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
+    found |= {live.run: live for live in live_runs.find()}
+    named = None if given is None else finding.whole_id(Path(given).name, found)
+    ended = [one for one in found.values() if given is None or one.run == named]
+    for each in ended:
+        live_runs.take_down(each)
+    return ended
+
+
+def list_runs(
+    runs: str | Path = "runs", *, sort: str = "started", matching: str = ""
+) -> list[dict[str, Any]]:
+    """A row for each run directory in the folder `runs`: what came of it. By the column `sort`; only
+    those with the words `matching` in their row. Raises BadInputError."""
+    from testbed.rundir.listing import SORTS, arranged, listing
+
+    if sort not in SORTS:
+        raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
+    return arranged(listing(Path(runs)), sort, matching)
+
+
+def told(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `list_runs` in words for people."""
+    from testbed.rundir import listing
+
+    return listing.told(row)
+
+
+@contextmanager
+def page(
+    shown: Iterable[str | Path] = (),
+    *,
+    port: int = 0,
+    on_progress: Callable[[str], None] = lambda _: None,
+    runs: str | Path = "runs",
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Inside, the page that shows these runs in the browser, or lists all in the folder `runs`, is
+    served on `port` (0: a free one) by a process of its own; `on_progress` is told where. Raises
+    BadInputError."""
+    named = [live_runs.located(str(run), Path(runs)) for run in shown]
+    if not named and not Path(runs).is_dir():
+        raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
+    with serving.served_page(named, port, on_progress, runs=Path(runs)) as process:
+        yield process
+
+
+def optimum(run: Result) -> Ending | None:
+    """How near a run of a task whose optimum is known has come to it; None for others."""
+    from testbed.run.optimum import ending
+
+    return ending(run)

@@ -6,11 +6,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed import topology as topologies
 from testbed.api.given import TopologyLike, text_of
-from testbed.api.running import data_root, read
-from testbed.run import up
-from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.api.launching import planned
+from testbed.api.running import read
 from testbed.view import View
 
 if TYPE_CHECKING:
@@ -28,11 +26,10 @@ def simulate(
     `up` with `runtime="virtual"`, for several. Raises BadInputError, HostError, RunFailedError.
     """
     given = text_of(topology, changes)
-    options = up.Options(runtime="virtual", data_root=data_root(data))
-    parsed, plan = up.planned_here(topologies.parse(given.text, given.name), options)
+    launch = planned(given, runtime="virtual", data=data, runs=runs)
     with warnings.catch_warnings():  # in a notebook it says that it lacks its widgets: we show no bars
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
-    directory = RunDirectory.create(Path(runs), new_run_id(parsed.name))
-    up.run(parsed, plan, directory, options, View())
+    directory = launch.directory()
+    launch.run(directory, View())
     return read(directory.path)

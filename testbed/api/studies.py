@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.api.running import data_root, read
+from testbed.api.given import data_root
+from testbed.api.running import read
+from testbed.errors import BadInputError, RunFailedError
 from testbed.run import up
+from testbed.traits import RUNTIMES, is_simulated, those
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from analysis.agreement import Agreement
     from analysis.load import Run as Result
+    from testbed.sweeps import Sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +78,79 @@ def sweep(
     done = sweeping.run(planned, options, folder, jobs, on_progress)
     failed = len({cell.fingerprint for cell in planned.cells}) - len(done)
     return SweepResult(folder, tuple(read(one.path) for one in done), failed, planned.target)
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeResult:
+    agreement: Agreement
+    """Ranks, times and Kendall's tau-b."""
+    target: float
+    """The accuracy whose time ranks."""
+    runtime: str
+    """The real one."""
+    real: tuple[Result, ...]
+    """Its runs."""
+    folder: Path
+
+
+def agree(
+    study: str | Path,
+    *,
+    runtime: str = "auto",
+    jobs: int | None = None,
+    data: str | Path | None = None,
+    oversubscribe: bool = False,
+    on_progress: Callable[[str], object] = lambda _: None,
+    runs: str | Path = "runs",
+) -> AgreeResult:
+    """Run a sweep's file in virtual time and in the real `runtime`: whether both rank its configurations
+    alike. The others as of `sweep`. Raises BadInputError, RunFailedError where a run failed."""
+    from analysis import agreement, comparison
+    from testbed import sweeps
+
+    if is_simulated(runtime):
+        raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
+    file, root = Path(study), data_root(data)
+    simulator = next(filter(is_simulated, RUNTIMES))
+    both = [up.Options(simulator, data_root=root), up.Options(runtime, oversubscribe, root)]
+    studies = [sweeps.load(file, options) for options in both]  # and all that is wrong with either
+    labels = [cell.label for cell in studies[0].cells]
+    if len(set(labels)) < 2:
+        raise BadInputError(
+            f"{file} has one configuration, {labels[0]}, and so nothing to rank: "
+            "add variants, or a grid of more than seeds"
+        )
+    folder = Path(runs) / studies[0].name
+    virtual, real = (
+        _accurate(file, planned, options, folder, jobs, on_progress)
+        for planned, options in zip(studies, both, strict=True)
+    )
+    target = studies[0].target or comparison.common_target([*virtual, *real])
+    if target is None:
+        least = comparison.percent(comparison.TARGETS[0])
+        raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
+    found = agreement.agreement(agreement.times(labels, virtual, real, target))
+    return AgreeResult(found, target, studies[1].cells[0].plan.runtime, tuple(real), folder)
+
+
+def _accurate(
+    file: Path,
+    study: Sweep,
+    options: up.Options,
+    folder: Path,
+    jobs: int | None,
+    report: Callable[[str], object],
+) -> list[Result]:
+    """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
+    from testbed.sweeps import sweeping
+
+    runtime = study.cells[0].plan.runtime
+    report(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}")
+    done = sweeping.run(study, options, folder, jobs, report)
+    if missing := len({cell.fingerprint for cell in study.cells}) - len(done):
+        raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
+    index = sweeping.Index.read(folder)
+    found = [read(one.path) for one in map(index.run_of, study.cells) if one is not None]
+    if not any(run.evaluations["accuracy"].notna().any() for run in found):
+        raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
+    return found

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from testbed.cli import completion
 from testbed.traits import RUNTIMES
-
-if TYPE_CHECKING:
-    from testbed.rundir.directory import RunDirectory
 
 Run = Annotated[
     str,
@@ -47,10 +44,17 @@ DataRoot = Annotated[
         help="Folder with datasets as parquet files (default: fetch them from the hub).",
     ),
 ]
-
-
-def located(run: str, runs: Path) -> RunDirectory:
-    """See `testbed.run.live_runs.located`."""
-    from testbed.run import live_runs
-
-    return live_runs.located(run, runs)
+Page = Annotated[bool, typer.Option("--dashboard", help="Also show the run on a page in the browser.")]
+PagePort = Annotated[
+    int | None, typer.Option("--port", min=0, max=65535, help="Dashboard port (default: any free port).")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port (0: any free)."
+    ),
+]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also send figures to mlflow, wandb or tensorboard; repeatable."),
+]

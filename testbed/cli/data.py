@@ -9,7 +9,6 @@ import typer
 
 from testbed import console
 from testbed.cli.arguments import AsJson, DataRoot
-from testbed.cli.experiments import writable_figure
 from testbed.console import plain, print_json, print_text, remark, short
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.text import Text
 
-    from testbed.plan.distribution import Distribution
+    from testbed.api.launching import Distribution
 
 _MAX_ROWS = 40
 """Devices; of more, a histogram is shown."""
@@ -41,29 +40,19 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """Show how many samples and which classes each device would have."""
-    from testbed.plan import datasets, model_check
-    from testbed.plan.distribution import charts, distribution
-    from testbed.plan.resolution import resolved
-    from testbed.topology import load
+    from testbed.api import launching, results
 
-    writable_figure(figure)
-    parsed = resolved(load(topology))
-    with console.busy("Preparing the data"):
-        prepared = datasets.prepare(parsed, root)
-    model_check.check_data(parsed, prepared.train)
-    found = distribution(parsed, prepared)
     if figure is not None:
-        from analysis.charts import paper
-
-        paper.stack(charts(found)).savefig(figure)
+        results.writable_figure(figure)
+    with console.busy("Preparing the data"):
+        found = launching.distribution(topology, data=root)
+    if figure is not None:
+        found.draw(figure)
     if as_json:
         print_json(found.as_dict())
         return
-    task = parsed.task
-    chosen = datasets.source(parsed)
-    name = task.name if chosen is None else f"{chosen.name}, {task.partition.scheme} partition"
     print_text(
-        f"{name}: {found.total:,} training samples of shape {_shape(found.shape)} for "
+        f"{found.name}: {found.total:,} training samples of shape {_shape(found.shape)} for "
         f"{len(found.devices):,} devices, {found.test:,} samples to evaluate on."
     )
     for line in found.remarks:

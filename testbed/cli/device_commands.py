@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from testbed.cli import completion
 from testbed.cli.arguments import DEFAULT_RUNS, AsJson, Run, Runs
 from testbed.console import print_json
-
-if TYPE_CHECKING:
-    from agents.device_actions import Action
 
 Devices = Annotated[
     list[str],
@@ -22,12 +17,13 @@ Devices = Annotated[
     ),
 ]
 _PANEL = "Control the devices of a running run"
-_ACTIONS: dict[str, tuple[str, str]] = {
-    "kill": ("Crash", "Kill devices at once; `restart` starts them again."),
-    "restart": ("Restart", "Restart devices that were killed or have crashed."),
-    "pause": ("Pause", "Freeze devices; `resume` lets them continue where they were."),
-    "resume": ("Resume", "Let paused devices continue."),
+_ACTIONS = {
+    "kill": "Kill devices at once; `restart` starts them again.",
+    "restart": "Restart devices that were killed or have crashed.",
+    "pause": "Freeze devices; `resume` lets them continue where they were.",
+    "resume": "Let paused devices continue.",
 }
+"""Methods of `RunHandle`."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -36,15 +32,15 @@ def add_to(app: typer.Typer) -> None:
     # Of options after the device, those of its command are not ours.
     context = {"allow_interspersed_args": False}
     app.command("shell", rich_help_panel=_PANEL, context_settings=context)(_shell)
-    for name, (action, help_text) in _ACTIONS.items():
-        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(action))
+    for name, help_text in _ACTIONS.items():
+        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(name))
 
 
 def _command(action: str) -> Any:
     def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-        from agents import device_actions
+        from testbed.api.running import attach
 
-        _send(run, devices, runs, [getattr(device_actions, action)()], as_json=as_json)
+        _told(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
 
     return command
 
@@ -62,10 +58,11 @@ def _set(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
-    from testbed.api.handle import changes
+    from testbed.api.running import attach
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    _send(run, devices, runs, changes(cpu, link, mark="--"), as_json=as_json)
+    done = attach(run, runs=runs).set(devices, cpu=cpu, **link)
+    _told(done, as_json=as_json)
 
 
 def _shell(
@@ -79,14 +76,11 @@ def _shell(
     Either has the rights of the device's client, and uses the device's CPU, memory and link: what is
     done there affects the run.
     """
-    from testbed.run import shell
-
-    raise typer.Exit(shell.run(run, device, command or [], runs))
-
-
-def _send(run: str, devices: list[str], runs: Path, actions: Sequence[Action], *, as_json: bool) -> None:
     from testbed.api.running import attach
 
-    sent = attach(run, runs=runs).act(devices, *actions)
+    raise typer.Exit(attach(run, runs=runs).shell(device, command or []))
+
+
+def _told(sent: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json([{name: one[name] for name in ("device", "action")} for one in sent])

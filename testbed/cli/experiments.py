@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,19 +20,15 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
     Strict,
-    located,
 )
 from testbed.console import closing, finite, out, print_text, remark, written
 from testbed.errors import BadInputError, RunFailedError
-from testbed.traits import RUNTIMES, emulated, is_simulated, those
+from testbed.traits import emulated
 
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import Agreement
     from analysis.comparison import Row
-    from testbed.run import up
-    from testbed.rundir.directory import RunDirectory
-    from testbed.sweeps import Sweep
 
 RunsGiven = Annotated[
     list[str],
@@ -56,11 +51,6 @@ FigureFile = Annotated[
 ]
 
 
-class Form(StrEnum):
-    PARQUET = "parquet"
-    CSV = "csv"
-
-
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (sweep, agree, compare, report, export):
@@ -80,9 +70,10 @@ def sweep(
 ) -> None:
     """Run a grid of topologies and seeds; finished runs are not repeated, unless they are not valid."""
     from analysis import summary
-    from testbed.api import studies
+    from testbed.api import results, studies
 
-    writable_figure(figure)
+    if figure is not None:
+        results.writable_figure(figure)
     done = studies.sweep(
         file,
         runtime=runtime,
@@ -120,57 +111,26 @@ def agree(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Run a sweep in virtual time and emulated, and tell whether both rank its configurations alike."""
-    from analysis import agreement, comparison, summary
-    from testbed import sweeps as reader
-    from testbed.run import up
+    from analysis import comparison, summary
+    from testbed.api import studies
 
-    if is_simulated(runtime):
-        raise BadInputError(f"--runtime {runtime}: expected auto, {those(lambda t: not t.simulated)}")
-    simulator = next(filter(is_simulated, RUNTIMES))
-    both = [up.Options(simulator, False, data), up.Options(runtime, oversubscribe, data)]
-    studies = [reader.load(file, options) for options in both]  # and all that is wrong with either
-    labels = [cell.label for cell in studies[0].cells]
-    if len(set(labels)) < 2:
-        raise BadInputError(
-            f"{file} has one configuration, {labels[0]}, and so nothing to rank: "
-            "add variants, or a grid of more than seeds"
-        )
-    folder = runs / studies[0].name
-    virtual, real = (
-        _accurate(file, study, options, folder, jobs, quiet=as_json)
-        for study, options in zip(studies, both, strict=True)
+    found = studies.agree(
+        file,
+        runtime=runtime,
+        jobs=jobs,
+        data=data,
+        oversubscribe=oversubscribe,
+        on_progress=lambda text: _print(text, quiet=as_json),
+        runs=runs,
     )
-    target = studies[0].target or comparison.common_target([*virtual, *real])
-    if target is None:
-        least = comparison.percent(comparison.TARGETS[0])
-        raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
-    result = agreement.agreement(agreement.times(labels, virtual, real, target))
-    emulator = studies[1].cells[0].plan.runtime
     if as_json:
-        told = {"target": target, "runtime": emulator, "verdicts": summary.verdicts(real)}
-        console.print_json(told | finite(dataclasses.asdict(result)))
+        verdicts = summary.verdicts(found.real)
+        told = {"target": found.target, "runtime": found.runtime, "verdicts": verdicts}
+        console.print_json(told | finite(dataclasses.asdict(found.agreement)))
         return
-    print_text(f"\nMean time to a test accuracy of {comparison.percent(target)}:")
-    _show(result, emulator)
-    closing(_verdicts(real), f"testbed report {folder}")
-
-
-def _accurate(
-    file: Path, study: Sweep, options: up.Options, folder: Path, jobs: int | None, *, quiet: bool
-) -> list[load.Run]:
-    """The run of each cell of `study`, in order. Raises BadInputError where none has an accuracy."""
-    from testbed.sweeps import sweeping
-
-    runtime = study.cells[0].plan.runtime
-    _print(f"{file}: {len(study.cells)} runs ({runtime}), into {folder}", quiet=quiet)
-    done = sweeping.run(study, options, folder, jobs, lambda text: _print(text, quiet=quiet))
-    if missing := _missing(study, done):
-        raise RunFailedError(f"{missing} runs failed; `testbed agree {file}` tries them again")
-    index = sweeping.Index.read(folder)
-    found = [_load(one.path) for one in map(index.run_of, study.cells) if one is not None]
-    if not any(run.evaluations["accuracy"].notna().any() for run in found):
-        raise BadInputError(f"{file}: no run has a test accuracy, by which it could be ranked")
-    return found
+    print_text(f"\nMean time to a test accuracy of {comparison.percent(found.target)}:")
+    _show(found.agreement, found.runtime)
+    closing(_verdicts(found.real), f"testbed report {found.folder}")
 
 
 def compare(
@@ -181,9 +141,12 @@ def compare(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Compare what it took to reach a target accuracy, over all seeds, and draw a figure."""
+    from testbed.api import results
+
     share = _share(target)
-    writable_figure(figure)
-    found = _found(given, runs)
+    if figure is not None:
+        results.writable_figure(figure)
+    found = results.load_all(given, runs)
     _compare(found, share, as_json=as_json)
     _draw(found, figure, quiet=as_json)
 
@@ -196,11 +159,9 @@ def report(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write one HTML file with charts, tables and all other facts about runs; it works offline."""
-    from analysis import report as writer
+    from testbed.api import results
 
-    share = _share(target)
-    found = _found(given, runs)
-    to.write_text(writer.html(found, share), encoding="utf-8")
+    results.report(results.load_all(given, runs), to, _share(target))
     written([to], as_json=as_json)
     if not as_json:
         remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
@@ -215,7 +176,9 @@ def export(
             autocompletion=completion.runs,
         ),
     ],
-    form: Annotated[Form, typer.Option("--format", help="File format.")] = Form.PARQUET,
+    form: Annotated[
+        Literal["parquet", "csv"], typer.Option("--format", help="File format.")
+    ] = "parquet",
     to: Annotated[
         Path | None,
         typer.Option(
@@ -231,36 +194,19 @@ def export(
 
     Of a sweep each run has a folder, and the table `runs` has a row for each run.
     """
-    from testbed import tracking
-    from testbed.cli.tracking import tell
-    from testbed.rundir.directory import RunDirectory
+    from testbed.api import results
+    from testbed.api.results import TRACKERS
 
-    sweep_folder = _folder_of_runs(run, runs)
-    directories = (
-        [located(run, runs)] if sweep_folder is None else [RunDirectory(p) for p in _ended(sweep_folder)]
-    )
-    if str(to) in tracking.TRACKERS:
-        tracking.check([str(to)])
-        where = [tell(str(to), directory, model=model) for directory in directories]
+    if str(to) in TRACKERS:
+        where = results.track(run, str(to), model=model, runs=runs)
         if as_json:
             console.print_json({"tracker": str(to), "told": ", ".join(dict.fromkeys(where))})
         else:
             _print("\n".join(where))
         return
     if model:
-        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(tracking.TRACKERS)}")
-    if sweep_folder is None:
-        folder = to or directories[0].path / "tables"
-        written(_load(directories[0].path).export(folder, form.value), as_json=as_json)
-        return
-    from analysis import tables
-
-    found = (_load(directory.path) for directory in directories)
-    written([*tables.export_runs(found, to or sweep_folder / "tables", form.value)], as_json=as_json)
-
-
-def _missing(study: Sweep, done: Sequence[RunDirectory]) -> int:
-    return len({cell.fingerprint for cell in study.cells}) - len(done)
+        raise BadInputError(f"--model needs --to with a tracker, of {', '.join(TRACKERS)}")
+    written(results.export(run, to, form=form, runs=runs), as_json=as_json)
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
@@ -295,54 +241,11 @@ def _show(result: Agreement, runtime: str) -> None:
         print_text("No two configurations swap.")
 
 
-def _found(names: Sequence[str], runs: Path) -> list[load.Run]:
-    """The runs of ids, directories, and folders of run directories. Raises BadInputError."""
-    found: dict[Path, load.Run] = {}
-    for name in names:
-        folder = _folder_of_runs(name, runs)
-        paths = [located(name, runs).path] if folder is None else _ended(folder)
-        for path in paths:
-            found.setdefault(path.resolve(), _load(path))
-    ordered = list(found.values())
-    if len(names) == 1:  # else it is the user's
-        ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
-    return ordered
-
-
-def _ended(folder: Path) -> list[Path]:
-    """The run directories in `folder` whose run has come to its end. Raises BadInputError."""
-    from testbed.run import live_runs
-    from testbed.rundir.directory import RunDirectory
-
-    manifests = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
-    ended = [one.path for one in manifests if one.read_manifest().get("outcome") in live_runs.COMPLETE]
-    if not ended:
-        raise BadInputError(f"{folder}: none of its {len(manifests)} runs has ended")
-    return ended
-
-
-def _folder_of_runs(name: str, runs: Path) -> Path | None:
-    """The folder of runs of this name, if it is one."""
-    return next((path for path in (Path(name), runs / name) if _is_folder_of_runs(path)), None)
-
-
-def _is_folder_of_runs(path: Path) -> bool:
-    return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))
-
-
-def _load(path: Path) -> load.Run:
-    from testbed.api import running
-
-    return running.read(path)
-
-
 def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
     from analysis import comparison
+    from testbed.api import results
 
-    tasks = [
-        comparison.compare(own, target or comparison.common_target(own))
-        for own in comparison.by_task(found).values()
-    ]
+    tasks = results.compare(found, target)
     remarks = comparison.remarks(found)
     if as_json:
         rows = [finite(dataclasses.asdict(row)) for rows in tasks for row in rows]
@@ -371,32 +274,22 @@ def _heading(rows: Sequence[Row], *, several: bool) -> str:
 
 
 def _share(text: str | None) -> float | None:
-    from testbed.topology import units
+    from testbed.api import results
 
     if text is None:
         return None
     try:
-        return units.share(text if text.endswith("%") else float(text))
+        return results.share(text if text.endswith("%") else float(text))
     except ValueError:
         raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
-
-
-def writable_figure(path: Path | None) -> None:
-    """Before anything is run for it. Raises BadInputError."""
-    if path is None:
-        return
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise BadInputError(f"--figure {path}: expected a name that ends in .png, .pdf or .svg")
-    if not path.absolute().parent.is_dir():
-        raise BadInputError(f"--figure {path}: there is no folder {path.parent}; make it first")
 
 
 def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
     if path is None:
         return
-    from analysis.charts import paper, story
+    from testbed.api import results
 
-    paper.stack(story.story(found)).savefig(path)
+    results.draw(found, path)
     _print(f"{path}: drawn", quiet=quiet)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -25,33 +25,32 @@ from testbed.cli import (
     new,
     reference,
     traces,
-    tracking,
 )
 from testbed.cli.app import App
 from testbed.cli.arguments import (
     DEFAULT_RUNS,
     AsJson,
     DataRoot,
+    MetricsPort,
     Oversubscribe,
+    Page,
+    PagePort,
     Run,
     Runs,
     RuntimeName,
     Strict,
-    located,
+    Track,
 )
 from testbed.console import closing, finite, print_json, print_text, remark, show, written
 from testbed.errors import BadInputError, TestbedError, of_os
-from testbed.host.signals import interrupt_at_end_of_input, interrupting
+from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
 
 if TYPE_CHECKING:
     from analysis.load import Run as AnalysedRun
     from analysis.summary import Verdict
+    from testbed.api.launching import Launch
     from testbed.fidelity.validity import Judgement
-    from testbed.plan import Plan
-    from testbed.run import up
-    from testbed.rundir.directory import RunDirectory
-    from testbed.topology import Topology
 
 app = App(
     help="An edge-device emulation testbed with containers for asynchronous federated learning.",
@@ -117,60 +116,40 @@ def up_command(
     ] = None,
     strict: Strict = False,
     runs: Runs = DEFAULT_RUNS,
-    page: dashboard.Page = False,
-    port: dashboard.PagePort = None,
-    metrics_port: dashboard.MetricsPort = None,
-    track: tracking.Track = None,
+    page: Page = False,
+    port: PagePort = None,
+    metrics_port: MetricsPort = None,
+    track: Track = None,
     as_json: AsJson = False,
-    directory: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    text: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    tied: Annotated[bool, typer.Option("--tied", hidden=True)] = False,
 ) -> None:
     """Launch a topology, watch it to its end, and remove everything."""
-    from testbed.api import background
-    from testbed.run import live_runs, up
-    from testbed.rundir.directory import RunDirectory, new_run_id
+    from testbed.api import launching, running
 
-    if tied:
-        interrupt_at_end_of_input()
     if strict and detached:
         raise BadInputError("--strict needs the end of the run, which --detach does not wait for")
-    trackers = tuple(dict.fromkeys(track or ()))
-    if trackers:
-        from testbed.tracking import check
-
-        check(trackers)
-    port = 0 if page and port is None else port  # to name one is to request the page
     verbose = console.verbosity > 0
     if as_json:
         console.verbosity = -1
-    options = up.Options(
-        runtime, oversubscribe, data, resume is not None, port, metrics_port, trackers, verbose=verbose
+    launch = launching.planned(
+        topology,
+        runtime=runtime,
+        data=data,
+        oversubscribe=oversubscribe,
+        track=track or (),
+        dashboard=0 if page and port is None else port,  # to name one is to request the page
+        metrics=metrics_port,
+        verbose=verbose,
+        resume=resume,
+        runs=runs,
     )
-    chosen = RunDirectory(directory) if directory else None
-    if resume is not None and topology is None:
-        chosen = chosen or live_runs.resumable(runs, resume)
-        topology = chosen.topology
-        options = replace(options, runtime=runtime or chosen.read_manifest().get("runtime"))
-    elif resume is not None or topology is None:
-        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
-    if text is None:
-        parsed, plan = up.planned(topology, options)
-    else:
-        from testbed.topology import parse
-
-        given = text.read_text(encoding="utf-8")
-        parsed, plan = up.planned_here(parse(given, str(topology)), options)
-    dashboard.check_ports(options)
-    chosen = chosen or RunDirectory.create(runs, new_run_id(parsed.name))
     if not detached:
-        if _up(parsed, plan, chosen, options, as_json=as_json) == "not valid" and strict:
+        if _up(launch, as_json=as_json) == "not valid" and strict:
             raise typer.Exit(1)
         return
-    background.start(chosen, topology, options, remark)
-    run = chosen.run
+    started = running.start(launch, on_progress=remark, detach=True)
+    run = started.id
     if as_json:
-        print_json({"run": run, "directory": str(chosen.path)})
+        print_json({"run": run, "directory": str(started.path)})
         return
     print_text(f"{run} is running")
     remark(f"Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
@@ -190,42 +169,37 @@ def down(
 
     If a controller was killed, files in a run's work/ may be left: give the run's directory, or --runs.
     """
-    from testbed.run import live_runs
-    from testbed.rundir import finding
+    from testbed.api import running
 
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    found = {left.run: left for left in live_runs.leftovers(run, runs)}
-    found |= {live.run: live for live in live_runs.find()}
-    named = None if run is None else finding.whole_id(Path(run).name, found)
-    live = [one for one in found.values() if everything or one.run == named]
-    if not live and not as_json:
-        print_text("Nothing is running." if everything else f"{run}: nothing is running.")
-    for each in live:
-        live_runs.take_down(each)
-        if not as_json:
-            print_text(f"{each.run}: down")
+    ended = running.down(run, runs=runs)
     if as_json:
-        print_json([{"run": each.run} for each in live])
+        print_json([{"run": each.run} for each in ended])
+        return
+    if not ended:
+        print_text("Nothing is running." if everything else f"{run}: nothing is running.")
+    for each in ended:
+        print_text(f"{each.run}: down")
 
 
 @app.command()
 def watch(run: Run, runs: Runs = DEFAULT_RUNS) -> None:
     """Watch a run, or see how one ended; `q` leaves, and the run continues."""
-    from testbed.watching import watch as watching
+    from testbed.api.running import attach
 
-    watching.watch(located(run, runs), console.out())
+    attach(run, runs=runs).watch()
 
 
 @app.command()
 def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """Apply a run's recorded updates again, and check that they give the same model, bit for bit."""
-    from testbed.run import replay as replaying
+    from testbed.api.running import attach
 
-    directory = located(run, runs)
-    same = replaying.replay(directory)
+    handle = attach(run, runs=runs)
+    same = handle.replay()
     if as_json:
-        print_json({"run": directory.run, **asdict(same)})
+        print_json({"run": handle.id, **asdict(same)})
         return
     print_text(
         f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
@@ -250,13 +224,9 @@ def model(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write a model of a run as a state_dict, which PyTorch loads without the testbed."""
-    import torch
+    from testbed.api.running import attach
 
-    from testbed.plan import models
-
-    directory = located(run, runs)
-    path = to or directory.path / "model.pt"
-    torch.save(models.state_of(directory, models.kept(directory, version)), path)
+    path = attach(run, runs=runs).save_model(to, version)
     written([path], as_json=as_json)
     if not as_json:
         remark(f"In Python: module.load_state_dict(torch.load({str(path)!r}))")
@@ -278,9 +248,9 @@ def evaluate(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Evaluate the models that a run has kept, once it is over."""
-    from testbed.plan import evaluation
+    from testbed.api.running import attach
 
-    found = evaluation.of_run(located(run, runs), data, classes=classes, devices=devices)
+    found = attach(run, runs=runs).evaluate(data=data, classes=classes, devices=devices)
     if to is not None:
         found.to_csv(to, index=False)
     rows = [
@@ -293,11 +263,11 @@ def evaluate(
 @app.command()
 def ps(as_json: AsJson = False) -> None:
     """List the runs that are running on this machine."""
-    from testbed.run import live_runs
+    from testbed.api import running
 
     rows = [
         {**asdict(live), "directory": _shown(live.directory, whole=as_json) if live.directory else None}
-        for live in live_runs.find()
+        for live in running.ps()
     ]
     show(rows, "Nothing is running. Next: testbed up TOPOLOGY", as_json=as_json)
 
@@ -320,16 +290,15 @@ def list_runs(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """List the run directories with what came of them, newest last."""
-    from testbed.rundir.listing import SORTS, arranged, listing, told
+    from testbed.api import running
 
-    if sort not in SORTS:
-        raise BadInputError(f"--sort {sort}: expected one of {', '.join(SORTS)}")
-    every = listing(runs)
-    rows = arranged(every, sort, matching)
+    rows = running.list_runs(runs, sort=sort, matching=matching)
     if not as_json:  # the run id carries the date already
-        rows = [{name: fact for name, fact in told(row).items() if name != "started"} for row in rows]
+        rows = [
+            {name: fact for name, fact in running.told(row).items() if name != "started"} for row in rows
+        ]
     empty = f"No runs in {runs}. Next: testbed up TOPOLOGY"
-    if every:
+    if not rows and matching and (every := running.list_runs(runs)):
         empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
     spare = [name for name in ("devices", "runtime", "task", "duration", "rule") if name != sort]
     show(rows, empty, as_json=as_json, spare=spare)
@@ -349,13 +318,13 @@ def logs(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Print the logs of a run."""
-    from testbed.run import logs as reader
+    from testbed.api.running import attach
 
-    found = [*reader.read(run, part, runs, tail)]
+    found = attach(run, runs=runs).all_logs(part, tail)
     if as_json:
-        print_json([{"part": name, "text": text} for name, text in found])
+        print_json([{"part": name, "text": text} for name, text in found.items()])
         return
-    for name, text in found:
+    for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")
         print_text(text or "(empty)")
     if not found:
@@ -365,12 +334,9 @@ def logs(
 @app.command()
 def validate(topology: TopologyFile, as_json: AsJson = False) -> None:
     """Check a topology, and report all its errors at once."""
-    from testbed.plan.resolution import resolved
-    from testbed.run import up
-    from testbed.topology import load
+    from testbed.api import launching
 
-    parsed = resolved(load(topology))
-    up.check_model(parsed)
+    parsed = launching.validated(topology)
     told = {"rule": parsed.rule.name, "task": parsed.task.name, "devices": len(parsed.device_names)}
     if as_json:
         print_json({"topology": str(topology), **told})
@@ -397,27 +363,27 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Show what would be launched on this host, and how long a round is expected to take."""
-    from testbed.plan import by_node, describe, drawing
-    from testbed.plan.rounds import by_device, by_group, remarks
-    from testbed.run import up
+    from testbed.api import launching
 
-    options = up.Options(runtime, oversubscribe, data, nodes=nodes)
-    parsed, plan = up.planned(topology, options)
-    rounds = up.planned_rounds(parsed, plan, options)
+    launch = launching.planned(
+        topology, runtime=runtime, oversubscribe=oversubscribe, data=data, nodes=nodes
+    )
+    plan = launch.plan
     if draw_to is not None:
-        draw_to.write_text(drawing.as_svg(drawing.picture(parsed, plan)), encoding="utf-8")
+        launch.drawing(draw_to)
     if as_json:
-        print_json(by_device(plan, rounds))
+        print_json(launch.devices())
     else:
-        show(describe(plan), "", as_json=False)
+        groups, rounds, *placed = launch.tables()
+        show(groups, "", as_json=False)
         print_text("")
-        show(by_group(plan, rounds), "", as_json=False)
+        show(rounds, "", as_json=False)
         if draw:
-            print_text("\n" + drawing.as_text(drawing.picture(parsed, plan)))
-        if plan.nodes:
+            print_text("\n" + launch.drawing())
+        for table in placed:
             print_text("")
-            show(by_node(plan), "", as_json=False)
-    for note in (*plan.shares, *plan.notes, *remarks(parsed, rounds)):
+            show(table, "", as_json=False)
+    for note in launch.notes():
         (console.err() if as_json else console.out()).print(note, soft_wrap=True)
     if not as_json and plan.traits.simulated:
         print_text(
@@ -433,33 +399,16 @@ def plan_command(
             + (f" Evaluations use cpu {plan.evaluation_cpus}." if plan.evaluation_cpus else "")
             + (f" One second of device time takes {plan.dilation:g} s." if plan.dilation != 1 else "")
         )
-        print_text(_memory_of(parsed, plan))
+        print_text(launch.memory())
         if plan.shaper:
             print_text(f"Links: {plan.shaper.name} ({plan.shaper.why})")
         print_text(f"Next: testbed up {topology}")
 
 
-def _memory_of(topology: Topology, plan: Plan) -> str:
-    """What the parts of a run need of it."""
-    from testbed.plan import memory, model_check
-    from testbed.plan.feasibility import gib
-
-    model = 4 * model_check.check(topology)
-    count, side = len(plan.devices), topology.rule.build().client_side
-    client = max(memory.client(model, device.local, side) for device in plan.devices)
-    client += memory.shares(model, topology.secure)
-    return (
-        f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
-        f"aggregator {gib(memory.aggregator(model, count))}, the broker "
-        f"{gib(memory.broker(model, count))}"
-        + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
-    )
-
-
 @app.command()
 def fidelity(runtime: RuntimeName = None, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
     """Measure how faithful the emulation is on this host, over a grid of CPU shares and links."""
-    from testbed.run import selfcheck
+    from testbed.api import machine, running
     from testbed.view import View
 
     class Progress(View):
@@ -472,11 +421,9 @@ def fidelity(runtime: RuntimeName = None, as_json: AsJson = False, runs: Runs = 
 
     if as_json:
         console.verbosity = -1
-    made = selfcheck.run(runtime, runs, Progress())
+    made = machine.measure_fidelity(runtime, runs=runs, view=Progress())
     if as_json:
-        from analysis.load import load
-
-        print_json([_ended(load(directory.path)) for directory in made])
+        print_json([_ended(running.read(path)) for path in made])
 
 
 def _show(judgement: Judgement | None) -> None:
@@ -500,26 +447,23 @@ def _show(judgement: Judgement | None) -> None:
                 print_text(f"  {sentence}")
 
 
-def _up(
-    topology: Topology, plan: Plan, directory: RunDirectory, options: up.Options, *, as_json: bool
-) -> Verdict:
+def _up(launch: Launch, *, as_json: bool) -> Verdict:
     """Run in the foreground; print the outcome at the end, and what to try next. Returns the verdict."""
-    from testbed.run import up
     from testbed.watching import fullscreen, live, overview
 
+    plan = launch.plan
     if plan.traits.notice:
-        auto = (options.runtime or topology.runtime.name) == "auto"
+        auto = (launch.options.runtime or launch.topology.runtime.name) == "auto"
         remark(f"{_passed_over(plan.runtime) if auto else ''}{plan.traits.notice}.")
     simulated = plan.traits.simulated
-    shown = overview.of_plan(topology, plan, directory.run)
+    directory = launch.directory()
+    shown = overview.of_plan(launch.topology, plan, directory.run)
     if console.verbosity < 0:
         view: live.LiveView = live.QuietView(console.out(), shown)
     else:
         view = fullscreen.view(console.out(), shown, directory)
     try:
-        trackers = tracking.tracked(options.track, directory, plan.infrastructure_cpus, print_text)
-        with trackers, view, dashboard.served(directory, plan, options, view.keep):
-            up.run(topology, plan, directory, options, view)
+        launch.run(directory, view)
     except BaseException:
         if not as_json:
             _show(view.judgement)
@@ -528,10 +472,9 @@ def _up(
         here, path = Path.cwd(), directory.path
         remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
     from analysis import summary  # pandas: a second, when nobody waits for a run to begin
-    from analysis.load import load
-    from testbed.run.optimum import ending
+    from testbed.api import running
 
-    run = load(directory.path)
+    run = running.read(directory.path)
     verdict = summary.verdict(run)
     if as_json:
         print_json(_ended(run))
@@ -540,7 +483,7 @@ def _up(
     _show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
-    if (ended := ending(run)) is not None:
+    if (ended := running.optimum(run)) is not None:
         print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"

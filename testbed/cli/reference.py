@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +13,9 @@ from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
 from testbed.console import print_json, print_text, remark, show, table, written
-from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
-    from testbed.cli.catalog import Entry
+    from testbed.api.catalog import Entry
 
 _EXPLAINED = {"metavar": "NAME", "help": "The one to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
@@ -53,21 +50,21 @@ def schema(
 
         print_json(outputs.schema(" ".join(command)))
         return
-    from testbed.topology import json_schema
+    from testbed.api import catalog
 
-    print_json(json_schema())
+    print_json(catalog.schema())
 
 
 def rules(name: Rule = None, as_json: AsJson = False) -> None:
     """List the aggregation rules, or explain one: paper, equation, parameters."""
-    from testbed.cli import catalog
+    from testbed.api import catalog
 
     _show_catalog(catalog.rules(), "rule", name, as_json)
 
 
 def tasks(name: Task = None, as_json: AsJson = False) -> None:
     """List the learning tasks, or explain one: dataset, parameters."""
-    from testbed.cli import catalog
+    from testbed.api import catalog
 
     _show_catalog(catalog.tasks(), "task", name, as_json)
 
@@ -105,10 +102,9 @@ def profiles(
 
 
 def _write_script(to: Path, *, as_json: bool) -> None:
-    from testbed.plan import elementary
+    from testbed.api import catalog
 
-    to.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    written([to], as_json=as_json)
+    written([catalog.profile_script(to)], as_json=as_json)
     if not as_json:
         remark(
             "Next: copy it to the device, which needs Python and PyTorch, and run "
@@ -117,39 +113,23 @@ def _write_script(to: Path, *, as_json: bool) -> None:
 
 
 def _add_profile(what: str, to: Path, seconds: float, *, as_json: bool) -> None:
-    say = (lambda _: None) if as_json else remark
-    from testbed.plan import elementary
-    from testbed.topology import own_profiles
+    from testbed.api import catalog
 
-    if (file := Path(what)).is_file():
-        entries = file.read_text(encoding="utf-8")
-    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
-        raise BadInputError(
-            f"--add {what}: there is no such file; a name has at most 40 lower-case letters, "
-            "digits and -"
-        )
-    else:
-        say("All cores are measured at once: close other programs meanwhile.")
-        found = elementary.measure(seconds, say)
-        entries = elementary.entry(what, found)
-        for line in elementary.remarks(found):
-            say(line)
-    names = own_profiles.add(to, entries, what)
+    say = (lambda _: None) if as_json else remark
+    names = catalog.add_profile(what, to, seconds=seconds, on_progress=say)
     written([to], as_json=as_json)
     say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
 
 
 def _show_profiles(name: str | None, *, as_json: bool) -> None:
-    from testbed.topology import profiles
+    from testbed.api import catalog
 
-    known = profiles.load(Path())
+    known = catalog.profiles()
     shown = known if name is None else known.only(name)
     if as_json:
-        print_json(profiles.rows(shown))
+        print_json(catalog.profile_rows(shown))
     else:
-        print_text(profiles.listing(shown) if name is None else profiles.explained(shown))
-        if shown.devices:
-            print_text(f"\n{profiles.EMULATED}")
+        print_text(catalog.profile_text(shown, whole=name is not None))
 
 
 def calibrate(
@@ -157,9 +137,9 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure the speed of this host's cores, which turns device profiles into CPU shares."""
-    from testbed.plan import calibration
+    from testbed.api import machine
 
-    found = calibration.calibrate(refresh=force)
+    found = machine.calibrate(force=force)
     if as_json:
         print_json(found.as_dict())
     else:
@@ -170,9 +150,9 @@ def doctor(as_json: AsJson = False) -> None:
     """Check what this host can do, and show commands that fix what it cannot."""
     from rich.text import Text
 
-    from testbed.cli.doctor import examine
+    from testbed.api import machine
 
-    findings = examine()
+    findings = machine.doctor()
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return
@@ -186,11 +166,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 def list_images(as_json: AsJson = False) -> None:
     """List our images on this engine: their size, and who uses them."""
-    from testbed.host import docker_engine
-    from testbed.images import inventory
+    from testbed.api import machine
 
-    with closing(docker_engine.connect()) as client:
-        found = inventory.listed(client)
+    found = machine.list_images()
     rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
     show(rows, "No images. Next: testbed images build", as_json=as_json)
 
@@ -209,18 +187,14 @@ def prune(
     all images go that runs have copied there; the next run copies them again. Another user of this
     engine may have to build again what no container of theirs uses.
     """
-    from testbed.host import docker_engine
-    from testbed.images import inventory
-    from testbed.runtimes import swarm_visit
+    from testbed.api import machine
 
-    with closing(docker_engine.connect()) as client:
-        if dry_run:
-            found = inventory.removable(inventory.listed(client), everything=everything)
-            rows = [asdict(one) for one in found] if as_json else [one.row for one in found]
-            show(rows, "Nothing to remove.", as_json=as_json)
-            return
-        gone, freed = inventory.prune(client, everything=everything)
-        swarm_visit.prune(client, remark if as_json else print_text)
+    tell = remark if as_json else print_text
+    gone, freed = machine.prune_images(everything=everything, dry_run=dry_run, on_progress=tell)
+    if dry_run:
+        rows = [asdict(one) for one in gone] if as_json else [one.row for one in gone]
+        show(rows, "Nothing to remove.", as_json=as_json)
+        return
     if as_json:
         print_json([asdict(one) for one in gone])
         return
@@ -237,15 +211,14 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build missing images."""
-    from testbed import images
-    from testbed.host import docker_engine
+    from testbed.api import machine
 
     def progress(text: str) -> None:
         if not as_json:
             remark(text)
 
-    with closing(docker_engine.connect()) as client, console.busy("Images"):
-        built = images.ensure(client, progress, force=force, cuda=gpu)
+    with console.busy("Images"):
+        built = machine.build_images(force=force, gpu=gpu, on_progress=progress)
     if as_json:
         print_json({**asdict(built), "gpu": built.gpu or None})
         return
@@ -253,7 +226,7 @@ def build(
 
 
 def _show_catalog(entries: list[Entry], what: str, name: str | None, as_json: bool) -> None:
-    from testbed.cli import catalog
+    from testbed.api import catalog
 
     chosen = entries if name is None else [catalog.find(name, entries, what)]
     if as_json:

@@ -10,9 +10,6 @@ import typer
 from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.console import print_text, remark
-from testbed.errors import BadInputError
-
-_MOST_BYTES = 2 * 2**30
 
 To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print it).")]
 
@@ -42,16 +39,9 @@ def throughput(
     scale: Annotated[float, typer.Option("--scale", min=1e-6, help="Factor for all rates.")] = 1.0,
 ) -> None:
     """Convert a published 3G, LTE, 5G or Wi-Fi trace to CSV, for link: {trace: {csv: FILE}}."""
-    from testbed.topology import published
+    from testbed.api.traces import convert_trace
 
-    if form not in published.FORMATS:
-        raise BadInputError(f"no format is called {form!r}, expected {', '.join(published.FORMATS)}")
-    lines = _read(file).decode("utf-8-sig", "replace").splitlines()
-    about = f"{file.name}, as {form}" + (f", times {scale:g}" if scale != 1 else "")
-    try:
-        text = published.as_csv(published.FORMATS[form](lines), direction, scale=scale, source=about)
-    except ValueError as error:
-        raise BadInputError(f"{file}: {error}") from error
+    text = convert_trace(form, file, direction=direction, scale=scale)
     _write(text, to, "link: {trace: {csv: " + f"{to}" + "}}")
 
 
@@ -91,59 +81,24 @@ def fedscale(
     to: To = None,
 ) -> None:
     """Draw devices from FedScale's traces: their speed, link and availability, as device groups."""
-    from testbed.topology import fedscale as reader
-    from testbed.topology import parse, units, yamlfile
+    from testbed.api.traces import fedscale_devices
 
-    if cpu is None and steps is None:
-        raise BadInputError(
-            "give --cpu (a share of a core for the fastest), or --steps for their timing"
-        )
-    try:
-        since, span = units.duration(begin), None if length is None else units.duration(length)
-    except ValueError as error:
-        raise BadInputError(f"--from {begin}, --for {length}: {error}") from error
-    behaviours = None if behaviour is None else _entries(behaviour)
-    try:
-        chosen = reader.clients(_entries(capacity), behaviours, count, seed)
-    except ValueError as error:
-        raise BadInputError(
-            f"{capacity if behaviour is None else f'{capacity}, {behaviour}'}: {error}"
-        ) from error
-    groups = reader.devices(
-        chosen, cpu=cpu, steps=steps, batch_size=batch_size, begin=since, length=span, speed_up=speed_up
+    text = fedscale_devices(
+        capacity,
+        behaviour,
+        count=count,
+        seed=seed,
+        cpu=cpu,
+        steps=steps,
+        batch_size=batch_size,
+        begin=begin,
+        length=length,
+        speed_up=speed_up,
+        topology=topology,
     )
-    numbers = ", ".join(client.number for client in chosen)
-    head = f"# Of FedScale's traces, seed {seed}: clients {numbers}\n"
-    text = head + yamlfile.write({"devices": groups})
-    if topology is not None:
-        try:
-            text = yamlfile.with_block(topology.read_text(encoding="utf-8"), "devices", text)
-        except (ValueError, OSError) as error:
-            raise BadInputError(f"{topology}: {error}") from error
-        parse(text, str(topology))
     _write(
         text, to, f"testbed plan {to}" if topology else "put it in place of the devices of a topology"
     )
-
-
-def _entries(path: Path) -> dict[str, object]:
-    from testbed.topology import fedscale as reader
-
-    try:
-        return reader.read(_read(path))
-    except ValueError as error:
-        raise BadInputError(f"{path}: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    from agents import files
-
-    try:
-        return files.read(path, _MOST_BYTES)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise BadInputError(f"{path}: {error}") from error
 
 
 def _write(text: str, to: Path | None, following: str) -> None:

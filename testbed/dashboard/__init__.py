@@ -9,5 +9,5 @@
     measured  provisional fidelity of a live run
 
 It follows run directories and knows nothing else of a run, so it comes and goes without disturbing it.
-`testbed.cli.dashboard` starts it in a process of its own, into which Bokeh and pandas are imported.
+`serving` starts it in a process of its own, into which Bokeh and pandas are imported.
 """

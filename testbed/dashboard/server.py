@@ -158,7 +158,7 @@ def _logs(path: Path, part: str | None) -> tuple[list[str], str, str]:
     """The processes that have a log, the one that is shown (`part`, else the first one that has said
     something), and what it says."""
     try:
-        found = dict(logs.read(str(path), None, path.parent, _LOG_LINES))
+        found = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
         return [], "", str(error)
     if part is None:

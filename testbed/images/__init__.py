@@ -35,6 +35,7 @@ from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
 from testbed.images import debian, wheels
+from testbed.images.expectation import Expectation
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
@@ -135,7 +136,7 @@ def ensure(
         try:
             with one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
-                _Builder(client, tags, scratch, progress, own).build(todo)
+                _Builder(client, tags, scratch, progress, Expectation(todo), own).build(todo)
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     gpu = tags[_of_agents(tags, _CUDA)] if cuda else ""
@@ -256,12 +257,12 @@ class _Builder:
     tags: Tags
     scratch: Path
     progress: Progress
+    expected: Expectation
     own: Own | None = None
 
     def build(self, kinds: set[str]) -> None:
-        self.progress(
-            f"Container images to build: {', '.join(kind for kind in self.tags if kind in kinds)}"
-        )
+        names = ", ".join(kind for kind in self.tags if kind in kinds)
+        self._tell(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]
         if architecture not in _MACHINES:
             raise HostError(f"There is no torch wheel for the engine's architecture, {architecture}.")
@@ -364,7 +365,12 @@ class _Builder:
         yield
         size = self.client.images.get(self.tags[kind]).attrs["Size"]
         seconds = time.monotonic() - start
-        self.progress(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+        self.expected.built(kind)
+        self._tell(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
+
+    def _tell(self, text: str) -> None:
+        """With the time left, where that is known."""
+        self.progress("; ".join(filter(None, (text, str(self.expected)))))
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ _APART = 0.12
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
+    name: str
+    """Of the dataset, and how it is dealt out."""
     devices: tuple[str, ...]
     groups: tuple[str, ...]
     """The group of each device."""
@@ -56,6 +59,12 @@ class Distribution:
         own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)
 
+    def draw(self, to: Path) -> None:
+        """Draw it to a .png, .pdf or .svg file."""
+        from analysis.charts import paper
+
+        paper.stack(charts(self)).savefig(to)
+
     def as_dict(self) -> dict[str, Any]:
         devices = []
         for place, (device, group) in enumerate(zip(self.devices, self.groups, strict=True)):
@@ -79,7 +88,9 @@ def distribution(topology: Topology, prepared: Prepared) -> Distribution:
     groups = tuple(group.name for group in topology.devices for _ in group.device_names)
     y = prepared.train.y
     numbers = y.ndim == 1 and y.dtype.kind == "f"
+    chosen, task = datasets.source(topology), topology.task
     return Distribution(
+        task.name if chosen is None else f"{chosen.name}, {task.partition.scheme} partition",
         topology.device_names,
         groups,
         np.array([len(chosen) for chosen in prepared.indices.values()]),

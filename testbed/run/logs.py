@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from agents.texts import visible
 from testbed.errors import BadInputError
 from testbed.run import live_runs
-from testbed.rundir.directory import tail_of
+from testbed.rundir.directory import RunDirectory, tail_of
 from testbed.runtimes import emulator
 from testbed.traits import is_simulated
 
@@ -16,13 +15,9 @@ _MAX_LINE = 10_000
 """Characters of a line that are shown: a device may have written it."""
 
 
-def read(run: str, part: str | None, runs: Path, tail: int) -> Iterator[tuple[str, str]]:
-    """Name and last `tail` lines of each process of `run` (or of `part` alone).
-
-    `run` is a run id (living anywhere on this machine, or in `runs`) or a run directory.
-    Raises BadInputError where there is no such run or part.
-    """
-    directory = live_runs.located(run, runs)
+def read(directory: RunDirectory, part: str | None, tail: int) -> Iterator[tuple[str, str]]:
+    """Name and last `tail` lines of each process of a run (or of `part` alone). Raises BadInputError
+    where there is no such part."""
     name = directory.run
     live = next((found for found in live_runs.find() if found.run == name), None)
     texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, terminal
 from testbed.plan.agent_configs import CLIENT_USER
-from testbed.run import live_runs
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
 from testbed.runtimes.containers import PART_LABEL
 from testbed.traits import RUNTIMES, those
@@ -18,12 +17,11 @@ from testbed.traits import RUNTIMES, those
 _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
 
-def run(name: str, device: str, command: Sequence[str], runs: Path) -> int:
-    """Give the user a shell in `device` of the run, or run `command` there; return its exit code.
+def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
+    """Give the user a shell in `device` of a run, or run `command` there; return its exit code.
 
     Raises BadInputError where there is no such device, or it has no container here.
     """
-    directory = live_runs.located(name, runs, live=True)
     manifest = directory.read_manifest()
     devices, runtime = manifest.get("devices", {}), manifest.get("runtime")
     if device not in devices:

@@ -45,7 +45,7 @@ from testbed.view import View
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the command line for a run."""
+    """What a user chooses for a run beside its topology."""
 
     runtime: str | None = None
     """Overrides the topology's runtime."""

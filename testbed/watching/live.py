@@ -6,7 +6,7 @@ One line per evaluation, for files, pipes and CI. For terminals: `testbed.watchi
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -46,9 +46,6 @@ class LiveView(View):
         """The user has closed the view."""
         self.judgement: Judgement | None = None
         """Judgement of the run once it is over; None where there is none."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._print_notices()

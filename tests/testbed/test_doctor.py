@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import docker
 import pytest
 
-from testbed.cli import doctor
+from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 
@@ -31,7 +31,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_engine_the_rest_is_still_examined(no_engine: None) -> None:
-    findings = {finding.name: finding for finding in doctor.examine()}
+    findings = {finding.name: finding for finding in doctor.doctor()}
     assert findings["Docker engine"].status == "missing"
     assert findings["Docker engine"].fix is not None
     assert findings["Python"].status == "ok"
@@ -112,7 +112,7 @@ def test_containers_have_cubic_where_the_kernel_allows_it(
 
 @pytest.mark.docker
 def test_a_host_with_an_engine_can_run(engine: docker.DockerClient) -> None:
-    findings = {finding.name: finding for finding in doctor.examine()}
+    findings = {finding.name: finding for finding in doctor.doctor()}
     assert findings["Docker engine"].status == "ok"
     assert findings["control groups"].status == "ok"
     assert all(finding.fix for finding in findings.values() if finding.status == "missing")

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from agents.messages import GpuFigures, GpuSample, encode
 from testbed import fidelity
-from testbed.cli import doctor
+from testbed.api import machine as doctor
 from testbed.errors import BadInputError
 from testbed.fidelity import Clock, requested, table
 from testbed.fidelity.validity import verdict

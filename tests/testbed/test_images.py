@@ -14,6 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 from shutil import copytree
+from types import SimpleNamespace
 
 import docker
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import subprocesses
-from testbed.images import debian, inside, inventory, own, wheels
+from testbed.images import debian, expectation, inside, inventory, own, wheels
 from testbed.topology import parse
 
 pytestmark = pytest.mark.alone
@@ -34,6 +35,24 @@ def inputs(tmp_path: Path) -> tuple[Path, Path]:
         copytree(images.FOLDER, tmp_path / "images"),
         copytree(images.AGENTS, tmp_path / "agents"),
     )
+
+
+def test_the_time_left_is_by_how_long_each_image_took_the_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    moments = iter((0.0, 40.0, 65.0, 100.0, 140.0, 165.0))
+    monkeypatch.setattr(expectation, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    first = expectation.Expectation(["base", "agent"])
+    assert str(first) == ""
+    first.built("base")
+    first.built("agent")
+    again = expectation.Expectation(["base", "agent"])
+    assert str(again) == "about 65 s left"
+    again.built("base")
+    assert str(again) == "about 25 s left"
+    again.built("agent")
+    assert str(again) == ""
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from agents.rules import RULES
 from agents.rules.interface import Rule, Server, State
 from agents.tasks import TASKS
-from testbed.cli import catalog
-from testbed.cli.catalog import Parameter
+from testbed.api import catalog
+from testbed.api.catalog import Parameter
 from testbed.errors import BadInputError
 from tests.running import Testbed
 

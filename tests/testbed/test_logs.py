@@ -15,7 +15,7 @@ def test_the_log_of_a_device_does_nothing_to_the_terminal(tmp_path: Path) -> Non
     directory = RunDirectory.create(tmp_path, "r")
     directory.write_manifest(run="r")
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6 + b"\n" + WRITTEN)
-    assert list(logs.read(str(directory.path), "d-1", tmp_path, tail=2)) == [("d-1", f"first\n{SHOWN}")]
+    assert list(logs.read(directory, "d-1", tail=2)) == [("d-1", f"first\n{SHOWN}")]
     assert directory.last_words("d-1", lines=2).splitlines()[2:] == ["    first", f"    {SHOWN}"]
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6)
     assert len(directory.last_words("d-1")) < 13_000

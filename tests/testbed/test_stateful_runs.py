@@ -1,7 +1,8 @@
-"""Whole runs in virtual time of models with and without buffers, against plain PyTorch."""
+"""Whole runs, most in virtual time, of models with and without buffers, against plain PyTorch."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from agents import wire
@@ -25,6 +27,7 @@ from analysis.load import Run
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
+from tests.running import Finished, cli
 from tests.testbed.test_virtual_run import _run, _topology
 
 SEED = 11
@@ -89,9 +92,8 @@ def finished(folder: Path, parts: int, rounds: int, **other: Any) -> tuple[Run, 
     return run, w, buffers
 
 
-def plain(task: Task, rounds: int, *, as_difference: bool = False) -> nn.Module:
-    """Gradient descent on all samples, as PyTorch has it; with `as_difference` each step goes through
-    float32 differences, as most rules have it, which costs a last bit here and there."""
+def plain(task: Task, rounds: int) -> nn.Module:
+    """Gradient descent on all samples, as PyTorch has it."""
     torch.manual_seed(SEED)
     module = task.model()
     shards = task.shards()
@@ -100,11 +102,7 @@ def plain(task: Task, rounds: int, *, as_difference: bool = False) -> nn.Module:
     for _ in range(rounds):
         optimizer.zero_grad()
         nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
-        starts = [p.detach().clone() for p in module.parameters()]
         optimizer.step()
-        if as_difference:
-            for p, start in zip(module.parameters(), starts, strict=True):
-                p.data = start + (p.data - start)
     return module
 
 
@@ -123,7 +121,7 @@ def test_one_client_is_plain_sgd_to_the_bit(
 ) -> None:
     """Buffers too, and the evaluations are those of the same module; and a replay is the same."""
     run, w, buffers = finished(tmp_path, 1, ROUNDS, rule=rule)
-    module = plain(Images(), ROUNDS, as_difference=rule["name"] == "fedavg")
+    module = plain(Images(), ROUNDS)
     np.testing.assert_array_equal(w, initial(module))
     assert buffers.equals(buffers_of(module))
     assert buffers.integers.tolist() == [ROUNDS]
@@ -134,6 +132,36 @@ def test_one_client_is_plain_sgd_to_the_bit(
     assert right.mean() > 0.5
     assert run.evaluations["accuracy"].iloc[-1] == pytest.approx(right.mean())
     assert replay(RunDirectory(run.path)).models == 2
+
+
+def test_so_it_is_in_processes(one_thread: None, tmp_path: Path) -> None:
+    own = """from __future__ import annotations
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from torch import nn
+from agents.shards import Shard
+from agents.tasks.interface import Task
+"""
+    (tmp_path / "own.py").write_text(own + inspect.getsource(Images))
+    topology = {
+        "name": "exact",
+        "seed": SEED,
+        "code": "own.py",
+        "task": {"name": "own:Images", "local": {"steps": 1, "batch_size": 64, "lr": LR}},
+        "rule": {"name": "fedavg"},
+        "devices": [{"name": "d", "cpu": 0.3}],
+        "stop": {"updates": ROUNDS},
+    }
+    (tmp_path / "exact.yaml").write_text(yaml.safe_dump(topology))
+    done = cli("up", tmp_path / "exact.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    w, _, buffers = wire.unpack((run.path / "models" / "final.safetensors").read_bytes())
+    module = plain(Images(), ROUNDS)
+    np.testing.assert_array_equal(w, initial(module))
+    assert buffers.equals(buffers_of(module))
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])

@@ -233,3 +233,21 @@ def test_more_to_draw_than_there_are() -> None:
     with pytest.raises(ValueError, match="only 2 clients"):
         FedAvg(sample=3).check(2)
     FedAvg(sample=3, replacement=True).check(2)
+
+
+def test_models_and_deltas_make_one_mean() -> None:
+    """The client side asks for models; compressed ones come as deltas. One model alone is copied."""
+    server = make_server(0.25, 0.75, w=(1.0, 2.0))
+    state = FedAvg(server_lr=0.5).begin(server)
+    state.start()
+    state.update(update("a", 5.0, -2.0, kind="model"))
+    done = state.update(update("b", 8.0, 0.0))
+    assert server.w.tolist() == [1 + 0.5 * (0.25 * 4 + 0.75 * 8), 2 - 0.5 * 0.25 * 4] == [4.5, 1.5]
+    assert weights(done) == [("a", 0.125), ("b", 0.375)]
+    assert FedAvg().client_side.kinds == ("delta", "model")
+    assert FedAvg(trim="median").client_side.kinds == ("delta",)
+    alone = make_server(1 / 49, w=(1e8, 1.0))
+    state = FedAvg().begin(alone)
+    state.start()
+    state.update(update("a", 0.1, 0.3, kind="model"))
+    assert alone.w.tolist() == np.array([0.1, 0.3], alone.w.dtype).tolist()

@@ -1,4 +1,4 @@
-"""`testbed up --track` and `testbed export --to`: experiment trackers that are told of runs."""
+"""Trackers in processes of their own: told of a run while it goes on, or of one that is over."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from testbed.errors import RunFailedError
 from testbed.host import die_with_parent, run_module
@@ -19,11 +17,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 30.0
 """What a tracker has, once the run is over, to take what it has not yet."""
-
-Track = Annotated[
-    list[str] | None,
-    typer.Option("--track", help="Also send figures to mlflow, wandb or tensorboard; repeatable."),
-]
 
 
 @contextmanager

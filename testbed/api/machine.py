@@ -1,4 +1,4 @@
-"""What this machine can do for a run, found by trying, and the command that fixes what it cannot."""
+"""This machine: what it can do for runs, the images on its engine, the speed of its cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,11 @@ from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm import LEAST_ENGINE, manages
-from testbed.images import debian
+from testbed.images import Images, debian, inventory
+from testbed.images.inventory import Listed
+from testbed.plan.calibration import Calibration
+from testbed.plan.calibration import calibrate as measured
+from testbed.view import View
 
 Status = Literal["ok", "warn", "missing"]
 
@@ -40,8 +44,9 @@ class Finding:
     """The command that fixes it."""
 
 
-def examine() -> list[Finding]:
-    """Look at everything that runs depend on; takes a few seconds. Changes nothing on the machine."""
+def doctor() -> list[Finding]:
+    """What this machine can do for a run, found by trying, and the commands that fix what it cannot.
+    Takes a few seconds, and changes nothing."""
     info: Mapping[str, Any] = {}
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
@@ -249,3 +254,54 @@ def torch() -> Finding:
     detail = f"{version}: perhaps with CUDA, which images for CPU devices refuse"
     fix = "pip install torch from the CPU wheel index that PyTorch's install page names"
     return Finding("torch", "warn", detail, fix)
+
+
+def calibrate(*, force: bool = False) -> Calibration:
+    """The speed of this host's cores, by which device profiles become CPU shares: measured once, and
+    with `force` again."""
+    return measured(refresh=force)
+
+
+def list_images() -> list[Listed]:
+    """Our images on this engine, the largest first: their size, and who uses them. Raises HostError."""
+    with closing(docker_engine.connect()) as client:
+        return inventory.listed(client)
+
+
+def build_images(
+    *, force: bool = False, gpu: bool = False, on_progress: Callable[[str], None] = lambda _: None
+) -> Images:
+    """Build the images that are missing, with `force` all, with `gpu` also those with CUDA (gigabytes);
+    their tags. Raises HostError."""
+    with closing(docker_engine.connect()) as client:
+        return images.ensure(client, on_progress, force=force, cuda=gpu)
+
+
+def prune_images(
+    *,
+    everything: bool = False,
+    dry_run: bool = False,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> tuple[list[Listed], int]:
+    """Remove our images that nobody uses, with `everything` also those of the user's other checkouts,
+    code and Dockerfiles; and on other nodes of a Swarm all that runs have copied there. Which went, and
+    how many bytes that has freed; with `dry_run` those that would. Raises HostError."""
+    from testbed.runtimes import swarm_visit
+
+    with closing(docker_engine.connect()) as client:
+        if dry_run:
+            return inventory.removable(inventory.listed(client), everything=everything), 0
+        gone, freed = inventory.prune(client, everything=everything)
+        swarm_visit.prune(client, on_progress)
+        return gone, freed
+
+
+def measure_fidelity(
+    runtime: str | None = None, *, runs: str | Path = "runs", view: View | None = None
+) -> list[Path]:
+    """Measure how faithful the emulation is on this host, by runs over a grid of CPU shares and links;
+    their directories. `view` is told of each. Raises TestbedError."""
+    from testbed.run import selfcheck
+
+    made = selfcheck.run(runtime, Path(runs), View() if view is None else view)
+    return [directory.path for directory in made]

@@ -1,4 +1,4 @@
-"""The available rules and tasks, as their source describes them: `testbed rules`, `testbed tasks`."""
+"""What there is to choose from: rules and tasks, as their source describes them, and profiles."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import dataclasses
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from agents.rules import RULES
@@ -18,6 +20,7 @@ from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from testbed.errors import BadInputError
 from testbed.topology.fields import docstrings
+from testbed.topology.profiles import Profiles
 from testbed.topology.units import format_duration
 from testbed.topology.validation_errors import did_you_mean
 
@@ -52,10 +55,12 @@ class Entry:
 
 
 def rules() -> list[Entry]:
+    """The aggregation rules, by name."""
     return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
 
 
 def tasks() -> list[Entry]:
+    """The learning tasks, by name."""
     return [
         _entry(name, cls, {"dataset": None if cls.dataset is None else str(cls.dataset)})
         for name, cls in sorted(TASKS.items())
@@ -69,6 +74,74 @@ def find(name: str, entries: Iterable[Entry], what: str) -> Entry:
         return known[name]
     guess = did_you_mean(name, list(known)) or f"there are {', '.join(known)}."
     raise BadInputError(f"no {what} is called {name!r}: {guess}")
+
+
+def profiles() -> Profiles:
+    """The device profiles and link classes of the testbed, the user, and this folder. Raises
+    BadInputError for a file of the user's that is wrong."""
+    from testbed.topology import profiles as reader
+
+    return reader.load(Path())
+
+
+def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
+    """A mapping for each of them, for programs."""
+    from testbed.topology import profiles as reader
+
+    return reader.rows(shown)
+
+
+def profile_text(shown: Profiles, *, whole: bool) -> str:
+    """A line for each of them, or `whole` all that there is to say, for people."""
+    from testbed.topology import profiles as reader
+
+    text = reader.explained(shown) if whole else reader.listing(shown)
+    return f"{text}\n\n{reader.EMULATED}" if shown.devices else text
+
+
+def add_profile(
+    what: str,
+    to: str | Path = "profiles.yaml",
+    *,
+    seconds: float = 8.0,
+    on_progress: Callable[[str], object] = lambda _: None,
+) -> list[str]:
+    """Add a device profile to the file `to`: measure this machine, `seconds` for each kind of work, and
+    call it `what`; or take those in the file `what`, which the program of `profile_script` has written.
+    Their names. Raises BadInputError."""
+    from testbed.plan import elementary
+    from testbed.topology import own_profiles
+
+    if (file := Path(what)).is_file():
+        entries = file.read_text(encoding="utf-8")
+    elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):
+        raise BadInputError(
+            f"--add {what}: there is no such file; a name has at most 40 lower-case letters, "
+            "digits and -"
+        )
+    else:
+        on_progress("All cores are measured at once: close other programs meanwhile.")
+        found = elementary.measure(seconds, on_progress)
+        entries = elementary.entry(what, found)
+        for line in elementary.remarks(found):
+            on_progress(line)
+    return own_profiles.add(Path(to), entries, what)
+
+
+def profile_script(to: str | Path) -> Path:
+    """Write the program that measures a device, and needs nothing but PyTorch there; its path."""
+    from testbed.plan import elementary
+
+    path = Path(to)
+    path.write_text(Path(elementary.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a topology, for editors."""
+    from testbed.topology import json_schema
+
+    return json_schema()
 
 
 def brief(entry: Entry) -> str:

@@ -1,0 +1,202 @@
+"""A topology planned on this host, and its run: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from testbed import topology as topologies
+from testbed import tracking
+from testbed.api.given import Given, TopologyLike, data_root, text_of
+from testbed.dashboard import serving
+from testbed.errors import BadInputError
+from testbed.plan import Plan, by_node, describe, drawing, memory, model_check
+from testbed.plan import rounds as expected
+from testbed.plan.feasibility import gib
+from testbed.run import live_runs
+from testbed.run import up as upping
+from testbed.rundir.directory import RunDirectory, new_run_id
+from testbed.topology import Topology
+from testbed.tracking.processes import tracked
+from testbed.view import View
+
+if TYPE_CHECKING:
+    from testbed.plan.distribution import Distribution as Distribution
+    from testbed.plan.rounds import Round
+
+_LAUNCH = "launch.json"
+"""In work/: what the process that controls a run in the background reads."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A topology, checked and planned on this host: what would be launched, and its run.
+
+    `planned` makes one. Tables are lists of rows, each a mapping from column to value.
+    """
+
+    topology: Topology
+    """Resolved."""
+    plan: Plan
+    options: upping.Options = field(repr=False)
+    given: Given = field(repr=False)
+    runs: Path = Path("runs")
+    resumed: RunDirectory | None = None
+
+    def rounds(self) -> dict[str, Round]:
+        """How long a round of each device is expected to take. Raises BadInputError."""
+        return upping.planned_rounds(self.topology, self.plan, self.options)
+
+    def devices(self) -> list[dict[str, Any]]:
+        """A row for each device, with what it gets and its expected round. Raises BadInputError."""
+        return expected.by_device(self.plan, self.rounds())
+
+    def tables(self) -> list[list[dict[str, Any]]]:
+        """For people: what each group gets, the rounds expected of it, and who is placed on which node,
+        where there are several. Raises BadInputError."""
+        tables = [describe(self.plan), expected.by_group(self.plan, self.rounds())]
+        return [*tables, by_node(self.plan)] if self.plan.nodes else tables
+
+    def notes(self) -> list[str]:
+        """What is worth to be known before a launch, in sentences. Raises BadInputError."""
+        remarks = expected.remarks(self.topology, self.rounds())
+        return [*self.plan.shares, *self.plan.notes, *remarks]
+
+    def memory(self) -> str:
+        """What the parts of a run need of it, in a sentence."""
+        topology, plan = self.topology, self.plan
+        model = 4 * model_check.check(topology)
+        count, side = len(plan.devices), topology.rule.build().client_side
+        client = max(memory.client(model, device.local, side) for device in plan.devices)
+        client += memory.shares(model, topology.secure)
+        return (
+            f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
+            f"aggregator {gib(memory.aggregator(model, count))}, the broker "
+            f"{gib(memory.broker(model, count))}"
+            + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
+        )
+
+    def drawing(self, to: Path | None = None) -> str:
+        """A picture of devices, links and servers, as text; also written to `to` as SVG."""
+        picture = drawing.picture(self.topology, self.plan)
+        if to is not None:
+            to.write_text(drawing.as_svg(picture), encoding="utf-8")
+        return drawing.as_text(picture)
+
+    def directory(self) -> RunDirectory:
+        """A directory for a run, new or, where one is resumed, its own. Raises BadInputError."""
+        return self.resumed or RunDirectory.create(self.runs, new_run_id(self.topology.name))
+
+    def run(self, directory: RunDirectory, view: View) -> None:
+        """Run in this process, to the end, as `view` is told; then `directory` has what came of it.
+
+        Trackers, page and metrics go on beside it. One at a time in a process, as own code and
+        PyTorch's generator have one state there. Raises BadInputError, HostError, RunFailedError, and
+        KeyboardInterrupt; in any case nothing is left running.
+        """
+        cpus = self.plan.infrastructure_cpus
+        with (
+            tracked(self.options.track, directory, cpus, view.keep),
+            view,
+            serving.served(directory, self.plan, self.options, view.keep),
+        ):
+            upping.run(self.topology, self.plan, directory, self.options, view)
+
+    def write(self, directory: RunDirectory) -> None:
+        """Write what `read` needs into `directory`."""
+        given = {"name": self.given.name, "text": self.given.text}
+        options = dataclasses.asdict(self.options)
+        launch = json.dumps({"given": given, "options": options}, default=str)
+        (directory.work / _LAUNCH).write_text(launch, encoding="utf-8")
+
+
+def read(directory: RunDirectory) -> Launch:
+    """The launch that another process has written into `directory`. Raises BadInputError."""
+    launch = json.loads((directory.work / _LAUNCH).read_text(encoding="utf-8"))
+    options = launch["options"]
+    paths = {name: Path(options[name]) for name in ("data_root", "nodes") if options[name] is not None}
+    made = upping.Options(**{**options, **paths, "track": tuple(options["track"])})
+    return _planned(Given(**launch["given"]), made, directory.path.parent, directory)
+
+
+def planned(
+    topology: TopologyLike | Given | None = None,
+    *,
+    runtime: str | None = None,
+    data: str | Path | None = None,
+    oversubscribe: bool = False,
+    nodes: Path | None = None,
+    track: Sequence[str] = (),
+    dashboard: int | None = None,
+    metrics: int | None = None,
+    verbose: bool = False,
+    resume: str | None = None,
+    runs: str | Path = "runs",
+) -> Launch:
+    """Check and plan `topology` (see `up`) on this host, without launching it.
+
+    `nodes`: a file that describes the machines to plan for, where a runtime has several. `dashboard`,
+    `metrics`: ports to serve the page and Prometheus metrics on during the run, 0 for a free one; None:
+    not at all. `verbose`: clients log each round. `resume`: the interrupted run to continue, of its own
+    topology and runtime where none are given. The others are as of `up`. Raises BadInputError that lists
+    all that is wrong.
+    """
+    if track:
+        tracking.check(track)
+    options = upping.Options(
+        runtime,
+        oversubscribe,
+        data_root(data),
+        resume is not None,
+        dashboard,
+        metrics,
+        tuple(dict.fromkeys(track)),
+        nodes,
+        verbose,
+    )
+    resumed = None
+    if resume is not None and topology is None:
+        resumed = live_runs.resumable(Path(runs), resume)
+        topology = resumed.topology
+        options = replace(options, runtime=runtime or resumed.read_manifest().get("runtime"))
+    elif resume is not None or topology is None:
+        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
+    launch = _planned(text_of(topology), options, Path(runs), resumed)
+    serving.check_ports(options)
+    return launch
+
+
+def _planned(
+    given: Given, options: upping.Options, runs: Path, resumed: RunDirectory | None = None
+) -> Launch:
+    topology, plan = upping.planned_here(topologies.parse(given.text, given.name), options)
+    return Launch(topology, plan, options, given, runs, resumed)
+
+
+def validated(topology: TopologyLike) -> Topology:
+    """`topology` (see `up`), checked as far as that needs no look at this host, with what it leaves out
+    filled in. Raises BadInputError that lists all errors at once."""
+    from testbed.plan.resolution import resolved
+
+    given = text_of(topology)
+    found = resolved(topologies.parse(given.text, given.name))
+    upping.check_model(found)
+    return found
+
+
+def distribution(topology: TopologyLike, *, data: str | Path | None = None) -> Distribution:
+    """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
+    `up`. Raises BadInputError, HostError."""
+    from testbed.plan import datasets
+    from testbed.plan.distribution import distribution as of
+    from testbed.plan.resolution import resolved
+
+    given = text_of(topology)
+    found = resolved(topologies.parse(given.text, given.name))
+    prepared = datasets.prepare(found, data_root(data))
+    model_check.check_data(found, prepared.train)
+    return of(found, prepared)

@@ -1,0 +1,89 @@
+"""Something to begin with: a task, a rule or a topology that runs as it is, and the examples."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from testbed import bundle
+from testbed.errors import BadInputError
+from testbed.own_code import is_taken
+
+_TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
+"""Folders, by what they are called in the copy."""
+
+
+def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
+    """Write `name`.yaml, a topology, into `folder`, and a Python file with the task or rule that it
+    uses; their paths. Raises BadInputError where one is there, or `name` is none."""
+    match kind:
+        case "task":
+            return _with_class(name, kind, Path(folder), rule="fedbuff, buffer_size: 2")
+        case "rule":
+            return _with_class(name, kind, Path(folder), task="digits-logreg")
+        case "topology":
+            text = _topology(_checked(name), "", "digits-logreg", "fedbuff, buffer_size: 2")
+            return _write(Path(folder), {f"{name}.yaml": text})
+
+
+def examples(folder: str | Path = "examples") -> list[Path]:
+    """Copy the topologies and notebooks that come with the testbed into `folder`; the copies. Raises
+    BadInputError where they are there."""
+    to = Path(folder)
+    if there := [name for name in _EXAMPLES if (to / name).exists()]:
+        raise BadInputError(f"{to / there[0]} is there already: name another folder")
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "runs")
+    for name, origin in _EXAMPLES.items():
+        shutil.copytree(origin, to / name, ignore=ignored)
+    return [to / name for name in _EXAMPLES]
+
+
+def _with_class(name: str, kind: str, folder: Path, **others: str) -> list[Path]:
+    module = _checked(name).replace("-", "_")
+    if is_taken(module):
+        raise BadInputError(f"{name}: Python here has a module {module} already, choose another name")
+    cls = "".join(part.capitalize() for part in name.split("-"))
+    own = {kind: f'"{module}:{cls}"', **others}
+    code = f"code: {module}.py  # relative to this file"
+    source = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
+    source = source.replace(f"My{kind.capitalize()}", cls)
+    text = _topology(name, code, own["task"], own["rule"])
+    return _write(folder, {f"{name}.yaml": text, f"{module}.py": source})
+
+
+def _topology(name: str, code: str, task: str, rule: str) -> str:
+    text = (_TEMPLATES / "topology.yaml").read_text(encoding="utf-8")
+    text = text.replace("CODE\n", f"{code}\n" if code else "")
+    return _aligned(text.replace("NAME", name).replace("TASK", task).replace("RULE", rule))
+
+
+def _aligned(text: str) -> str:
+    """With the comments that follow something in one column."""
+    lines = [line.partition("  # ") for line in text.splitlines()]
+    column = max(len(content) for content, mark, _ in lines if mark)
+    return "".join(
+        f"{content.ljust(column) if mark else content}{mark}{rest}\n" for content, mark, rest in lines
+    )
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise BadInputError(
+            f"{name!r} is no name, expected at most 40 lower-case letters, digits and -, such as my-rule"
+        )
+    return name
+
+
+def _write(folder: Path, files: dict[str, str]) -> list[Path]:
+    """Write all of `files`, by name, or none. Raises BadInputError where one is there."""
+    paths = {folder / name: text for name, text in files.items()}
+    if there := [str(path) for path in paths if path.exists()]:
+        raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")
+    for path, text in paths.items():
+        with path.open("x", encoding="utf-8") as new:
+            new.write(text)
+    return [*paths]
