@@ -32,6 +32,11 @@ def _time(cell: Cell) -> float:
     return -min(cell.reached, cell.ended)
 
 
+def _power(exponent: float) -> str:
+    """10 to the `exponent`, with two digits."""
+    return f"{float(f'{10**exponent:.2g}'):,g}"
+
+
 MEASURES: Mapping[Figure, Measure] = {
     "accuracy": Measure(
         "final accuracy %", lambda cell: 100 * cell.accuracy, "{:.1f}".format, "{:+.1f}".format
@@ -45,10 +50,7 @@ MEASURES: Mapping[Figure, Measure] = {
     ),
     # Of the step sizes, not of a run (`judging`).
     "tolerance": Measure(
-        "largest step size",
-        lambda cell: log10(cell.lr),
-        lambda x: f"{10**x:.2g}",
-        lambda x: f"×{10**x:.2g}",
+        "largest step size", lambda cell: log10(cell.lr), _power, lambda x: f"×{_power(x)}"
     ),
 }
 TOLERATED = 2.0

@@ -106,8 +106,15 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
     judged = {other: _paired(scores[claim.ours], scores[other]) for other in claim.others}
     whole = honest.together(list(judged.values()))
     other = next(name for name, judgement in judged.items() if judgement is whole)
+    paired = scores[claim.ours].keys() & scores[other].keys()
     ours, theirs = (
-        _shown(figure, scores[variant], tried[variant], best[variant]) for variant in (claim.ours, other)
+        _shown(
+            figure,
+            {seed: scores[variant][seed] for seed in paired},
+            tried[variant],
+            best[variant],
+        )
+        for variant in (claim.ours, other)
     )
     return Row(
         claim.text,

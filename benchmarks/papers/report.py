@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -15,6 +16,8 @@ from benchmarks.papers.results import Result
 from testbed.errors import BadInputError
 
 _CLAIMS = ("claim", "published", "here", "difference", "seeds", "verdict")
+LINE = 120
+"""Characters of a page's line."""
 _DECIDED = (Verdict.HOLDS, Verdict.FAILS)
 
 
@@ -51,7 +54,7 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
             )
             for line in judging.lines(experiment, result)
         ]
-        parts += [_table(header, figures), made(experiment, result)]
+        parts += [_table(header, figures), textwrap.fill(made(experiment, result), LINE)]
     sweep = f"`testbed sweep topologies/papers/sweeps/{experiment.name}.yaml`"
     return "\n\n".join(filter(None, [*parts, sweep])) + "\n"
 
