@@ -38,6 +38,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.aggregator
 	$(BIN)/python -m benchmarks.virtual
 	$(BIN)/python -m benchmarks.loading
+	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.endtoend
 
 # What watching costs. Needs chromium with its driver, a Docker engine, and a quiet machine.

@@ -163,6 +163,8 @@ class Follower:
         """One of each part of the run: a resumed one has several."""
         self._ended: events.RunEnded | None = None
         self._acted: list[events.Acted] = []
+        self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
+        """The manifest, and the state of its file then."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
@@ -239,7 +241,12 @@ class Follower:
             self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
-        return manifests.read(self._path / "manifest.json")
+        path = self._path / "manifest.json"
+        stat = path.stat()
+        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if self._known is None or self._known[0] != state:
+            self._known = state, manifests.read(path)
+        return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
         """Samples with `at` by the run clock. A resumed run has one for each of its parts."""

@@ -1,30 +1,43 @@
-"""How long a large run takes to load, against a plain loop over its lines.
+"""How long a large run takes to load, against a plain loop over its lines, and to be looked at.
 
     python -m benchmarks.loading [UPDATES]
 
-Writes an event log of so many updates (a million, 370 MB, unless told) of a hundred clients, and reads
+Writes a run of so many updates (a million, 370 MB, unless told) of a hundred clients, and reads
 it with `analysis.load` and with `events.read`, record by record: each in a process of its own, so that
 the most memory that it held can be told. CPU seconds are those of all threads together.
+
+Then all charts are drawn on paper, and the commands that are for a finished run are given it: the limit
+is a minute for all of them together.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import multiprocessing
 import random
 import resource
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from agents import events
+from analysis.charts import CHARTS, paper
 from analysis.load import load
 
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+_LIMIT = 60.0
+"""Seconds for all that is done to look at a run of a million updates."""
+_EVALUATED = 1000
+"""Versions from one evaluation to the next."""
 _CLIENTS = [f"device-{number:03d}" for number in range(100)]
 
 
@@ -44,14 +57,35 @@ def main() -> None:
         ours, loops = results.values()
         ratios = [loop / own for own, loop in zip(ours, loops, strict=True)]
         print(f"{'ratio':16}{ratios[0]:8.1f}{ratios[1]:8.1f}{ratios[2]:8.1f}")
+        print()
+        figure, page, tables = (str(run / name) for name in ("figure.png", "report.html", "tables"))
+        everything = {
+            "all charts": _charts,
+            "testbed report": partial(_command, "report", ("--to", page)),
+            "testbed compare": partial(_command, "compare", ("--figure", figure)),
+            "testbed export": partial(_command, "export", ("--to", tables)),
+        }
+        spent = 0.0
+        for name, look in everything.items():
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                wall, cpu, memory = pool.apply(_measured, (look, run))
+            spent += wall
+            print(f"{name:16}{wall:8.1f}{cpu:8.1f}{memory:8.0f}", flush=True)
+        print(f"{'together':16}{spent:8.1f}, {_LIMIT / spent:.1f} times within {_LIMIT:g} s")
 
 
 def _write(run: Path, updates: int) -> None:
     """Each client's next update begins where its last one was applied; ten make a version."""
     draw = random.Random(1)  # noqa: S311
-    (run / "manifest.json").write_text(json.dumps({"devices": {name: {} for name in _CLIENTS}}))
+    devices = {
+        name: {"group": group, "samples": 600, "importance": 1 / len(_CLIENTS)}
+        for name, group in zip(_CLIENTS, itertools.cycle(("fast", "slow")), strict=False)
+    }
+    facts = {"created": 1.8e9, "outcome": "updates", "runtime": "virtual", "rule": "fedbuff"}
+    (run / "manifest.json").write_text(json.dumps({**facts, "task": "mnist-logreg", "devices": devices}))
     begun, base, at, version = [0.0] * len(_CLIENTS), [0] * len(_CLIENTS), 0.0, 0
     with (run / "events.jsonl").open("w") as file:
+        file.write(events.to_line(events.RunStarted(0.0, 1.8e9, tuple(_CLIENTS), ())))
         for number in range(updates):
             c, at = draw.randrange(len(_CLIENTS)), at + draw.expovariate(100.0)
             passed, loss = at - begun[c], 2 * draw.random()
@@ -81,6 +115,10 @@ def _write(run: Path, updates: int) -> None:
             if number % 10 == 9:
                 version += 1
                 file.write(events.to_line(events.VersionMade(at, version, 10)))
+                if version % _EVALUATED == 0:
+                    error = math.exp(-10 * number / updates)
+                    file.write(events.to_line(events.Evaluated(at, version, 2.3 * error, 1 - error)))
+        file.write(events.to_line(events.RunEnded(at, "updates", version, updates)))
 
 
 def _tables(run: Path) -> int:
@@ -93,11 +131,29 @@ def _loop(run: Path) -> int:
     return len(pd.DataFrame([dataclasses.astuple(record) for record in records], columns=names))
 
 
+def _charts(run: Path) -> int:
+    """All of them, as files."""
+    loaded = [load(run)]
+    for name, made in CHARTS.items():
+        paper.draw(made(loaded)).savefig(run / f"{name}.png")
+    return len(CHARTS)
+
+
+def _command(name: str, options: tuple[str, ...], run: Path) -> int:
+    """Of the command line."""
+    command = [sys.executable, "-m", "testbed", name, str(run), *options]
+    return subprocess.run(command, check=True, stdout=subprocess.DEVNULL).returncode
+
+
 def _measured(read: Callable[[Path], int], run: Path) -> tuple[float, float, float]:
-    wall, cpu = time.perf_counter(), time.process_time()
+    """Seconds on the clock, seconds of CPU, and the most MB, of a child where that had more."""
+    begin = time.perf_counter()
+    before = [resource.getrusage(who) for who in _WHO]
     read(run)
-    took = time.perf_counter() - wall, time.process_time() - cpu
-    return *took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    took, after = time.perf_counter() - begin, [resource.getrusage(who) for who in _WHO]
+    cpu = sum(one.ru_utime + one.ru_stime for one in after)
+    cpu -= sum(one.ru_utime + one.ru_stime for one in before)
+    return took, cpu, max(one.ru_maxrss for one in after) / 1024
 
 
 if __name__ == "__main__":

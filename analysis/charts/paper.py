@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil
 from textwrap import fill, shorten
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -187,12 +188,13 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
         layer.columns[name] for name in ("y", "height", "begin", "end", "color")
     )
     low, high = y - height / 2, y + height / 2
-    corners = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
+    # Of an array the shapes are made at once, as matplotlib's types do not tell.
+    corners: Any = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
     colors[:, 3] = layer.columns.get("shade", 1.0)
     few = len(begin) < _MAX_SHAPES
     shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
-        list(corners), facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
+        corners, facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
         antialiased=few,
     )  # fmt: skip
     shapes.set_rasterized(len(begin) > _MAX_SHAPES)

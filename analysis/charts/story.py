@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color
+from analysis.charts.lanes import MAX_UPDATES
 from analysis.charts.progress import curves
 from analysis.load import Run
 from analysis.names import by_settings
@@ -26,6 +28,8 @@ _SHADES = {
 """How much of the strip's colour; where the device is not to blame for it, of grey."""
 _LANE = 0.022
 """Height of a device's lane, relative to a usual chart; a strip has at least 0.1, at most 0.5."""
+_MAX_CELLS = 100_000
+"""Of a strip of more updates than `MAX_UPDATES`: lanes times moments."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
@@ -45,6 +49,8 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
         "other rounds between the two"
     )
+    if any(len(same[0].updates) > MAX_UPDATES for same in sets.values()):
+        note += "; of a long run the states at evenly spaced moments"
     first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note)
     return [first, *strips]
 
@@ -59,6 +65,8 @@ def _title(name: str, runs: Sequence[Run]) -> str:
 
 def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     spans = timeline(run)
+    if len(run.updates) > MAX_UPDATES:
+        spans = _at_moments(spans, run.duration)
     spans = spans[spans["state"] != "wait"]
     states = spans["state"].astype(str)
     columns = arrays(
@@ -76,3 +84,24 @@ def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     lanes = len(spans["device"].cat.categories)
     height = float(np.clip(_LANE * lanes, 0.1, 0.5))
     return Chart(name, time, Axis("", limits=(lanes - 0.5, -0.5)), (layer,), height=height)
+
+
+def _at_moments(spans: pd.DataFrame, duration: float) -> pd.DataFrame:
+    """The states at evenly spaced moments, as spans: a long run has far more than can be seen.
+
+    `spans` are those of `timeline`: without overlap, by device and time, from 0 to `duration` s.
+    """
+    devices = len(spans["device"].cat.categories)
+    moments = int(np.clip(_MAX_CELLS // devices, 200, 2000))
+    edges = np.linspace(0.0, duration, moments + 1)
+    middle = (edges[1:] + edges[:-1]) / 2
+    device, lane = spans["device"].cat.codes.to_numpy(np.int64), np.arange(devices)
+    order = device * (duration + 1) + spans["begin"].to_numpy()
+    place = np.searchsorted(order, (lane[:, None] * (duration + 1) + middle).ravel(), "right") - 1
+    sampled = spans.iloc[place].assign(
+        begin=np.tile(edges[:-1], devices), end=np.tile(edges[1:], devices)
+    )
+    state = sampled["state"].cat.codes.to_numpy()
+    first = np.append(np.arange(len(sampled)) % moments == 0, True)  # the row after the last one, too
+    first[1:-1] |= state[1:] != state[:-1]
+    return sampled[first[:-1]].assign(end=sampled["end"].to_numpy()[first[1:]])

@@ -480,7 +480,9 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     else:
         dataset = _loaded(topology, chosen, root)
         indices = _partition(topology, dataset)
-    left = len(dataset.train) - len(np.unique(np.concatenate(list(indices.values()))))
+    unused = np.ones(len(dataset.train), bool)
+    unused[np.concatenate(list(indices.values()))] = False
+    left = np.count_nonzero(unused)
     remarks = dataset.remarks
     if left:
         remarks += (

@@ -234,9 +234,9 @@ def _prepare(
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.verbose)
-    directory.write_manifest(**manifest.describe(spec, datasets.label_counts(prepared)))
-    if prepared.remarks:
-        directory.write_manifest(data=list(prepared.remarks))
+    remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
+    described = manifest.describe(spec, datasets.label_counts(prepared))
+    directory.write_manifest(**described, **remarks)
     return spec, prepared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -155,6 +156,9 @@ class ConstantSpeed(_Speed):
     parameters: ClassVar[type] = durations.Constant
     distribution: Literal["constant"]
     value: Positive
+
+    def draw(self, seed: int, device: str) -> float:
+        return self.value
 
 
 class UniformSpeed(_Speed):
@@ -363,6 +367,9 @@ class DeviceGroup(Model):
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        if self.count is None:
-            return (self.name,)
-        return tuple(f"{self.name}-{number}" for number in range(1, self.count + 1))
+        return (self.name,) if self.count is None else _numbered(self.name, self.count)
+
+
+@lru_cache(maxsize=16)  # planning asks dozens of times, and there may be 100,000
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{number}" for number in range(1, count + 1))

@@ -137,7 +137,10 @@ class Tally:
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
-        return self.devices.setdefault(name, DeviceTally())
+        found = self.devices.get(name)
+        if found is None:
+            found = self.devices[name] = DeviceTally()
+        return found
 
     def _start(self, record: events.RunStarted) -> Notice | None:
         if self.started:  # devices of a resumed run begin as they were planned
@@ -148,8 +151,9 @@ class Tally:
         self.started, self._began = True, record.at  # a resumed run's clock goes on
         self.ended = None
         for client in record.clients:
-            self._device(client).state = "online"
-            self._device(client).activity.begin(record.at)
+            device = self._device(client)
+            device.state = "online"
+            device.activity.begin(record.at)
         for client in record.missing:
             self._device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)

@@ -143,3 +143,16 @@ def test_the_story_has_a_strip_for_each_run_on_one_axis(
     figure = paper.stack([curves, *strips])
     assert len(figure.axes) == 3
     assert {axes.get_xlim() for axes in figure.axes} == {(0.0, 10.0)}
+
+
+def test_the_story_of_a_long_run_shows_the_states_at_moments(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(story, "MAX_UPDATES", 2)  # it has three
+    curves, strip = story.story([load(directory)])
+    assert "of a long run the states at evenly spaced moments" in curves.note
+    columns = strip.layers[0].columns
+    trained = columns["state"] == "train"
+    assert columns["device"][trained].tolist() == ["fast", "fast", "slow"]
+    assert columns["begin"][trained] == pytest.approx([0.5, 3.0, 1.0], abs=0.005)  # 2,000 in 10 s
+    assert columns["end"][trained] == pytest.approx([1.5, 4.0, 7.0], abs=0.005)
