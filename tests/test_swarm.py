@@ -82,7 +82,6 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
     return found
 
 
-@pytest.mark.together
 def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
     """With a scenario; then the broker is killed, then the controller; the run is resumed, changed by
     hand, its aggregator killed, and it is interrupted."""
@@ -112,7 +111,7 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
     name = run.path.name
     assert name in cli("ps", cwd=tmp_path).stdout
     assert "Denied" not in cli("logs", name, cwd=tmp_path).stdout
-    done = cli("down", name, cwd=tmp_path)
+    done = cli("down", "--all", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert left(on_swarm) == []
     assert "aggregator" in {path.stem for path in (run.path / "logs").iterdir()}
