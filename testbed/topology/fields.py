@@ -136,7 +136,8 @@ Cpu = Annotated[
     Field(gt=0),
     expecting("a positive share of one host core such as 0.25"),
 ]
-Count = Annotated[int, Field(ge=1), expecting("a whole number from 1 on")]
+Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
+"""Products of a few still are floating-point numbers."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number from 0 on")]
 Name = Annotated[
