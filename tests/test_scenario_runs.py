@@ -236,7 +236,7 @@ def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) ->
             ("kill {} c", "has no device c; it has a, b"),
             ("set {} a", "nothing to set"),
             ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would ask for 64.3 cores"),
-            ("set {} a --up 12", "--up 12: expected a rate"),
+            ("set {} a --up 12", "up 12: expected a rate"),
             ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
             ("kill nowhere a", "no run nowhere"),
             ("shell {} a", "ran in the process runtime, whose devices are no containers"),

@@ -27,6 +27,10 @@ from analysis.load import Run
 
 _SHOWN = 4
 """Elements of a vector that are shown."""
+_ADDED = {"delta", "gradient"}
+"""Kinds of updates that are added to w."""
+_OF_ONE_VERSION = {"fedavg"}
+"""Rules that mix models of the version that they were made from: the same as to add their deltas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def _counted(run: Run, importance: Vector) -> Vector | None:
         return None
     if "residual" in kinds:
         return importance if _all_present(run) else None
-    if not kinds <= {"delta", "gradient"}:
+    if not kinds <= _ADDED and run.topology["rule"]["name"] not in _OF_ONE_VERSION:
         return None
     given = run.updates.groupby("client", observed=False)["weight"].sum()
     return given.to_numpy(np.float64)

@@ -44,7 +44,9 @@ def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
     )
 
 
-def ended(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) -> Ending | None:
+def ended(
+    path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,), rule: str = "fedasync"
+) -> Ending | None:
     """Of a run whose final model is (1, 2)."""
     devices = {name: {"importance": p} for name, p in IMPORTANCE.items()}
     (path / "models").mkdir()
@@ -52,13 +54,16 @@ def ended(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) ->
     (path / "models" / "final.safetensors").write_bytes(b"".join(wire.pack(final, {})))
     (path / "manifest.json").write_text(json.dumps({"devices": devices}))
     task = {"name": "quadratic", "centers": CENTERS}
-    (path / "topology.yaml").write_text(json.dumps({"task": task, "devices": list(groups)}))
+    topology = {"task": task, "devices": list(groups), "rule": {"name": rule}}
+    (path / "topology.yaml").write_text(json.dumps(topology))
     (path / "events.jsonl").write_text("".join(lines))
     return ending(load(path))
 
 
-def heads_for(path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,)) -> list[float] | None:
-    found = ended(path, lines, groups)
+def heads_for(
+    path: Path, lines: Sequence[str], groups: Sequence[Any] = (GROUP,), rule: str = "fedasync"
+) -> list[float] | None:
+    found = ended(path, lines, groups, rule)
     assert found is not None
     assert found.optimum.tolist() == pytest.approx(OPTIMUM)
     return None if found.surrogate is None else found.surrogate.tolist()
@@ -99,6 +104,11 @@ def test_area_with_one_that_was_missing_at_the_start(late: bool, tmp_path: Path)
 
 def test_rules_that_mix_models_have_no_such_theory(tmp_path: Path) -> None:
     assert heads_for(tmp_path, [update("a", 0.5, "model"), update("b", 0.5, "model")]) is None
+
+
+def test_models_of_one_version_are_as_their_deltas(tmp_path: Path) -> None:
+    lines = [update("a", 0.5, "model"), update("b", 0.5, "model")]
+    assert heads_for(tmp_path, lines, rule="fedavg") == pytest.approx([2.0, 0.0])
 
 
 def test_nor_has_a_run_without_updates(tmp_path: Path) -> None:
