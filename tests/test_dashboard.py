@@ -76,7 +76,8 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             assert seen["testbed_updates_total", "fast"] > 0
             assert seen["testbed_cpu_asked_cores", "slow"] == pytest.approx(0.1)
             assert page.complaints() == []
-            (server,) = (c for c in psutil.Process(up.pid).children() if "dashboard" in c.cmdline())
+            children = psutil.Process(up.pid).children()
+            (server,) = (child for child in children if "testbed.dashboard.serving" in child.cmdline())
             assert server.nice() >= 10
             up.terminate()
             until(lambda: "ended: interrupted" in page.header())
