@@ -3,7 +3,7 @@
 A quota makes pauses, in which other devices fill caches and branch predictors with theirs, so that each
 slice begins cold. How much that costs depends on the task: from nothing to half as much again. It is
 measured as it will be: in a process that trains in slices as long as those of a quota, at a share of an
-eighth, while two more do so on the same core with the rest of it. A step that is longer than a slice is
+eighth, while two more do so on the same core, at a fifth each. A step that is longer than a slice is
 not interrupted, so it seems to cost less than it will.
 """
 
@@ -34,8 +34,8 @@ from testbed.host.cpu_latency import keep_awake
 from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
-_OTHERS = (0.4, 0.4)
-"""Shares of the processes beside it: as full as a core of devices."""
+_OTHERS = (0.2, 0.2)
+"""Shares of the processes beside it: a core half full of devices that do not always train."""
 _SLICE = 5e-3
 """Seconds of CPU time, as of a quota (`testbed.plan.PlannedDevice.period`)."""
 _SECONDS, _LONGEST = 0.25, 3.0
