@@ -28,9 +28,12 @@ _ANSWER_SECONDS = 60
 def asked(url: str, query: str) -> list[dict[str, Any]]:
     """What Prometheus answers; [] as long as it does not know."""
     try:
-        answer = requests.get(f"{url}/api/v1/query", params={"query": query}, timeout=30).json()
+        response = requests.get(f"{url}/api/v1/query", params={"query": query}, timeout=30)
     except requests.ConnectionError:
         return []
+    if response.status_code == requests.codes.unavailable:  # it starts
+        return []
+    answer = response.json()
     assert answer["status"] == "success", f"{query}: {answer}"
     found: list[dict[str, Any]] = answer["data"]["result"]
     return found
