@@ -122,7 +122,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
                 continue
             due = begin + len(sent) * interval_s if len(sent) < count else end
             if select.select([sock], [], [], max(0.0, due - now))[0]:
-                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, 64)
+                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, arrivals.ANCILLARY_BYTES)
                 kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
                 if kind == _REPLY and number < len(sent):
                     found[number] = (arrivals.in_ancillary(ancillary) - sent[number]) / 1e9
