@@ -223,8 +223,8 @@ def test_progress_is_told_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> N
         size(1e6 * (10 + second), 110e6, 10e6)
     assert [at for at, line in told if "Decoding" in line] == [2, 4, 8, 16, 32, 62, 92]
     assert told[:2] == [
-        (2.0, "Decoding a/b: 2%, about 98 s left"),
-        (2.0, "Fetching a/b: 12.0 of 110.0 MB at 1.0 MB/s, about 98 s left"),
+        (2.0, "Decoding a/b: 2%, about 2 min left"),
+        (2.0, "Fetching a/b: 12.0 of 110.0 MB at 1.0 MB/s, about 2 min left"),
     ]
 
 
