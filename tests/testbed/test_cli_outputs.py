@@ -214,7 +214,7 @@ def test_time_left(taken: float, done: int, total: int, said: str) -> None:
 def test_progress_is_told_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of something that takes 100 s, of which 10 of 110 MB were there before."""
     now, told = 0.0, list[tuple[float, str]]()
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
     share = console.Progress(lambda line: told.append((now, line)), "Decoding a/b")
     size = console.Progress(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
     for second in range(101):
