@@ -158,7 +158,7 @@ grid:
         ("grid: {seed: [1]}", "topology is missing"),
         (
             "name: x\ndevices: []",
-            "this is a topology, and no sweep, which names one by the key topology: testbed up",
+            "this is a topology, and no sweep: testbed up",
         ),
         ("topology: nowhere.yaml", "there is no file"),
         ("topology: base.yaml\ngrid: {seed: 3}", "found 3, expected a list"),
