@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -40,6 +41,8 @@ _SLICE = 5e-3
 """Seconds of CPU time, as of a quota (`testbed.plan.PlannedDevice.period`)."""
 _SECONDS, _LONGEST = 0.25, 3.0
 """CPU time given to each of both measurements, and the most on the wall, but for a step."""
+_WINDOW = 0.05
+"""Of CPU time: the median of such windows counts, so that a short disturbance does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +137,18 @@ class _Slices:
 
 def _step(train: Callable[[Callable[[], bool]], int], share: float) -> float:
     """Seconds of CPU time of a step at `share` of a core."""
-    slices, steps = _Slices(share), 0
+    slices, windows = _Slices(share), list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
+    while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):
+        windows.append(_window(train, slices))
+    return median(windows)
+
+
+def _window(train: Callable[[Callable[[], bool]], int], slices: _Slices) -> float:
+    steps, began = 0, time.thread_time()
 
     def over() -> bool:
-        return time.thread_time() - began > _SECONDS or time.monotonic() > end
+        return time.thread_time() - began > _WINDOW
 
     while not over():
         steps += train(lambda: over() or slices.pause())
