@@ -10,7 +10,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,18 @@ _TEXTS = ("device", "profile", "state")
 """Columns of words in `plain` tables; all others are numbers."""
 _WORTH_SECONDS = 2.0
 """What takes less is not told the time of."""
+_RAREST_SECONDS = 30.0
+"""At most, from one line on progress to the next."""
 _ANY_WIDTH = 10_000
 """Characters, more than any table has in a line."""
+Report = Callable[[str], object]
+"""Is told lines on progress."""
+
+
+def silent(_: str) -> None:
+    """A `Report` that nobody reads."""
+
+
 verbosity = 0
 """What the user wants to read: -1 with `--quiet`, results and errors alone; 1 with `--verbose`."""
 
@@ -75,6 +86,30 @@ def busy(text: str) -> Iterator[None]:
     with Progress(*columns, console=out(), transient=True) as shown:
         shown.add_task(text, total=None)
         yield
+
+
+class Progress:
+    """Tells from time to time how much is done of something that takes long, and the time that is left:
+    first after two seconds, and then ever more rarely."""
+
+    def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
+        """`of_bytes`: what is done is bytes, and told as such; else its share is."""
+        self._report, self._what, self._of_bytes = report, what, of_bytes
+        self._begun = time.monotonic()
+        self._due = 0.0
+
+    def __call__(self, done: float, total: float, before: float = 0.0) -> None:
+        """`done` of `total` is; `before` of it was when this began."""
+        taken = time.monotonic() - self._begun
+        left = time_left(taken, done - before, total - before)
+        if not left or taken < self._due:
+            return
+        self._due = taken + min(taken, _RAREST_SECONDS)
+        told = f"{done / total:.0%}"
+        if self._of_bytes:
+            rate = (done - before) / taken
+            told = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB at {rate / 1e6:.1f} MB/s"
+        self._report(f"{self._what}: {told}, {left}")
 
 
 def time_left(taken: float, done: float, total: float) -> str:

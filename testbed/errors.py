@@ -12,9 +12,12 @@ Errors of other libraries (docker, yaml, pydantic, OSError) are mapped to these 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+_MAX_NAMED = 12
+"""Names that a message lists."""
 
 
 class TestbedError(Exception):
@@ -34,6 +37,12 @@ class HostError(TestbedError):
 
 class RunFailedError(TestbedError):
     pass
+
+
+def listed(names: Sequence[str]) -> str:
+    """`names` for a message, which has room for some of them."""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return (", ".join(names[:_MAX_NAMED]) or "none") + more
 
 
 def of_os(error: OSError, place: Path | None = None) -> HostError:

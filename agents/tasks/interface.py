@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
     from agents.shards import Shard
 
@@ -76,3 +77,18 @@ class Task(Protocol):
     def shards_for(self, clients: int) -> Sequence[Shard]:
         """`shards`, for a task that makes them for any number of clients."""
         return self.shards()
+
+
+def no_classes(y: NDArray[Any], outputs: Sequence[int]) -> str:
+    """Why labels are no classes for the cross-entropy of outputs of this shape; empty where they are."""
+    if y.dtype.kind != "i":
+        return (
+            f"its loss is the cross-entropy, which takes classes, and these are {y.dtype}. Name a "
+            "column of classes, or take a task with a loss of its own"
+        )
+    classes = outputs[1]
+    for label in (int(y.min()), int(y.max())):
+        if not 0 <= label < classes:
+            found = f"found class {label}, and the model has {classes} outputs"
+            return f"{found}, for classes 0 to {classes - 1}"
+    return ""

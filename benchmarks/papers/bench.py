@@ -1,5 +1,5 @@
 """Runs an experiment: the sweep in its file, step sizes chosen by its first seed and compared on the
-others. What is done in its folder is not run again."""
+others, those that are nearly as good too. What is done in its folder is not run again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.load import load
-from benchmarks.papers import honest, results
+from benchmarks.papers import honest, judging, results
 from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
 from benchmarks.papers.results import Cell, Result
 from testbed import sweeps
@@ -44,10 +44,11 @@ class Bench:
         first, *others = grid["seed"]
         whole = any(claim.figure == "tolerance" for claim in experiment.claims)
         found, scores = self._tuned(experiment, study, first, whole=whole)
-        best = {variant: (honest.best_step(tried),) for variant, tried in scores.items()}
+        chosen = results.of_runs(tuple(found))
+        near = {variant: judging.steps(experiment, chosen, variant) for variant in scores}
         grids = {variant: tuple(sorted(tried)) for variant, tried in scores.items()}
         few = others[: honest.SEEDS - 1] if whole else []  # tolerance compares the first seed, too
-        for steps, seeds in ((best, others), (grids, few)):
+        for steps, seeds in ((near, others), (grids, few)):
             found += self._cells(experiment, study, steps, seeds) if seeds else []
         return results.of_runs(tuple({(c.variant, c.lr, c.seed): c for c in found}.values()))
 

@@ -3,16 +3,18 @@
 1. The step size of a rule is its best one. Where that is at the edge of its grid, the grid is extended.
 2. Rules are compared seed by seed, on at least three seeds that did not choose the step size. A claim
    holds, or does not, only where the 95% interval of the differences says so.
-3. A comparison says nothing about a paper where the baseline is far from the published figure, or has
+3. The seed that chooses may choose wrongly between step sizes that are nearly as good. So a rule must
+   be ahead, with the step size chosen for it, of the other with each of these.
+4. A comparison says nothing about a paper where the baseline is far from the published figure, or has
    hardly learned, or where the best step size is still at the edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf, isnan, nan
+from math import inf, isnan
 
 from analysis.metrics import Interval, t_interval
 
@@ -43,7 +45,8 @@ class Judgement:
     reason: str = ""
 
 
-NOTHING = Interval(nan, nan, nan, 0)
+Steps = tuple[float, float]
+"""Step sizes: of the rule that a claim is about, and of the other."""
 
 
 def best_step(scores: Mapping[float, float]) -> float:
@@ -56,6 +59,13 @@ def best_step(scores: Mapping[float, float]) -> float:
         return _number(scores[lr]), -abs(grid.index(lr) - middle), -lr
 
     return max(grid, key=order)
+
+
+def near_best(scores: Mapping[float, float], tolerance: float) -> tuple[float, ...]:
+    """The best step size, and then, ascending, the others whose score is lower by `tolerance` at most
+    (NaN: none)."""
+    best = best_step(scores)
+    return best, *(lr for lr in sorted(scores) if lr != best and scores[lr] >= scores[best] - tolerance)
 
 
 def at_edge(scores: Mapping[float, float]) -> bool:
@@ -109,6 +119,28 @@ def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
 
 def _interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
     return t_interval([ours[seed] - theirs[seed] for seed in sorted(ours)])
+
+
+def settled(judged: Mapping[Steps, Judgement], chosen: Steps) -> tuple[Steps, Judgement]:
+    """What of a claim is said that was judged with several step sizes, `chosen` among them; and the step
+    sizes that decide. It holds where it does with the one chosen for our rule against each of the
+    other's, and does not where the other's chosen one is ahead of each of ours: the choice that is made
+    for a rule has not seen the seeds that are compared, and nothing is chosen for its rival."""
+    by_mean = sorted(judged, key=lambda steps: _number(judged[steps].interval.mean))
+    for_it = [steps for steps in by_mean if steps[0] == chosen[0]]
+    against = [steps for steps in by_mean if steps[1] == chosen[1]]
+    for steps in by_mean:
+        if judged[steps].verdict is Verdict.NOT_TESTED:
+            return steps, judged[steps]
+    if all(judged[steps].verdict is Verdict.HOLDS for steps in for_it):
+        return for_it[0], judged[for_it[0]]
+    if all(judged[steps].verdict is Verdict.FAILS for steps in against):
+        return against[-1], judged[against[-1]]
+    decides = for_it[0] if judged[chosen].verdict is Verdict.HOLDS else against[-1]
+    if judged[chosen].verdict is Verdict.OPEN:
+        return chosen, judged[chosen]
+    reason = f"it {judged[chosen].verdict} with step sizes {chosen[0]:g} and {chosen[1]:g}"
+    return decides, replace(judged[decides], verdict=Verdict.OPEN, reason=reason)
 
 
 def together(judgements: Sequence[Judgement]) -> Judgement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log10
 from statistics import fmean
@@ -31,10 +31,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A variant's figures."""
+    """A variant's figures with one step size."""
 
     variant: str
     lr: float
+    chosen: bool
+    """The best step size of the seed that chooses; else one that is nearly as good."""
     at_edge: bool
     shown: str
     """Mean of the seeds that compare, ± half of its interval; else of the one that chose the step."""
@@ -51,22 +53,35 @@ def rows(experiment: Experiment, result: Result | None) -> list[Row]:
 
 
 def lines(experiment: Experiment, result: Result) -> list[Line]:
-    """One for each variant, in the order of the first runs."""
-    measure, found = MEASURES[experiment.figure], []
-    for variant in dict.fromkeys(cell.variant for cell in result.cells):
-        tried = _tried(experiment, result, variant)
-        if not tried:
-            continue
-        lr = honest.best_step(tried)
-        scores = _compared(result, variant, lr, experiment.figure) or {0: tried[lr]}
-        interval = t_interval(list(scores.values()))
-        shown = measure.shown(interval.mean)
-        if interval.count > 1:
-            half = measure.differs((interval.high - interval.low) / 2).lstrip("+-")
-            shown += f" ± {half}"
-        seeds = interval.count * (0 not in scores)
-        found.append(Line(variant, lr, honest.at_edge(tried), shown, seeds))
-    return found
+    """One for each step size that is compared of each variant, in the order of the first runs."""
+    return [
+        _line(experiment, result, variant, lr, tried)
+        for variant in dict.fromkeys(cell.variant for cell in result.cells)
+        if (tried := _tried(experiment, result, variant))
+        for lr in steps(experiment, result, variant)
+    ]
+
+
+def _line(
+    experiment: Experiment, result: Result, variant: str, lr: float, tried: Mapping[float, float]
+) -> Line:
+    measure, best = MEASURES[experiment.figure], honest.best_step(tried)
+    scores = _compared(result, variant, lr, experiment.figure) or {0: tried[lr]}
+    interval = t_interval(list(scores.values()))
+    shown = measure.shown(interval.mean)
+    if interval.count > 1:
+        half = measure.differs((interval.high - interval.low) / 2).lstrip("+-")
+        shown += f" ± {half}"
+    seeds = interval.count * (0 not in scores)
+    return Line(variant, lr, lr == best, lr == best and honest.at_edge(tried), shown, seeds)
+
+
+def steps(experiment: Experiment, result: Result, variant: str) -> tuple[float, ...]:
+    """Step sizes that the seed that chooses leaves to compare: the best, and those nearly as good."""
+    tried = _tried(experiment, result, variant)
+    best = honest.best_step(tried)
+    near = result.of_seed(variant, tuning_seed(result), MEASURES[experiment.figure].near)
+    return honest.near_best(tried, near[best])
 
 
 def tuning_seed(result: Result) -> int:
@@ -91,30 +106,32 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
     tried = {variant: _tried(experiment, result, variant) for variant in variants}
     if missing := [variant for variant in variants if not tried[variant]]:
         return _unjudged(claim, Verdict.NOT_RUN, f"no runs of {', '.join(missing)}")
-    best = {variant: honest.best_step(tried[variant]) for variant in variants}
-    if figure == "tolerance":
-        scores = {variant: _tolerances(result, variant) for variant in variants}
+    near = {variant: steps(experiment, result, variant) for variant in variants}
+    best = {variant: own[0] for variant, own in near.items()}
+    if figure == "tolerance":  # of the step sizes, not with one
+        near = {variant: (lr,) for variant, lr in best.items()}
+        scores = {(variant, lr): _tolerances(result, variant) for variant, lr in best.items()}
     else:
-        scores = {variant: _compared(result, variant, best[variant], figure) for variant in variants}
+        scores = {
+            (variant, lr): _compared(result, variant, lr, figure)
+            for variant, own in near.items()
+            for lr in own
+        }
     reason = _unfit(experiment, claim, result, best)
     for variant in variants:
         if not reason and honest.at_edge(tried[variant]):
             reason = f"the best step size of {variant}, {best[variant]:g}, is the edge of what was tried"
     for variant in claim.others if figure == "tolerance" else ():
-        if not reason and log10(max(tried[variant])) in scores[variant].values():
+        if not reason and log10(max(tried[variant])) in scores[variant, best[variant]].values():
             reason = f"{variant} tolerates the largest step size tried, {max(tried[variant]):g}"
-    judged = {other: _paired(scores[claim.ours], scores[other]) for other in claim.others}
-    whole = honest.together(list(judged.values()))
-    other = next(name for name, judgement in judged.items() if judgement is whole)
-    paired = scores[claim.ours].keys() & scores[other].keys()
+    judged = {other: _settled(claim.ours, other, near, scores) for other in claim.others}
+    whole = honest.together([judgement for _, judgement in judged.values()])
+    other, lrs = next((name, lrs) for name, (lrs, judgement) in judged.items() if judgement is whole)
+    sides = (claim.ours, lrs[0]), (other, lrs[1])
+    paired = scores[sides[0]].keys() & scores[sides[1]].keys()
     ours, theirs = (
-        _shown(
-            figure,
-            {seed: scores[variant][seed] for seed in paired},
-            tried[variant],
-            best[variant],
-        )
-        for variant in (claim.ours, other)
+        _shown(figure, {seed: scores[side][seed] for seed in paired}, tried[side[0]], side[1])
+        for side in sides
     )
     return Row(
         claim.text,
@@ -125,6 +142,20 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
         Verdict.NOT_TESTED if reason else whole.verdict,
         reason or whole.reason,
     )
+
+
+def _settled(
+    ours: str,
+    other: str,
+    near: Mapping[str, Sequence[float]],
+    scores: Mapping[tuple[str, float], Mapping[int, float]],
+) -> tuple[honest.Steps, Judgement]:
+    """Of a claim that `ours` is better than `other`: the chosen step size of each with all of the
+    other's that are to be compared."""
+    chosen = near[ours][0], near[other][0]
+    pairs = [(chosen[0], lr) for lr in near[other]] + [(lr, chosen[1]) for lr in near[ours][1:]]
+    judged = {pair: _paired(scores[ours, pair[0]], scores[other, pair[1]]) for pair in pairs}
+    return honest.settled(judged, chosen)
 
 
 def _unjudged(claim: Claim, verdict: Verdict, reason: str) -> Row:
@@ -173,14 +204,12 @@ def _tolerances(result: Result, variant: str) -> dict[int, float]:
     return found
 
 
-def _shown(
-    figure: Figure, scores: Mapping[int, float], tried: Mapping[float, float], best: float
-) -> str:
+def _shown(figure: Figure, scores: Mapping[int, float], tried: Mapping[float, float], lr: float) -> str:
     measure = MEASURES[figure]
     if figure == "tolerance":
         return measure.shown(fmean(scores.values())) if scores else "?"
-    mean = fmean(scores.values()) if scores else tried[best]
-    return f"{measure.shown(mean)} ({best:g})"
+    mean = fmean(scores.values()) if scores else tried[lr]
+    return f"{measure.shown(mean)} ({lr:g})"
 
 
 def _difference(figure: Figure, interval: Interval) -> str:

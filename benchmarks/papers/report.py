@@ -49,7 +49,7 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
             (
                 line.variant,
                 line.shown,
-                f"{line.lr:g}{', the edge' * line.at_edge}",
+                f"{line.lr:g}{', the edge' * line.at_edge}{', nearly as good' * (not line.chosen)}",
                 str(line.seeds) if line.seeds else "none, the one that chose",
             )
             for line in judging.lines(experiment, result)

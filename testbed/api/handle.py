@@ -232,9 +232,9 @@ class RunHandle:
         watch.watch(self._directory, out())
 
     def logs(self, part: str, lines: int = 50) -> str:
-        """The last lines that `aggregator`, `broker`, `controller` or a device has printed. Raises
-        BadInputError where there is no such log."""
-        return self.all_logs(part, lines)[part]
+        """The last lines that `aggregator`, `broker`, `controller`, a device or each device of a group
+        has printed. Raises BadInputError where there is no such log."""
+        return "\n".join(self.all_logs(part, lines).values())
 
     def all_logs(self, part: str | None = None, lines: int = 50) -> dict[str, str]:
         """`logs` of each part of the run, by name, or of `part` alone. Raises as `logs`."""
@@ -273,9 +273,10 @@ class RunHandle:
         return evaluation.of_run(self._directory, data_root(data), classes=classes, devices=devices)
 
     def shell(self, device: str, command: Sequence[str] = ()) -> int:
-        """Give the user of this terminal a shell in the container of `device`, or run `command` there;
-        its exit code. It has the rights and the limits of the device's client, so what is done there
-        affects the run. Raises BadInputError where there is no such container, HostError."""
+        """Give the user of this terminal a shell in the container of `device`, or of the only one of the
+        group of that name, or run `command` there; its exit code. It has the rights and the limits of
+        the device's client, so what is done there affects the run. Raises BadInputError where there is
+        no such container, HostError."""
         from testbed.run import shell
 
         return shell.run(self._directory, device, command)
@@ -283,20 +284,12 @@ class RunHandle:
     def act(self, devices: Devices, *actions: Action) -> Done:
         """Carry out `actions` (`agents.device_actions`) on each of `devices`; what was
         done. Raises as `set`."""
-        expanded = list(self._expanded([devices] if isinstance(devices, str) else devices))
+        names = [devices] if isinstance(devices, str) else devices
+        expanded = [device for name in names for device in self._directory.devices(name)]
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
         for command in sent:
             commands.send(self._directory, command)
         return sent
-
-    def _expanded(self, names: Iterable[str]) -> Iterator[str]:
-        """The devices that `names` stand for. Raises BadInputError."""
-        known: dict[str, dict[str, Any]] = self._directory.read_manifest().get("devices", {})
-        for name in names:
-            found = [device for device, facts in known.items() if name in (device, facts["group"])]
-            if not found:
-                raise BadInputError(f"{self.id} has no device {name}; it has {', '.join(known)}")
-            yield from found
 
     def _problem(self) -> RunFailedError | None:
         """Why a run that is over did not end as its topology says."""
@@ -344,9 +337,9 @@ class _Listener(threading.Thread):
             self.error = error
 
 
-def changes(cpu: float | None, link: dict[str, Any]) -> list[SetCpu | SetLink]:
+def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
     """The actions that set what is not None: a share of a core, and quantities of a link as a topology
-    has them. Raises BadInputError."""
+    has them. Raises BadInputError, where names of settings begin with `prefix`."""
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,
         "down": units.rate,
@@ -360,10 +353,12 @@ def changes(cpu: float | None, link: dict[str, Any]) -> list[SetCpu | SetLink]:
             try:
                 found[name] = read[name](value)
             except ValueError as error:
-                raise BadInputError(f"{name} {value}: {error}") from error
+                raise BadInputError(f"{prefix}{name} {value}: {error}") from error
     if cpu is None and not found:
-        *some, last = ("cpu", *read)
+        *some, last = (prefix + name for name in ("cpu", *read))
         raise BadInputError(f"nothing to set: give {', '.join(some)} or {last}")
     if cpu is not None and not cpu > 0:
-        raise BadInputError(f"cpu {cpu:g}: expected a positive share of one host core such as 0.25")
+        raise BadInputError(
+            f"{prefix}cpu {cpu:g}: expected a positive share of one host core such as 0.25"
+        )
     return [*([] if cpu is None else [SetCpu(cpu)]), *([SetLink(found)] if found else [])]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from testbed import topology as topologies
 from testbed import tracking
 from testbed.api.given import Given, TopologyLike, data_root, text_of
+from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.errors import BadInputError
 from testbed.plan import Plan, by_node, describe, drawing, memory, model_check
@@ -188,15 +189,17 @@ def validated(topology: TopologyLike) -> Topology:
     return found
 
 
-def distribution(topology: TopologyLike, *, data: str | Path | None = None) -> Distribution:
+def distribution(
+    topology: TopologyLike, *, data: str | Path | None = None, on_progress: Report = silent
+) -> Distribution:
     """How many samples and which classes each device of `topology` (see `up`) would have. `data` as of
-    `up`. Raises BadInputError, HostError."""
+    `up`; `on_progress` is called with lines on how far it is. Raises BadInputError, HostError."""
     from testbed.plan import datasets
     from testbed.plan.distribution import distribution as of
     from testbed.plan.resolution import resolved
 
     given = text_of(topology)
     found = resolved(topologies.parse(given.text, given.name))
-    prepared = datasets.prepare(found, data_root(data))
+    prepared = datasets.prepare(found, data_root(data), on_progress)
     model_check.check_data(found, prepared.train)
     return of(found, prepared)

@@ -35,16 +35,20 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Devices and groups of the run that is given already."""
-    found: dict[str, Any] = _manifest(ctx).get("devices", {})
-    groups = {facts.get("group", name): None for name, facts in found.items()}
-    return _beginning(incomplete, {**groups, **dict.fromkeys(found)})
+    return _beginning(incomplete, _groups_and_devices(ctx))
 
 
 def parts(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Parts of a run that have logs: its devices, the aggregator, the broker."""
+    """Parts of a run that have logs: its devices and their groups, the aggregator, the broker."""
     run = _run(ctx)
     logs = [] if run is None else sorted(path.stem for path in run.glob("logs/*.log"))
-    return _beginning(incomplete, dict.fromkeys([*logs, *_manifest(ctx).get("devices", {})]))
+    return _beginning(incomplete, dict.fromkeys([*logs, *_groups_and_devices(ctx)]))
+
+
+def _groups_and_devices(ctx: typer.Context) -> list[str]:
+    found: dict[str, Any] = _manifest(ctx).get("devices", {})
+    groups = [facts.get("group", name) for name, facts in found.items()]
+    return list(dict.fromkeys([*groups, *found]))
 
 
 def rules(incomplete: str) -> list[str]:

@@ -45,7 +45,9 @@ def data(
     if figure is not None:
         results.writable_figure(figure)
     with console.busy("Preparing the data"):
-        found = launching.distribution(topology, data=root)
+        found = launching.distribution(
+            topology, data=root, on_progress=console.silent if as_json else remark
+        )
     if figure is not None:
         found.draw(figure)
     if as_json:

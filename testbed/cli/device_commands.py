@@ -58,16 +58,19 @@ def _set(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Change the CPU share or the link of devices during a run."""
+    from testbed.api.handle import changes
     from testbed.api.running import attach
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    done = attach(run, runs=runs).set(devices, cpu=cpu, **link)
-    _told(done, as_json=as_json)
+    wanted = changes(cpu, link, prefix="--")
+    _told(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
 
 
 def _shell(
     run: Run,
-    device: Annotated[str, typer.Argument(help="The device.", autocompletion=completion.devices)],
+    device: Annotated[
+        str, typer.Argument(help="The device, or its group of one.", autocompletion=completion.devices)
+    ],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:

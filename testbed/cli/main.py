@@ -310,7 +310,8 @@ def logs(
     part: Annotated[
         str | None,
         typer.Argument(
-            help="aggregator, broker or a device (default: all).", autocompletion=completion.parts
+            help="aggregator, broker, a device or a group (default: all).",
+            autocompletion=completion.parts,
         ),
     ] = None,
     tail: Annotated[int, typer.Option("--tail", min=1, help="Number of lines from each log.")] = 50,

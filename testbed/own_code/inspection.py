@@ -32,7 +32,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, no_classes
 
 _IDLE_S = 5.0
 _TRIED = 3
@@ -296,7 +296,13 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) ->
     module, shard = task.model(), shards.load(Path(samples))
     x, y = torch.from_numpy(shard.x).to(torch.float32).mul_(shard.scale), torch.from_numpy(shard.y)
     outputs = module(x)
-    losses = task.loss(outputs, y)
+    try:
+        losses = task.loss(outputs, y)
+    except (IndexError, RuntimeError) as error:  # torch names a target, and neither classes nor labels
+        crossed = cls.loss is Task.loss or shard.y.dtype.kind == "i"
+        if outputs.ndim > 1 and crossed and (message := no_classes(shard.y, outputs.shape)):
+            raise _RefusedError(message) from error
+        raise
     if losses.shape != (len(y),):
         raise _RefusedError(
             f"its loss has the shape {tuple(losses.shape)}, expected one of each of {len(y)} samples: "

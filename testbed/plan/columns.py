@@ -77,8 +77,14 @@ class Samples:
     client_names: tuple[str, ...]
 
 
-def read(part: Part, data: Data, train: Samples | None = None) -> Samples:
-    """All samples of `part`; `train` are the training samples, where these are of another split.
+def read(
+    part: Part,
+    data: Data,
+    train: Samples | None = None,
+    count: Callable[[int], object] = lambda _: None,
+) -> Samples:
+    """All samples of `part`; `train` are the training samples, where these are of another split; `count`
+    is called with how many are read, from time to time.
 
     Memory: the arrays that it returns and one batch. Raises DataError.
     """
@@ -121,6 +127,7 @@ def read(part: Part, data: Data, train: Samples | None = None) -> Samples:
             column = _array(batch[data.client], data, f"{part.name}, column {data.client}", done)
             owners.append(clients.add(_as_names(column)))
         done += len(some)
+        count(done)
     assert x is not None  # noqa: S101  (there are rows)
     shard = Shard(x, np.empty(0), _scale(x))
     if labels:

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from testbed.console import Progress, Report, silent
 from testbed.errors import BadInputError, HostError
 from testbed.plan.columns import DataError, Part
 from testbed.topology.data import Data
 
 _ROWS = 1_000
 """That are decoded at a time."""
+_LOOK_SECONDS = 0.5
+"""From one look at what has been fetched to the next."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _KINDS = ("parquet", "npz")
 
@@ -169,8 +173,9 @@ def _named(paths: Sequence[Path]) -> str:
 
 
 @contextlib.contextmanager
-def fetched(data: Data) -> Iterator[Mapping[str, Part]]:
-    """The splits of a dataset of the hub, by name. Raises HostError."""
+def fetched(data: Data, report: Report = silent) -> Iterator[Mapping[str, Part]]:
+    """The splits of a dataset of the hub, by name; `report` is told how much of it has come. Raises
+    HostError."""
     # Read when these libraries are imported: no usage statistics from a user's experiment.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
@@ -178,14 +183,89 @@ def fetched(data: Data) -> Iterator[Mapping[str, Part]]:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
-        # load_dataset alone would try again and again for half a minute where there is no network.
+        known: Any = ()
+        # The library alone would try again and again for half a minute where there is no network.
         with contextlib.suppress(OfflineModeIsEnabled):
-            huggingface_hub.HfApi().dataset_info(str(data.hub), timeout=10)
+            info = huggingface_hub.HfApi().dataset_info(str(data.hub), timeout=10, files_metadata=True)
+            known = info.siblings or ()
         with _without_progress_bars():
-            splits = datasets.load_dataset(data.hub, data.config)
+            builder = datasets.load_dataset_builder(data.hub, data.config)
+            stages = _stages(builder, known, data)
+            if (size := stages[0].total - stages[0].done()) > 0:
+                report(f"{data.hub}: {size / 1e6:,.1f} MB to fetch from the Hugging Face hub")
+            with _watched(stages, report):
+                builder.download_and_prepare()
+            splits = builder.as_dataset()
     except Exception as error:  # httpx's, requests', OSError or its own: they share no class
         raise HostError(_get_it(data, _first_line(error))) from error
     yield {name: _of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Files that the hub's library writes."""
+
+    what: str
+    total: int
+    """Bytes, once they are all there."""
+    files: Callable[[], Iterable[Path]]
+    """Those that are there, whole or not."""
+
+    def done(self) -> int:
+        """Bytes of them that are on the disk."""
+        size = 0
+        for path in self.files():
+            with contextlib.suppress(OSError):  # it has just been renamed
+                stat = path.stat()
+                size += min(stat.st_size, 512 * stat.st_blocks)
+        return min(size, self.total)
+
+
+def _stages(builder: Any, known: Iterable[Any], data: Data) -> list[_Stage]:
+    """What `builder` fetches and then unpacks, as far as its size is known. `known`: what the hub tells
+    of the dataset's files."""
+    from huggingface_hub import constants
+
+    wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}
+    sizes = {
+        file.blob_id if file.lfs is None else file.lfs.sha256: file.size
+        for file in known
+        if file.size is not None and any(url.endswith(f"/{file.rfilename}") for url in wanted)
+    }
+    blobs = Path(constants.HF_HUB_CACHE, f"datasets--{str(data.hub).replace('/', '--')}", "blobs")
+    unpacked = Path(f"{builder.cache_dir}.incomplete")
+    return [
+        _Stage(
+            f"Fetching {data.hub}",
+            sum(sizes.values()),
+            lambda: (path for name in sizes for path in blobs.glob(f"{name}*")),
+        ),
+        _Stage(f"Unpacking {data.hub}", builder.info.dataset_size or 0, lambda: unpacked.glob("*")),
+    ]
+
+
+@contextlib.contextmanager
+def _watched(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
+    """Inside, tell how much of each of `stages`, which come one after the other, is done."""
+    over = threading.Event()
+
+    def watch() -> None:
+        for stage in stages:
+            progress = Progress(report, stage.what, of_bytes=True)
+            before = done = stage.done()
+            while done < stage.total:
+                progress(done, stage.total, before)
+                if over.wait(_LOOK_SECONDS):
+                    return
+                done = stage.done()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _get_it(data: Data, reason: str) -> str:

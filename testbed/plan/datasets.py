@@ -27,6 +27,8 @@ from safetensors.numpy import load_file, save_file
 from agents import files, shards
 from agents.aggregator.parts import Parts
 from agents.shards import Shard
+from testbed import console
+from testbed.console import Report, silent
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.own_code import TaskStandIn
@@ -75,8 +77,9 @@ class Found:
 
     fingerprint: str
     """Of the files: another one where `read` may return something else."""
-    read: Callable[[], Dataset]
-    """Decodes all of it: seconds. Raises BadInputError or HostError."""
+    read: Callable[[Report], Dataset]
+    """Decodes all of it, which takes seconds, and tells how far it is. Raises BadInputError,
+    HostError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,37 +102,48 @@ class Columns:
             return Found(_digest(("hub", *self._facts())), self._fetch)
         stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-        return Found(_digest((facts, *self._facts())), lambda: self._read_files(splits))
+        return Found(_digest((facts, *self._facts())), lambda report: self._read_files(splits, report))
 
     def _facts(self) -> tuple[object, ...]:
         return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
 
-    def _read_files(self, splits: datafiles.Splits) -> Dataset:
+    def _read_files(self, splits: datafiles.Splits, report: Report) -> Dataset:
         test, validation = (
             datafiles.part(paths) if paths else None for paths in (splits.test, splits.validation)
         )
-        return self.read(datafiles.part(splits.train), test, validation)
+        return self.read(datafiles.part(splits.train), test, validation, report)
 
-    def _fetch(self) -> Dataset:
+    def _fetch(self, report: Report) -> Dataset:
         data = self.data
-        with datafiles.fetched(data) as splits:
+        with datafiles.fetched(data, report) as splits:
             if data.train not in splits:
                 raise DataError("train", f"found {data.train!r}, expected one of {', '.join(splits)}")
             validation = splits.get(data.validation) if data.validation else None
-            return self.read(splits[data.train], splits.get(data.test), validation)
+            return self.read(splits[data.train], splits.get(data.test), validation, report)
 
-    def read(self, train: Part, test: Part | None, validation: Part | None) -> Dataset:
+    def read(
+        self, train: Part, test: Part | None, validation: Part | None, report: Report = silent
+    ) -> Dataset:
         """The dataset that has these splits. Raises DataError."""
         data = self.data
+        total = sum(part.rows for part in (train, test, validation) if part is not None)
+        progress, read = console.Progress(report, f"Decoding {self.name}"), 0
+
+        def decoded(part: Part, data: Data, train: Samples | None = None) -> Samples:
+            nonlocal read
+            samples = columns.read(part, data, train, lambda done: progress(read + done, total))
+            read += part.rows
+            return samples
+
         for key, given, part in (("test", data.test, test), ("validation", data.validation, validation)):
             if key in data.model_fields_set and given is not None and part is None:
                 raise DataError(key, f"there is no split {given!r} beside {train.name}")
-        samples = columns.read(train, data)
+        samples = decoded(train, data)
 
         def other(part: Part | None) -> Shard | None:
             if part is None:
                 return None
-            shard = columns.read(part, data.model_copy(update={"client": None}), samples).shard
+            shard = decoded(part, data.model_copy(update={"client": None}), samples).shard
             _check_alike(samples.shard, shard, part.name)
             return shard
 
@@ -213,7 +227,7 @@ class Digits:
         return Found(_digest(metadata.version("scikit-learn")), self._read)
 
     @staticmethod
-    def _read() -> Dataset:
+    def _read(_: Report) -> Dataset:
         from sklearn.datasets import load_digits
 
         bundle = load_digits()
@@ -238,7 +252,7 @@ class SyntheticSentences:
         return Found("1", self._read)
 
     @staticmethod
-    def _read() -> Dataset:
+    def _read(_: Report) -> Dataset:
         rng = np.random.default_rng(140)
         length = 2 * rng.integers(2, 8, 4000) + 1  # odd: no ties
         x = rng.integers(1, 64, (4000, 16))
@@ -267,7 +281,7 @@ class OfTask:
         sources = Path(columns.__file__).read_bytes(), _SPLIT_VERSION
         return Found(_digest((code.digest, name, self.task, *sources)), self._read)
 
-    def _read(self) -> Dataset:
+    def _read(self, report: Report) -> Dataset:
         assert callable(self.task.dataset)  # noqa: S101  (else there is nothing of this class)
         try:
             splits = self.task.dataset()
@@ -280,7 +294,7 @@ class OfTask:
         assert train is not None  # noqa: S101  (it is checked where own code runs)
         label, client = (name if name in splits["train"] else None for name in ("y", "client"))
         data = Data(path=self.name, input=("x",), label=label, client=client)
-        return Columns(data).read(train, test, validation)
+        return Columns(data).read(train, test, validation, report)
 
 
 Source = Columns | Digits | SyntheticSentences | OfTask
@@ -367,26 +381,26 @@ def _placed(topology: Topology) -> Iterator[None]:
         raise _error(topology, where, str(error)) from error
 
 
-def load(dataset: str, root: Path | None) -> Dataset:
+def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """The dataset of that name in DATASETS, from the cache where it has been decoded before.
 
-    `root` is the folder of local datasets. Raises BadInputError for files that cannot be used, HostError
-    where there are none and the hub cannot be reached.
+    `root` is the folder of local datasets; `report` is told how far it is. Raises BadInputError for
+    files that cannot be used, HostError where there are none and the hub cannot be reached.
     """
     try:
-        return load_from(DATASETS[dataset], root)
+        return load_from(DATASETS[dataset], root, report)
     except DataError as error:
         raise BadInputError(f"{error}. Get it anew from huggingface.co/datasets/{dataset}.") from error
 
 
-def load_from(dataset: Source, root: Path | None) -> Dataset:
+def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
     """`load` of any dataset."""
     found = dataset.find(root)
     folder = _decoded(dataset, found)
     try:
         return _load_decoded(folder)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):  # not there, or not whole
-        decoded = found.read()
+        decoded = found.read(report)
     with contextlib.suppress(OSError, SafetensorError):  # a cache is worth no failed run
         folder.mkdir(parents=True, exist_ok=True)
         parts = {"test": decoded.test, "validation": decoded.validation, "train": decoded.train}
@@ -461,8 +475,9 @@ def _array(path: Path, name: str) -> NDArray[Any]:
         return found
 
 
-def prepare(topology: Topology, root: Path | None) -> Prepared:
-    """The task's data and its partition among the devices; `root` as for `load`, and raises the same.
+def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
+    """The task's data and its partition among the devices; `root` and `report` as for `load`, and raises
+    the same.
 
     The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
     be partitioned.
@@ -478,7 +493,7 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
         indices: Mapping[str, Indices] = dict(zip(clients, parts, strict=True))
         dataset = Dataset(train, test)
     else:
-        dataset = _loaded(topology, chosen, root)
+        dataset = _loaded(topology, chosen, root, report)
         indices = _partition(topology, dataset)
     unused = np.ones(len(dataset.train), bool)
     unused[np.concatenate(list(indices.values()))] = False
@@ -493,12 +508,12 @@ def prepare(topology: Topology, root: Path | None) -> Prepared:
     return _with_evaluation_set(prepared, dataset, topology)
 
 
-def _loaded(topology: Topology, chosen: Source, root: Path | None) -> Dataset:
+def _loaded(topology: Topology, chosen: Source, root: Path | None, report: Report) -> Dataset:
     name = topology.task.build().dataset
     if topology.task.data is None and isinstance(name, str):
-        return load(name, root)
+        return load(name, root, report)
     with _placed(topology):
-        return load_from(chosen, root)
+        return load_from(chosen, root, report)
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: Dataset, topology: Topology) -> Prepared:

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents import shards
 from agents.shards import Shard, inputs
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, no_classes
 from testbed import own_code
 from testbed.host import cache
 from testbed.own_code import StandIn
@@ -119,7 +119,7 @@ def check_data(topology: Topology, train: Shard) -> None:
     try:
         outputs = module(x)
         key = "label"
-        if type(task).loss is Task.loss and (message := _no_classes(train, outputs.shape)):
+        if type(task).loss is Task.loss and (message := no_classes(train.y, outputs.shape)):
             raise ValueError(message)
         task.loss(outputs, y)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
@@ -127,19 +127,6 @@ def check_data(topology: Topology, train: Shard) -> None:
         what = f"inputs of shape {shape}" if key == "input" else "these labels"
         message = f"{topology.task.name} does not take {what}: {reason}"
         raise topology.source.error([topology.source.problem(("task", "data", key), message)]) from error
-
-
-def _no_classes(train: Shard, outputs: Sequence[int]) -> str:
-    """Why the labels are no classes of a model with outputs of this shape; empty where they are."""
-    if train.y.dtype.kind != "i":
-        return (
-            f"its loss is the cross-entropy, which takes classes, and these are {train.y.dtype}. Name a "
-            "column of classes, or take a task with a loss of its own"
-        )
-    classes, most = outputs[1], int(train.y.max())
-    if most >= classes:
-        return f"found class {most}, and the model has {classes} outputs, for classes 0 to {classes - 1}"
-    return ""
 
 
 def _check_patterns(topology: Topology, names: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents.texts import visible
-from testbed.errors import BadInputError
+from testbed.errors import BadInputError, listed
 from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory, tail_of
 from testbed.runtimes import emulator
@@ -16,8 +16,8 @@ _MAX_LINE = 10_000
 
 
 def read(directory: RunDirectory, part: str | None, tail: int) -> Iterator[tuple[str, str]]:
-    """Name and last `tail` lines of each process of a run (or of `part` alone). Raises BadInputError
-    where there is no such part."""
+    """Name and last `tail` lines of each process of a run, or of `part` alone, which may be a group of
+    devices. Raises BadInputError where there is no such part."""
     name = directory.run
     live = next((found for found in live_runs.find() if found.run == name), None)
     texts = {path.stem: tail_of(path, tail) for path in directory.logs.glob("*.log")}
@@ -28,8 +28,14 @@ def read(directory: RunDirectory, part: str | None, tail: int) -> Iterator[tuple
             f"{name} has no logs: in virtual time no process writes any; `testbed watch {name}` tells "
             "what happened"
         )
-    if part is not None and part not in texts:
-        raise BadInputError(f"{name} has no log of {part}; it has {', '.join(sorted(texts)) or 'none'}")
-    for each in sorted(texts) if part is None else [part]:
+    wanted = sorted(texts)
+    if part is not None and part in texts:
+        wanted = [part]
+    elif part is not None:
+        devices = directory.read_manifest().get("devices", {})
+        wanted = [each for each, facts in devices.items() if facts["group"] == part and each in texts]
+    if part is not None and not wanted:
+        raise BadInputError(f"{name} has no log of {part}; it has {listed(sorted(texts))}")
+    for each in wanted:
         lines = (visible(line, _MAX_LINE, keep="\t") for line in texts[each])
         yield each, "\n".join(lines)

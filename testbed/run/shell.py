@@ -18,14 +18,20 @@ _SHELL = ("sh", "-c", "command -v bash > /dev/null && exec bash; exec sh")
 
 
 def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
-    """Give the user a shell in `device` of a run, or run `command` there; return its exit code.
+    """Give the user a shell in `device` of a run, or in the only one of the group of that name, or run
+    `command` there; return its exit code.
 
     Raises BadInputError where there is no such device, or it has no container here.
     """
     manifest = directory.read_manifest()
-    devices, runtime = manifest.get("devices", {}), manifest.get("runtime")
-    if device not in devices:
-        raise BadInputError(f"{directory.run} has no device {device}; it has {', '.join(devices)}")
+    runtime = manifest.get("runtime")
+    first, *others = directory.devices(device)
+    if others:
+        raise BadInputError(
+            f"{device} is a group of {1 + len(others)} devices of {directory.run}: name one, such as "
+            f"{first}"
+        )
+    device = first
     if runtime not in RUNTIMES or not RUNTIMES[runtime].images:
         raise BadInputError(
             f"{directory.run} ran in the {runtime} runtime, whose devices are no containers: there is "

@@ -227,7 +227,7 @@ def _prepare(
     for sentence in plan.shares:
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
-    prepared = datasets.prepare(topology, options.data_root)
+    prepared = datasets.prepare(topology, options.data_root, view.progress)
     model_check.check_data(topology, prepared.train)
     model_check.try_step(topology, prepared.train)
     for remark in prepared.remarks:

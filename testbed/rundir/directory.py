@@ -16,7 +16,7 @@ import psutil
 from agents import files
 from agents.texts import visible
 from analysis import manifest
-from testbed.errors import BadInputError, reading
+from testbed.errors import BadInputError, listed, reading
 
 _MAX_TAIL_BYTES = 4 * 2**20
 _MAX_LINE = 1000
@@ -117,6 +117,16 @@ class RunDirectory:
         with reading(self.path), suppress(FileNotFoundError):
             return manifest.read(self.manifest)
         return {}
+
+    def devices(self, name: str) -> list[str]:
+        """The devices that `name`, of a device or of a group of devices, stands for. Raises
+        BadInputError where there are none."""
+        known: dict[str, dict[str, Any]] = self.read_manifest().get("devices", {})
+        found = [device for device, facts in known.items() if name in (device, facts["group"])]
+        if not found:
+            names = list(dict.fromkeys([*(facts["group"] for facts in known.values()), *known]))
+            raise BadInputError(f"{self.run} has no device {name}; it has {listed(names)}")
+        return found
 
     def claim(self) -> None:
         """Write to the manifest that the run is live, and that this process is its controller."""

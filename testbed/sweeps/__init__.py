@@ -118,6 +118,10 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
 
 
 def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:
+    if isinstance(document.data, dict) and "devices" in document.data:
+        source = document.source
+        message = f"this is a topology, and no sweep: testbed up {source.name}"
+        raise source.error([source.problem((), message)])
     sweep_file = validation_errors.validated(SweepFile, document)
     base = _base(folder, sweep_file, document)
     count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))

@@ -436,6 +436,8 @@ def json_schema() -> dict[str, Any]:
 
 def checked(document: Document) -> Topology:
     """`load` of a file that has been parsed. Raises FaultyFileError."""
+    if (other := _no_topology(document)) is not None:  # else every key of it would be an error
+        raise document.source.error([other])
     if (too_many := _too_many_devices(document)) is not None:  # before each of them is looked at
         raise document.source.error([too_many])
     problems = list(_name_problems(document))
@@ -702,6 +704,18 @@ def _groups(document: Document) -> tuple[Any, ...]:
     """The device groups of a topology not yet validated."""
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
     return devices if isinstance(devices, tuple) else ()
+
+
+def _no_topology(document: Document) -> Problem | None:
+    """What is wrong with a file of something else."""
+    if not isinstance(document.data, dict) or document.data.keys() & Topology.model_fields.keys():
+        return None
+    message = (
+        "this is no topology, which has the keys name, task, rule, devices and stop: name another file"
+    )
+    if "topology" in document.data:
+        message = f"this is a sweep, and no topology: testbed sweep {document.source.name}"
+    return document.source.problem((), message)
 
 
 def _too_many_devices(document: Document) -> Problem | None:

@@ -163,7 +163,8 @@ def text_of(path: Path) -> str:
             "`testbed examples` copy some"
         ) from None
     except OSError as error:
-        raise BadInputError(f"{path}: cannot be read: {error.strerror}") from None
+        reason = "this is a folder: name a file in it" if path.is_dir() else error.strerror
+        raise BadInputError(f"{path}: cannot be read: {reason}") from None
     except UnicodeDecodeError as error:
         raise BadInputError(f"{path}: byte {error.start} is not UTF-8: save the file in UTF-8") from None
 

@@ -343,6 +343,7 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     if measured_here(topology, spec.plan):
         device = next(d for d in spec.plan.devices if d.cpu is not None and d.gflops is None)
         shard = prepared.shard(device.name)
+        view.progress("Measuring how long a step takes here: a few seconds")
         trainer_of(task, shard, device.local, spec.start).warm_up()  # own code that fails does so here
         code = None if topology.own_code is None else str(spec.directory.code)
         whole, sliced = slices.measured(

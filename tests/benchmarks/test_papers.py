@@ -60,6 +60,13 @@ class TestGrid:
         assert honest.step_beyond({0.1: 80, 0.3: nan}, 2, tolerance=2) is None
         assert honest.step_beyond({10.0**k: 80 for k in range(7)}, 3, tolerance=2) is None
 
+    def test_steps_nearly_as_good_follow_the_best(self) -> None:
+        scores = {0.1: 79.0, 0.3: 80, 1: 78.9, 3: nan}
+        assert honest.near_best(scores, 1) == (0.3, 0.1)
+        assert honest.near_best(scores, 2) == (0.3, 0.1, 1)
+        assert honest.near_best({0.1: -9, 0.3: -9}, nan) == (0.1,)
+        assert honest.near_best({0.1: nan, 0.3: nan}, 1) == (0.1,)
+
     def test_a_step_size_that_is_given_is_no_edge(self) -> None:
         assert not honest.at_edge({0.1: nan})
         assert honest.step_to_try({0.1: 80}, 1) is None
@@ -98,6 +105,24 @@ class TestVerdicts:
         assert honest.together([holds, holds]).verdict is Verdict.HOLDS
         assert honest.together([holds, open_]) is open_
         assert honest.together([holds, open_, fails]) is fails
+
+    def test_a_claim_holds_against_every_step_nearly_as_good(self) -> None:
+        holds, fails, open_, few = (
+            honest.judge(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
+            for values in ([1, 1.1, 1.2], [-1, -1.1, -1.2], [1, -1, 0], [1, 1])
+        )
+        chosen, theirs, ours = (1.0, 0.1), (1.0, 0.3), (3.0, 0.1)
+        assert honest.settled({chosen: holds}, chosen) == (chosen, holds)
+        assert honest.settled({chosen: holds, ours: fails}, chosen) == (chosen, holds)
+        assert honest.settled({chosen: fails, theirs: holds}, chosen) == (chosen, fails)
+        for other in (fails, open_):
+            steps, judged = honest.settled({chosen: holds, theirs: other}, chosen)
+            assert (steps, judged.verdict) == (theirs, Verdict.OPEN)
+            assert judged.reason == "it holds with step sizes 1 and 0.1"
+        steps, judged = honest.settled({chosen: fails, ours: open_}, chosen)
+        assert (steps, judged.verdict) == (ours, Verdict.OPEN)
+        assert honest.settled({chosen: open_, theirs: holds}, chosen) == (chosen, open_)
+        assert honest.settled({chosen: holds, theirs: few}, chosen) == (theirs, few)
 
     def test_another_regime_is_not_tested(self) -> None:
         assert honest.not_the_papers(84.2, 9.8, 84.2) == ""
@@ -161,6 +186,29 @@ class TestJudging:
         assert better.ours == "88.0 (0.3) / 85.0 (0.3) (B)"
         assert better.difference.startswith("+3.0 (")
         assert (tolerated.verdict, tolerated.difference) == (Verdict.HOLDS, "×3.3 (×3.3 to ×3.3)")
+
+    def test_a_step_nearly_as_good_for_the_other_can_take_a_verdict_back(self) -> None:
+        """The seed that chooses prefers 0.1 for B by half a point; on the others 0.3 is as good as A."""
+        steps: dict[str, dict[float, float]] = {
+            "A": {0.1: 85, 0.3: 88, 1: 86},
+            "B": {0.01: 80, 0.1: 87.5, 0.3: 87, 1: 80},
+        }
+        cells = [cell(rule, 1, score, lr) for rule in steps for lr, score in steps[rule].items()]
+        for seed, (a, b, near) in enumerate([(88, 86, 88), (89, 86.5, 88.5), (88, 86, 88.4)], start=2):
+            cells += [cell("A", seed, a), cell("B", seed, b, 0.1), cell("B", seed, near)]
+        better, _ = judging.rows(EXPERIMENT, Result(tuple(cells), "2026-11-23", 2))
+        assert (better.verdict, better.reason) == (
+            Verdict.OPEN,
+            "it holds with step sizes 0.3 and 0.1",
+        )
+        assert better.ours == "88.3 (0.3) / 88.3 (0.3) (B)"
+        assert [
+            (one.variant, one.lr, one.chosen)
+            for one in judging.lines(EXPERIMENT, Result(tuple(cells), "", 2))
+        ] == [("A", 0.3, True), ("B", 0.1, True), ("B", 0.3, False)]
+        uncompared = [one for one in cells if (one.variant, one.lr, one.seed) != ("B", 0.3, 4)]
+        better, _ = judging.rows(EXPERIMENT, Result(tuple(uncompared), "2026-11-23", 2))
+        assert (better.verdict, better.seeds) == (Verdict.NOT_TESTED, 2)
 
     def test_a_baseline_from_another_regime_decides_nothing(self) -> None:
         better, _ = judging.rows(EXPERIMENT, result(88, 70))

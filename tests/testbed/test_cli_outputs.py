@@ -211,6 +211,23 @@ def test_time_left(taken: float, done: int, total: int, said: str) -> None:
     assert console.time_left(taken, done, total) == said
 
 
+def test_progress_is_told_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of something that takes 100 s, of which 10 of 110 MB were there before."""
+    now, told = 0.0, list[tuple[float, str]]()
+    monkeypatch.setattr("testbed.console.time.monotonic", lambda: now)
+    share = console.Progress(lambda line: told.append((now, line)), "Decoding a/b")
+    size = console.Progress(lambda line: told.append((now, line)), "Fetching a/b", of_bytes=True)
+    for second in range(101):
+        now = float(second)
+        share(second, 100)
+        size(1e6 * (10 + second), 110e6, 10e6)
+    assert [at for at, line in told if "Decoding" in line] == [2, 4, 8, 16, 32, 62, 92]
+    assert told[:2] == [
+        (2.0, "Decoding a/b: 2%, about 2 min left"),
+        (2.0, "Fetching a/b: 12.0 of 110.0 MB at 1.0 MB/s, about 2 min left"),
+    ]
+
+
 def test_no_color_is_respected(testbed: Testbed, tmp_path: Path) -> None:
     """Where a terminal would have colours."""
     program = "from testbed import console; console.err().print('x', style='red')"

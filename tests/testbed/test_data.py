@@ -112,6 +112,17 @@ def test_unfit_files_are_named_with_the_mend(root: Path) -> None:
         datasets.load("tests/tiny", root / "nowhere")
 
 
+def test_decoding_tells_what_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the rows of all splits; here from the first one on."""
+    monkeypatch.setattr("testbed.console._WORTH_SECONDS", 0.0)
+    told: list[str] = []
+    datasets.load("tests/tiny", root, told.append)
+    assert told[0] == "Decoding tests/tiny: 50%, about 0 s left"
+    del told[:]
+    datasets.load("tests/tiny", root, told.append)
+    assert told == []
+
+
 def test_without_files_or_network_the_error_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

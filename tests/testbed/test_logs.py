@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.run import logs
+import pytest
+
+from testbed.errors import BadInputError
+from testbed.run import logs, shell
 from testbed.rundir.directory import RunDirectory
 
 WRITTEN = b"first\n\x1b]0;title\x07\tred \x1b[31m\xe2\x80\xae\xff\n"
@@ -19,3 +22,23 @@ def test_the_log_of_a_device_does_nothing_to_the_terminal(tmp_path: Path) -> Non
     assert directory.last_words("d-1", lines=2).splitlines()[2:] == ["    first", f"    {SHOWN}"]
     (directory.logs / "d-1.log").write_bytes(b"x" * 10**6)
     assert len(directory.last_words("d-1")) < 13_000
+
+
+def test_a_group_stands_for_its_devices(tmp_path: Path) -> None:
+    """`testbed logs RUN GROUP` and `testbed shell RUN GROUP`, the latter where it has one device."""
+    directory = RunDirectory.create(tmp_path, "r")
+    groups = {"pi-1": "pi", "pi-2": "pi", "nano-1": "nano"}
+    devices = {name: {"group": group} for name, group in groups.items()}
+    directory.write_manifest(run="r", runtime="process", devices=devices)
+    for name in groups:
+        (directory.logs / f"{name}.log").write_text(f"of {name}\n")
+    assert dict(logs.read(directory, "pi", tail=2)) == {"pi-1": "of pi-1", "pi-2": "of pi-2"}
+    with pytest.raises(BadInputError, match=r"r has no log of tv; it has nano-1, pi-1, pi-2$"):
+        list(logs.read(directory, "tv", tail=2))
+    for name, refusal in {
+        "pi": "pi is a group of 2 devices of r: name one, such as pi-1",
+        "nano": "r ran in the process runtime, whose devices are no containers",
+        "tv": "r has no device tv; it has pi, nano, pi-1, pi-2, nano-1$",
+    }.items():
+        with pytest.raises(BadInputError, match=refusal):
+            shell.run(directory, name, ["true"])

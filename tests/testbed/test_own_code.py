@@ -336,7 +336,7 @@ def test_a_package_is_imported_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Few", "Target 9 is out of bounds"),
+        ("Few", "cannot run: found class 9, and the model has 9 outputs, for classes 0 to 8"),
         ("Wide", "mat1 and mat2 shapes cannot be multiplied"),
         ("NotANumber", "t.yaml:4:9: task.name: own:NotANumber cannot run: its loss is nan"),
         ("Mean", r"its loss has the shape \(\), expected one of each of \d+ samples"),
@@ -350,6 +350,9 @@ def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_p
     with pytest.raises(BadInputError, match=said) as raised:
         model_check.try_step(read(tmp_path, task=task(name)), Shard(x, y))
     assert "inspection.py" not in str(raised.value)
+    y[0] = -1
+    with pytest.raises(BadInputError, match="found class -1, and the model has 10 outputs"):
+        model_check.try_step(read(tmp_path), Shard(x, y))
 
 
 def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from agents.shards import Shard
 from testbed import simulate, sweeps, topology
 from testbed.errors import BadInputError
-from testbed.plan import datafiles, datasets
+from testbed.plan import datasets
 from testbed.plan.datasets import Columns, Dataset, Prepared
 from testbed.plan.resolution import resolved
 from testbed.run import up
@@ -221,23 +221,6 @@ def test_splits_are_alike(tmp_path: Path) -> None:
     write(tmp_path, {"x": [[1.0, 2.0]], "y": [0.5]}, "test.parquet")
     with pytest.raises(BadInputError, match="has float32, the training samples have int64"):
         read(tmp_path, label="y")
-
-
-def test_images_of_the_hub_are_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the hub's library; that it fetches them is its own affair."""
-    import datasets as library
-    import huggingface_hub
-    from PIL import Image
-
-    images = [Image.fromarray(np.full((2, 3), shade, np.uint8)) for shade in range(5)]
-    features = library.Features({"image": library.Image(), "label": library.Value("int8")})
-    table = library.Dataset.from_dict({"image": images, "label": [0, 1, 2, 1, 0]}, features=features)
-    monkeypatch.setattr(library, "load_dataset", lambda *_: {"train": table, "test": table.select([4])})
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
-    monkeypatch.setattr(datafiles, "_ROWS", 2)
-    found = datasets.load_from(Columns(Data(hub="a/b", input=("image",), label="label")), None)
-    assert found.train.x[:, 1, 2].tolist() == [0, 1, 2, 3, 4]
-    assert (found.train.y.tolist(), found.test.y.tolist()) == ([0, 1, 2, 1, 0], [0])
 
 
 def test_a_split_is_made_where_there_is_none(tmp_path: Path) -> None:

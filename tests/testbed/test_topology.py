@@ -29,6 +29,22 @@ stop: {after: 60s}
 """
 
 
+def test_a_file_of_something_else_is_told_as_such(tmp_path: Path) -> None:
+    """Once, and not by every key that it has or lacks."""
+    sweep, other = tmp_path / "sweep.yaml", tmp_path / "other.yaml"
+    sweep.write_text("topology: a.yaml\ngrid: {seed: [1, 2]}\n", encoding="utf-8")
+    other.write_text("services: {}\nvolumes: {}\n", encoding="utf-8")
+    for path, told in {
+        sweep: f"{sweep}:1:1: this is a sweep, and no topology: testbed sweep {sweep}\n",
+        other: f"{other}:1:1: this is no topology, which has the keys name, task, rule,",
+        tmp_path: f"{tmp_path}: cannot be read: this is a folder: name a file in it",
+    }.items():
+        with pytest.raises(BadInputError) as refused:
+            topology.load(path)
+        assert str(refused.value).startswith(told)
+        assert str(refused.value).count("\n") <= 3
+
+
 @pytest.mark.parametrize(
     ("file", "place", "told"),
     [
