@@ -30,18 +30,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SINGLE = (
-    *("test_swarm.py", "test_up_docker.py", "test_resume.py", "test_actions_in_runs.py"),
-    *("test_behaviours.py", "test_flower.py", "test_own_code.py", "test_up_process.py"),
-    *("test_recipes.py", "test_slow_evaluation.py", "test_api.py", "test_studies.py"),
-    *("test_paper_tasks.py", "test_virtual_fuzz.py", "test_virtual_run.py"),
-)
-"""Files of long tests that share nothing: each goes to whichever worker is free."""
 WHOLE = (
-    *("test_netem.py", "test_notebooks.py", "test_recovery_runs.py", "test_dashboard.py"),
-    *("test_documents.py", "test_wheel.py", "test_papers.py", "test_cli_outputs.py"),
+    *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
+    *("test_recovery_runs.py", "test_dashboard.py", "test_documents.py", "test_wheel.py"),
+    *("test_papers.py", "test_cli_outputs.py"),
 )
-"""Long files with a fixture that all of their tests look at."""
+"""Long files whose tests look at one run, or are runs of containers, whose devices would take each
+other's cores."""
+SINGLE = (
+    *("test_resume.py", "test_actions_in_runs.py", "test_behaviours.py", "test_flower.py"),
+    *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),
+    *("test_api.py", "test_studies.py", "test_paper_tasks.py", "test_virtual_fuzz.py"),
+    "test_virtual_run.py",
+)
+"""Long files whose tests share nothing: each goes to whichever worker is free."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -53,7 +55,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest come first, so that none of them is left to one worker at the end."""
-    order = [*WHOLE[:1], *SINGLE[:2], *WHOLE[1:], *SINGLE[2:]]
+    order = [*WHOLE, *SINGLE]
     items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
 
 
