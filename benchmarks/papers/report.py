@@ -27,6 +27,8 @@ def show(experiment: Experiment, result: Result | None, console: Console, told: 
     console.print(Text(experiment.title, "bold"))
     for line in filter(None, (told, experiment.differs)):
         console.print(Text(line))
+    if not experiment.claims:
+        return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", expand=True)
     for name, share in zip(_CLAIMS, (5, 2, 4, 4, 1, 4), strict=True):
         table.add_column(name, ratio=share, overflow="fold")
@@ -42,7 +44,11 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
         (row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), _strong(row))
         for row in judging.rows(experiment, result)
     ]
-    parts = [f"### {experiment.title}", experiment.differs, _table(_CLAIMS, claims)]
+    parts = [f"### {experiment.title}", experiment.differs]
+    if claims:
+        parts.append(_table(_CLAIMS, claims))
+    elif result is None:
+        parts.append("Not run.")
     if result is not None:
         header = ("", MEASURES[experiment.figure].name, "step size", "seeds compared")
         figures = [

@@ -17,8 +17,9 @@ from benchmarks.papers.bench import SWEEPS, Bench
 from benchmarks.papers.experiments import EXPERIMENTS, MEASURES, Claim, Experiment
 from benchmarks.papers.honest import Verdict
 from benchmarks.papers.results import Cell, Result
-from testbed import topology
+from testbed import sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
+from testbed.run.up import Options
 from testbed.topology import yamlfile
 
 
@@ -323,13 +324,16 @@ def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> None:
-    """Also: its topology is valid, in virtual time, and its page has what is kept of it."""
+    """Also: its runs are valid, in virtual time, and its page has what is kept of it."""
     study = yamlfile.read(SWEEPS / f"{experiment.name}.yaml").data
     named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
     assert named <= set(study["variants"])
     assert len(study["grid"]["seed"]) > honest.SEEDS
     base = topology.load(SWEEPS / study["topology"])
     assert base.runtime.name == "virtual"
+    first = {path: values[:1] for path, values in study["grid"].items()}
+    read = sweeps.of({**study, "grid": first}, experiment.name, SWEEPS, Options())
+    assert [one.variant for one in read.cells] == list(study["variants"])
     assert experiment.figure in MEASURES
     kept = results.read(PAGES / f"{experiment.name}.json")
     page = (PAGES / f"{experiment.paper}.md").read_text(encoding="utf-8")
