@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,22 @@ def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:
     directory = RunDirectory.create(runs, run)
     directory.write_manifest(**{"run": run, "outcome": "after", "created": 0.0, **entries})
     return directory
+
+
+def test_an_interrupt_during_the_imports_is_no_error() -> None:
+    """What takes its time there is typer."""
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from testbed.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(
