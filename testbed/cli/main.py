@@ -382,7 +382,8 @@ def plan_command(
         print_json(launch.devices())
     else:
         groups, rounds, *placed = launch.tables()
-        show(groups, "", as_json=False)
+        spare = [name for name in ("quota", "local", "think", "memory") if name in groups[0]]
+        show(groups, "", as_json=False, spare=spare)
         print_text("")
         show(rounds, "", as_json=False)
         if draw:
