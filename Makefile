@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 # compile all modules anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev
@@ -40,6 +40,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.loading
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.endtoend
+	$(BIN)/python -m benchmarks.startup
 
 # What watching costs. Needs chromium with its driver, a Docker engine, and a quiet machine.
 bench-dashboard: $(VENV)/.installed-dev
