@@ -40,6 +40,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.loading
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.endtoend
+	$(BIN)/python -m benchmarks.startup
 
 # What watching costs. Needs chromium with its driver, a Docker engine, and a quiet machine.
 bench-dashboard: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""What a rule asks of its clients. Of the rules the device's init needs only this, and not NumPy."""
+"""What a rule asks of its clients: all that a device needs of the rules."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from agents.buffers import NONE, Buffers
 from agents.client.byzantine import Attacker
 from agents.client.differential import Privatiser
 from agents.client.uploads import History, Memory, Uploads
+from agents.client_side import ClientSide
 from agents.compression import Compressor
 from agents.config import Local, Named
 from agents.nanoseconds import Nanoseconds
-from agents.rules.interface import ClientSide
 from agents.secure.masked import Masked
 from agents.vectors import Vector
 from agents.wire import FAREWELL, ModelMessage, UpdateMessage

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agents.client_side import ClientSide, Kind
 from agents.config import Local
-from agents.rules.interface import ClientSide, Kind
 from agents.vectors import Vector
 from agents.wire import ModelMessage
 

@@ -27,7 +27,7 @@ from typing import Any, assert_never
 from agents import config, messages, topics
 from agents.clock import Clock
 from agents.config import DeviceConfig, Link
-from agents.device import link, probe, usage
+from agents.device import link, usage
 from agents.device_actions import (
     Crash,
     Disconnect,
@@ -111,6 +111,8 @@ class Init:
 
     def _probe(self, requested: Link) -> None:
         """Measure the link while the client starts, and publish the result."""
+        from agents.device import probe  # which devices without a link do not need
+
         try:
             cfg = self._config
             found = probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from agents.messages import Sample
 
@@ -51,11 +50,12 @@ def schedstat(pid: int) -> dict[str, Any]:
 
 
 def _memory(pid: int | None) -> int:
-    """0 where there is no client."""
+    """Resident bytes of its client; 0 where there is none."""
     try:
-        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
-    except psutil.NoSuchProcess:
+        resident = "0 0" if pid is None else Path(f"/proc/{pid}/statm").read_text()
+    except OSError:
         return 0
+    return int(resident.split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def _cpu() -> dict[str, Any]:
@@ -85,6 +85,10 @@ def _pairs(path: Path) -> dict[str, int]:
 
 def _traffic() -> tuple[int, int]:
     """Bytes received and sent over all interfaces except loopback and ifb (counted twice there)."""
-    counters = psutil.net_io_counters(pernic=True, nowrap=False)
-    ethernet = [each for name, each in counters.items() if name.startswith("eth")]
-    return sum(each.bytes_recv for each in ethernet), sum(each.bytes_sent for each in ethernet)
+    received = sent = 0
+    for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
+        name, _, counters = line.partition(":")
+        if name.strip().startswith("eth"):
+            values = counters.split()
+            received, sent = received + int(values[0]), sent + int(values[8])
+    return received, sent

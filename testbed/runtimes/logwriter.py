@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 from agents import files
+from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
 """Of the latest of each log so much is kept at least, and twice as much at most."""
@@ -33,6 +34,7 @@ class LogWriter:
         """A descriptor to print to, for the log at `path`; the caller closes it."""
         path.touch()
         reading, writing = os.pipe()
+        reading = descriptors.aside(reading)  # with a thousand devices there are as many
         os.set_blocking(reading, False)
         with self._lock:
             self._selector.register(

@@ -42,7 +42,7 @@ from testbed.broker import BROKER, Account, Identity, Listeners
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError, of_os
 from testbed.fidelity.host_load import HostSample
-from testbed.host import die_with_parent, forkserver, run_module
+from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import Forked, ForkServer
 from testbed.plan import agent_configs, dilated
 from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
@@ -162,8 +162,11 @@ class ProcessRuntime:
         """Start broker, aggregator and every device; return the controller's broker.
 
         Before the devices, so that nothing disturbs it, their links are measured. Raises HostError if
-        the broker or the relay does not come up, or a link cannot be measured.
+        the broker or the relay does not come up, a link cannot be measured, or the host allows too few
+        file descriptors.
         """
+        count = len(self._devices)
+        descriptors.allow((4 if self._relayed else 1) * count, f"{count:,} devices")
         accounts = broker.accounts(
             self._directory.run, self._devices, secure=self._spec.topology.secure is not None
         )

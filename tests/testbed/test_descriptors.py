@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import HostError
+from testbed.host import descriptors
+from testbed.runtimes.logwriter import LogWriter
+
+_LIMITED = """
+import resource, sys
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+from testbed.host import descriptors
+descriptors.allow(int(sys.argv[2]), "devices")
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def _allowed(hard: int, count: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _LIMITED, str(hard), str(count)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_logs_of_a_thousand_devices_leave_the_low_numbers_to_who_calls_select(tmp_path: Path) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    descriptors.allow(1100, "logs")
+    writer = LogWriter()
+    with ExitStack() as held:
+        held.callback(writer.close)
+        for number in range(1100):
+            os.close(writer.pipe(tmp_path / f"{number}.log"))
+        new = os.open(tmp_path, os.O_RDONLY)
+        held.callback(os.close, new)
+        assert new < 1024
+    assert soft <= resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_the_soft_limit_is_raised_as_far_as_is_needed_and_allowed() -> None:
+    assert _allowed(4096, 1000).stdout.split() == ["2024", "4096"]
+    assert _allowed(1500, 1000).stdout.split() == ["1500", "1500"]
+
+
+def test_devices_that_take_more_than_the_hard_limit_are_an_error_that_says_so() -> None:
+    assert "devices take 1,400 file descriptors, and this process may have 1,200" in (
+        _allowed(1200, 1300).stderr
+    )
+
+
+def test_where_there_are_no_higher_numbers_a_descriptor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(descriptors, "_SELECTABLE", 2**30)
+    try:
+        assert descriptors.aside(reading) == reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_fleet_that_fits_is_no_error() -> None:
+    descriptors.allow(1, "one device")
+    with pytest.raises(HostError, match="raise the hard limit"):
+        descriptors.allow(2**40, "a fleet")
