@@ -47,7 +47,7 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
         (row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), _strong(row))
         for row in judging.rows(experiment, result)
     ]
-    parts = [f"### {experiment.title}", experiment.differs]
+    parts = [f"### {experiment.title}", textwrap.fill(experiment.differs, LINE)]
     if claims:
         parts.append(_table(_CLAIMS, claims))
     elif result is None:
