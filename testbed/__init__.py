@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from testbed.api.results import track as track
     from testbed.api.running import attach as attach
     from testbed.api.running import down as down
+    from testbed.api.running import list_folders as list_folders
     from testbed.api.running import list_runs as list_runs
     from testbed.api.running import load as load
     from testbed.api.running import page as page
@@ -83,6 +84,7 @@ _WHERE = {
     "ps": "testbed.api.running",
     "down": "testbed.api.running",
     "list_runs": "testbed.api.running",
+    "list_folders": "testbed.api.running",
     "simulate": "testbed.api.simulating",
     "sweep": "testbed.api.studies",
     "SweepResult": "testbed.api.studies",

@@ -1,5 +1,18 @@
-"""`python -m testbed` is `testbed`."""
+"""`testbed`, and `python -m testbed`."""
 
-from testbed.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Entry point. An interrupt is no error, also while all that is needed is imported."""
+    try:
+        from testbed.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

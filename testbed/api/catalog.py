@@ -112,6 +112,8 @@ def add_profile(
     from testbed.plan import elementary
     from testbed.topology import own_profiles
 
+    if not (folder := Path(to).absolute().parent).is_dir():  # before some minutes of measuring
+        raise BadInputError(f"--to {to}: there is no folder {folder}")
     if (file := Path(what)).is_file():
         entries = file.read_text(encoding="utf-8")
     elif not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", what):

@@ -165,7 +165,9 @@ def planned(
         topology = resumed.topology
         options = replace(options, runtime=runtime or resumed.read_manifest().get("runtime"))
     elif resume is not None or topology is None:
-        raise BadInputError("Give a topology file, or --resume RUN (`testbed runs` lists the runs).")
+        raise BadInputError(
+            "Give a topology file or --resume RUN, and not both (`testbed runs` lists the runs)."
+        )
     launch = _planned(text_of(topology), options, Path(runs), resumed)
     serving.check_ports(options)
     return launch

@@ -10,6 +10,7 @@ from testbed import tracking
 from testbed.api.running import read
 from testbed.errors import BadInputError
 from testbed.run import live_runs
+from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.topology.units import share as share
 from testbed.tracking import TRACKERS as TRACKERS
@@ -87,7 +88,7 @@ def export(
     in the folder `to` (None: `tables` in the run's or the sweep's); their paths. `form` is `parquet` or
     `csv`. Of a sweep each run has a folder, and the table `runs` a row for each. Raises
     BadInputError."""
-    folder = _folder_of_runs(str(run), Path(runs))
+    folder = finding.folder_of_runs(str(run), Path(runs))
     directories = _directories(str(run), Path(runs))
     if folder is None:
         (one,) = directories
@@ -108,7 +109,7 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
 
 def _directories(name: str, runs: Path) -> list[RunDirectory]:
     """Of one run, or of all in a folder that have come to their end. Raises BadInputError."""
-    folder = _folder_of_runs(name, runs)
+    folder = finding.folder_of_runs(name, runs)
     if folder is None:
         return [live_runs.located(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
@@ -116,12 +117,3 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     if not ended:
         raise BadInputError(f"{folder}: none of its {len(found)} runs has ended")
     return ended
-
-
-def _folder_of_runs(name: str, runs: Path) -> Path | None:
-    """The folder of runs of this name, if it is one."""
-    return next((path for path in (Path(name), runs / name) if _is_folder_of_runs(path)), None)
-
-
-def _is_folder_of_runs(path: Path) -> bool:
-    return path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("*/manifest.json"))

@@ -129,6 +129,11 @@ def told(row: Mapping[str, Any]) -> dict[str, Any]:
     return listing.told(row)
 
 
+def list_folders(runs: str | Path = "runs") -> list[Path]:
+    """The folders of runs in `runs`, such as those of sweeps, whose runs `list_runs` does not list."""
+    return finding.folders_of_runs(Path(runs))
+
+
 @contextmanager
 def page(
     shown: Iterable[str | Path] = (),
@@ -137,10 +142,13 @@ def page(
     on_progress: Callable[[str], None] = lambda _: None,
     runs: str | Path = "runs",
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Inside, the page that shows these runs in the browser, or lists all in the folder `runs`, is
-    served on `port` (0: a free one) by a process of its own; `on_progress` is told where. Raises
-    BadInputError."""
-    named = [live_runs.located(str(run), Path(runs)) for run in shown]
+    """Inside, the page that shows these runs in the browser, or lists all in the folder `runs`, or in
+    the one that is named alone, such as a sweep's, is served on `port` (0: a free one) by a process of
+    its own; `on_progress` is told where. Raises BadInputError."""
+    names = [str(run) for run in shown]
+    if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:
+        names, runs = [], folder
+    named = [live_runs.located(name, Path(runs)) for name in names]
     if not named and not Path(runs).is_dir():
         raise BadInputError(f"there is no folder {runs}: name one with --runs, or name a run")
     with serving.served_page(named, port, on_progress, runs=Path(runs)) as process:

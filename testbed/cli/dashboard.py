@@ -20,7 +20,7 @@ def dashboard(
         list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Run ids or run directories (default: list all).",
+            help="Run ids, run directories, or a folder of runs such as a sweep's (default: list all).",
             autocompletion=completion.runs,
         ),
     ] = None,

@@ -302,6 +302,12 @@ def list_runs(
         empty = f"None of the {len(every)} runs in {runs} has {matching!r} in its row."
     spare = [name for name in ("devices", "runtime", "task", "duration", "rule") if name != sort]
     show(rows, empty, as_json=as_json, spare=spare)
+    for folder in [] if as_json else running.list_folders(runs):
+        remark(f"Those of {folder.name}: testbed runs --runs {folder}")
+
+
+_SERVERS = ("aggregator", "broker", "controller", "router")
+_NO_ROUNDS = "(empty; a device logs each round of a run that was started with -v)"
 
 
 @app.command()
@@ -327,7 +333,7 @@ def logs(
         return
     for name, text in found.items():
         console.out().print(f"── {name} ", style="bold")
-        print_text(text or "(empty)")
+        print_text(text or ("(empty)" if name in _SERVERS else _NO_ROUNDS))
     if not found:
         print_text(f"{run} has no logs yet")
 
@@ -376,7 +382,8 @@ def plan_command(
         print_json(launch.devices())
     else:
         groups, rounds, *placed = launch.tables()
-        show(groups, "", as_json=False)
+        spare = [name for name in ("quota", "local", "think", "memory") if name in groups[0]]
+        show(groups, "", as_json=False, spare=spare)
         print_text("")
         show(rounds, "", as_json=False)
         if draw:

@@ -16,6 +16,20 @@ def runs_in(folder: Path) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
+def folder_of_runs(name: str, runs: Path) -> Path | None:
+    """The folder of runs, such as a sweep's, that `name` is: a path, or a folder in `runs`."""
+    return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
+
+
+def folders_of_runs(runs: Path) -> list[Path]:
+    """The folders of runs in `runs`."""
+    return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
+
+
+def _holds_runs(path: Path) -> bool:
+    return path.is_dir() and not (path / MANIFEST).exists() and any(path.glob(f"*/{MANIFEST}"))
+
+
 def exactly(run: str, runs: Path) -> Path | None:
     """The directory of `run`, which is a run id in `runs` or a path."""
     return next((path for path in (runs / run, Path(run)) if (path / MANIFEST).is_file()), None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +67,17 @@ def check(names: Sequence[str]) -> None:
                 f"{name} is not installed here: {sys.executable} -m pip install "
                 f"'edge-fl-testbed[{kind.extra}]'"
             )
+        if name == "mlflow" and not _has_store():
+            raise BadInputError(
+                "MLFLOW_TRACKING_URI names no MLflow server, and mlflow-skinny has no database: "
+                f"export MLFLOW_TRACKING_URI=http://HOST:PORT, or {sys.executable} -m pip install mlflow"
+            )
+
+
+def _has_store() -> bool:
+    """Whether MLflow has something to write to: a server, files, or the database that it makes here."""
+    named = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").is_dir()
+    return bool(named) or importlib.util.find_spec("sqlalchemy") is not None
 
 
 def tracker(name: str, run: Path) -> Tracker:

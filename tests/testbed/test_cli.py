@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from testbed.run import up
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
 from testbed.view import View
-from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
+from tests.running import TESTBED, TOPOLOGIES, Testbed, cli, write_topology
 
 QUICKSTART = TOPOLOGIES / "quickstart.yaml"
 
@@ -28,6 +29,32 @@ def finished(runs: Path, run: str = "t-1", **entries: object) -> RunDirectory:
     directory = RunDirectory.create(runs, run)
     directory.write_manifest(**{"run": run, "outcome": "after", "created": 0.0, **entries})
     return directory
+
+
+def test_a_plan_on_a_narrow_terminal_breaks_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = cli(
+        "plan", TOPOLOGIES / "links.yaml", "--runtime", "docker", "--oversubscribe"
+    ).stdout.splitlines()
+    (dsl,) = (line for line in lines if line.startswith("dsl-1"))
+    assert "384kbit" in dsl
+    assert any(line.startswith("Not shown, as the terminal is too narrow: quota") for line in lines)
+
+
+def test_an_interrupt_during_the_imports_is_no_error() -> None:
+    """What takes its time there is typer."""
+    program = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from testbed.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize(

@@ -99,5 +99,8 @@ def test_the_program_runs_by_itself_and_its_result_is_added(testbed: Testbed, tm
     assert device.gflops
     again = testbed("profiles", "--add", tmp_path / "here.yaml", "--to", to)
     assert (again.code, "has a device here already" in again.err) == (2, True)
+    nowhere = testbed("profiles", "--add", "here", "--to", tmp_path / "no" / "such.yaml")
+    assert nowhere.code == 2  # before anything is measured
+    assert f"there is no folder {tmp_path / 'no'}" in nowhere.err
     wrong = testbed("profiles", "--add", "No/Such", "--to", to)
     assert (wrong.code, "there is no such file" in wrong.err) == (2, True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed.api import running
 from testbed.rundir.last import Last, last_of
 from testbed.rundir.listing import arranged, listing, told
 from tests.analysis.conftest import EVENTS, MANIFEST, write_run
@@ -54,6 +57,24 @@ def test_the_command(runs: Path, testbed: Testbed) -> None:
     assert [name for name in names if name in ("a", "b")] == ["b", "a"]
     assert testbed("runs", "--runs", runs, "--find", "nothing").out.startswith("None of the 2 runs")
     assert testbed("runs", "--runs", runs, "--sort", "colour").code == 2
+
+
+def test_a_folder_of_runs_is_named_below_the_list(runs: Path, testbed: Testbed) -> None:
+    """Such as a sweep's; and the page lists its runs."""
+    study = runs / "runs" / "study"
+    study.mkdir(parents=True)
+    for name in "ab":
+        (runs / name).rename(study / name)
+    said = testbed("runs", "--runs", study.parent)
+    assert said.out.splitlines() == [
+        f"No runs in {study.parent}. Next: testbed up TOPOLOGY",
+        f"Those of study: testbed runs --runs {study}",
+    ]
+    assert len(testbed("runs", "--runs", study).out.splitlines()) == 3
+    with running.page(["study"], runs=study.parent, on_progress=(told := list[str]()).append):
+        address = told[0].partition(" ")[2]
+        with urllib.request.urlopen(address) as answer:  # noqa: S310  (our own)
+            assert re.findall(r"run\?run=(\w+)", answer.read().decode()) == ["b", "a"]
 
 
 def test_a_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Path) -> None:

@@ -188,6 +188,14 @@ def test_what_cannot_be_tracked(
     said = testbed("up", tmp_path / "t.yaml", "--track", "excel")
     assert said.code == 2
     assert "no tracker is called 'excel', expected mlflow, wandb, tensorboard" in said.err
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "sqlalchemy" or None)
+    with pytest.raises(BadInputError, match="export MLFLOW_TRACKING_URI=http://HOST:PORT, or"):
+        tracking.check(["mlflow"])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    tracking.check(["mlflow"])
+    monkeypatch.undo()
     monkeypatch.setitem(tracking.TRACKERS, "mlflow", tracking.Kind("", "not_there", "mlflow"))
     with pytest.raises(BadInputError, match=r"pip install 'edge-fl-testbed\[mlflow\]'"):
         tracking.check(["mlflow"])
