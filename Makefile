@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 # compile all modules anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -m alone
 
 check: $(VENV)/.installed-dev

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -11,15 +10,17 @@ from pathlib import Path
 
 import docker
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
 from tests.running import Said, Testbed
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """With `-n auto`: half as many again as cores, as many tests wait for processes."""
-    return math.ceil(1.5 * len(os.sched_getaffinity(0)))
+    """With `-n auto`: twice as many as cores, as many tests wait for processes and containers."""
+    return 2 * len(os.sched_getaffinity(0))
 
 
 def pytest_configure() -> None:
@@ -29,20 +30,45 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = {
-    *("test_netem.py", "test_notebooks.py", "test_paper_tasks.py", "test_papers.py"),
-    *("test_recovery_runs.py", "test_studies.py", "test_virtual_fuzz.py"),
-}
+WHOLE = (
+    *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
+    *("test_recovery_runs.py", "test_dashboard.py", "test_documents.py", "test_wheel.py"),
+    *("test_papers.py", "test_cli_outputs.py"),
+)
+"""Long files whose tests look at one run, or are runs of containers, whose devices would take each
+other's cores."""
+SINGLE = (
+    *("test_resume.py", "test_actions_in_runs.py", "test_behaviours.py", "test_flower.py"),
+    *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),
+    *("test_api.py", "test_studies.py", "test_paper_tasks.py", "test_virtual_fuzz.py"),
+    "test_virtual_run.py",
+)
+"""Long files whose tests share nothing: each goes to whichever worker is free."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests that are alone are asked for, files without any are not imported."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs are in this folder, all else in its folders. Of what runs in parallel the longest files
-    come first, so that none of them is left to one worker at the end."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.parent == here and not item.get_closest_marker("together"):
-            item.add_marker(pytest.mark.alone)
-    items.sort(key=lambda item: not (item.path.parent == here or item.path.name in LONG))
+    """The longest come first, so that none of them is left to one worker at the end."""
+    order = [*WHOLE, *SINGLE]
+    items.sort(key=lambda item: order.index(item.path.name) if item.path.name in order else len(order))
+
+
+def unit_of_work(nodeid: str) -> str:
+    """What a worker gets at once: all tests of a file, or a single one."""
+    file = nodeid.partition("::")[0]
+    return nodeid if Path(file).name in SINGLE else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = unit_of_work
+    return scheduling
 
 
 def unavailable(what: str, why: str) -> None:
@@ -60,6 +86,12 @@ def engine() -> Iterator[docker.DockerClient]:
     client = docker_engine.connect()
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def built(engine: docker.DockerClient) -> images.Images:
+    """The images, made before any run is timed."""
+    return images.ensure(engine, print)
 
 
 @pytest.fixture

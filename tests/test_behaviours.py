@@ -36,9 +36,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
     """Looks for an engine, and builds the images, only where the test is to run in containers."""
     name: str = request.param
     if name == "docker":
-        request.getfixturevalue("engine")
-        built = cli("images", "build", timeout=600)
-        assert built.returncode == 0, built.stdout + built.stderr
+        request.getfixturevalue("built")
     return name
 
 
@@ -72,6 +70,7 @@ def model(run: Finished) -> float:
     return float(vector[0])
 
 
+@pytest.mark.alone
 def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path) -> None:
     devices: Devices = [
         {"name": "fast", "timing": "20ms"},
@@ -92,7 +91,6 @@ def test_a_broadcast_overwrites_what_waits_in_the_receive_buffer(tmp_path: Path)
     assert all(u.dispatched == dispatched[u.base_version] for u in both)
 
 
-@pytest.mark.together
 @pytest.mark.parametrize(
     ("runtime", "send_buffer"),
     [("process", "hold"), pytest.param("docker", "overwrite", marks=pytest.mark.docker)],
@@ -114,7 +112,6 @@ def test_an_update_waits_in_the_send_buffer_until_it_is_pulled(
         assert waited > 2 * 0.04  # it lay there while the other client was drawn again and again
 
 
-@pytest.mark.together
 @pytest.mark.parametrize(
     "rule",
     [
@@ -140,7 +137,6 @@ def test_an_interrupted_client_sends_the_steps_that_it_has_done(
     assert all(b.base_version >= a.applied_version for a, b in pairwise(endless))
 
 
-@pytest.mark.together
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
     """AREA: x + u is the mean of the y_i, as long as each client goes on from its own."""
@@ -206,7 +202,6 @@ def in_docker(do: Literal["kill", "start"], container: str) -> None:
         getattr(engine.api, do)(container)
 
 
-@pytest.mark.together
 @pytest.mark.parametrize(
     ("rule", "local", "losses"),
     [

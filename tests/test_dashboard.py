@@ -88,7 +88,6 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert left_as_processes(path.name) == []
 
 
-@pytest.mark.together
 def test_runs_that_are_over_side_by_side(over: Path) -> None:
     names = [path.name for path in over.iterdir()]
     with served(over) as url, browser.opened("dark") as page:
@@ -116,7 +115,6 @@ def test_runs_that_are_over_side_by_side(over: Path) -> None:
         assert page.complaints() == []
 
 
-@pytest.mark.together
 def test_only_its_own_pages_may_connect(over: Path) -> None:
     with served(over) as url:
         own = url.rstrip("/")

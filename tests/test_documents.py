@@ -27,8 +27,6 @@ from testbed.topology import machines, profiles, validation_errors, yamlfile
 from tests import browser
 from tests.conftest import unavailable
 
-pytestmark = pytest.mark.together
-
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md"))
 DOCUMENTS = [*ROOT.glob("*.md"), *PAGES]

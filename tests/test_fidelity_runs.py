@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from agents import events
 from tests.running import cli, left_as_processes, left_in_docker
+
+pytestmark = pytest.mark.alone
 
 CPU_ERROR = {"docker": 3.0, "process": 10.0}
 """%."""
@@ -20,6 +24,8 @@ class Found:
     runtime: str
     devices: dict[str, dict[str, Any]]
     """The figures of each device of both grids."""
+    records: list[events.Record]
+    """Of both runs."""
 
 
 @pytest.fixture(
@@ -38,12 +44,25 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     figures: dict[str, dict[str, Any]] = {}
     for file in files:
         figures |= json.loads(file.read_text())["devices"]
-    return Found(runtime, figures)
+    return Found(
+        runtime, figures, [one for file in files for one in events.read(file.parent / "events.jsonl")]
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu-5", "cpu-10", "cpu-25", "cpu-50"])
 def test_a_share_is_met(found: Found, device: str) -> None:
     assert abs(found.devices[device]["cpu"]["error"]) < CPU_ERROR[found.runtime]
+
+
+def test_training_takes_as_long_as_the_share_says(found: Found) -> None:
+    """In the mean: where the host's cores are slower for some seconds, both medians need not be of
+    these, but both means are."""
+    updates = [one for one in found.records if isinstance(one, events.UpdateApplied)]
+    slow, fast = (
+        statistics.fmean(u.train_end - u.train_start for u in updates if u.client == device)
+        for device in ("cpu-10", "cpu-25")
+    )
+    assert 2.0 < slow / fast < 3.0
 
 
 @pytest.mark.parametrize("device", ["slow", "3g", "dsl", "4g", "cable", "fibre"])

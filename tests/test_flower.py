@@ -21,7 +21,6 @@ from testbed.api.given import text_of
 from tests.conftest import unavailable
 
 APP = Path(__file__).parent / "flower_app"
-pytestmark = pytest.mark.together
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,6 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
     return {}
 
 
-pytestmark = pytest.mark.together
-
-
 @pytest.fixture(autouse=True)
 def row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(traits.RUNTIMES["process"], module=__name__, notice="devices are new")

@@ -53,7 +53,6 @@ def tags_for(path: Path) -> list[str]:
     return [tag for tag, user in images.registered().items() if user == str(path)]
 
 
-@pytest.mark.together
 @pytest.mark.parametrize(
     "runtime", [pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"]
 )

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.together
-
 ROOT = Path(__file__).parents[1]
 TOPOLOGY = """
 name: recipe

@@ -22,8 +22,6 @@ from tests.running import (
     write_topology,
 )
 
-pytestmark = pytest.mark.together
-
 
 def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is

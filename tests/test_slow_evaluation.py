@@ -69,6 +69,7 @@ def last_sample(run: Finished) -> float:
     return last - epoch
 
 
+@pytest.mark.alone
 def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> None:
     """Its devices end with it, and do not wait for the evaluation."""
     began = time.monotonic()
@@ -89,7 +90,6 @@ def test_a_run_ends_when_it_is_to_end_though_its_evaluation_does_not(up: Up) -> 
     assert replay(RunDirectory(run.path)).updates == len(run.updates) > 0
 
 
-@pytest.mark.together
 def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
     interrupted: list[float] = []
 
@@ -110,7 +110,6 @@ def test_ctrl_c_ends_the_wait(up: Up, tmp_path: Path) -> None:
     assert replay(RunDirectory(run.path)).updates == len(run.updates)
 
 
-@pytest.mark.together
 def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -> None:
     """What was recorded by then is there."""
     run = up("1 / 0", timeout=60, code=1, stop={"after": "60s"})
@@ -119,6 +118,7 @@ def test_an_evaluation_that_fails_ends_the_run_at_once_with_its_reason(up: Up) -
     assert run.manifest["outcome"] == "failed"
 
 
+@pytest.mark.alone
 def test_models_are_evaluated_after_the_run(up: Up) -> None:
     """All of them, longer than a run would wait otherwise; nothing happens to its devices meanwhile."""
     run = up(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import signal
 import socket
 import statistics
@@ -37,102 +36,9 @@ from tests.running import (
     write_topology,
 )
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("built")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def images(engine: docker.DockerClient) -> None:
-    """Built once, so that no test below measures the building."""
-    built = cli("images", "build", timeout=600)
-    assert built.returncode == 0, built.stdout + built.stderr
-
-
-@pytest.fixture(scope="module")
-def two_speeds(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run of a device at 0.1 core beside one at 0.25, and two on a slow link."""
-    folder = tmp_path_factory.mktemp("two-speeds")
-    topology = write_topology(
-        folder,
-        # Long enough that a quota period more or less at its ends makes no difference.
-        task={"name": "digits-logreg", "local": {"steps": 300, "batch_size": 256, "lr": 0.01}},
-        devices=[
-            {"name": "slow", "cpu": 0.1},
-            {"name": "fast", "cpu": 0.25},
-            {"name": "far", "cpu": 0.2, "link": {"up": "64kbit", "down": "128kbit"}},
-        ],
-        stop={"after": "20s"},
-        record="updates",
-    )
-    done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Finished.only_one_in(folder / "runs")
-
-
-def test_run_directory_tells_the_story(two_speeds: Finished) -> None:
-    files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
-    files |= {"models", "logs", "inputs.bin"}
-    assert {path.name for path in two_speeds.path.iterdir()} == files
-    models = {path.name for path in (two_speeds.path / "models").iterdir()}
-    assert {"000000.safetensors", "final.safetensors"} <= models
-    first, last = two_speeds.records[0], two_speeds.records[-1]
-    assert isinstance(first, events.RunStarted)
-    assert first.clients == ("slow", "fast", "far")
-    assert isinstance(last, events.RunEnded)
-    assert last.reason == "after"
-    assert last.updates == len(two_speeds.updates) > 0
-
-
-def test_a_replay_is_the_same_to_the_last_bit(two_speeds: Finished) -> None:
-    done = cli("replay", two_speeds.path.name, "--runs", two_speeds.path.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(two_speeds.updates)} updates among them" in done.stdout
-
-
-def test_timestamps_are_in_order(two_speeds: Finished) -> None:
-    for u in two_speeds.updates:
-        times = [u.dispatched, u.downloaded, u.train_start, u.train_end, u.sent, u.arrived, u.applied]
-        assert times == sorted(times)
-        assert u.staleness == u.applied_version - 1 - u.base_version >= 0
-
-
-def test_cpu_quota_is_real(two_speeds: Finished) -> None:
-    """A device at 0.1 core takes 2 to 3 times the train time of one at 0.25. In the mean: where the
-    host's cores are slower for some seconds, both medians need not be of these, but both means are."""
-    train = {
-        name: statistics.fmean(u.train_end - u.train_start for u in two_speeds.of_group(name))
-        for name in ("slow", "fast")
-    }
-    assert 2.0 < train["slow"] / train["fast"] < 3.0
-
-
-def test_link_is_real(two_speeds: Finished) -> None:
-    """A model of 2,600 bytes and headers takes its time at 64 kbit/s up and 128 kbit/s down."""
-    slowest_possible = 0.9  # the bucket holds some packets
-    for u in two_speeds.of_group("far")[1:]:
-        assert u.arrived - u.sent > slowest_possible * (u.bytes - 7570) * 8 / 64_000
-    fast = statistics.median(u.arrived - u.sent for u in two_speeds.of_group("fast"))
-    far = statistics.median(u.arrived - u.sent for u in two_speeds.of_group("far"))
-    assert far > fast
-
-
-def test_devices_keep_to_their_memory(two_speeds: Finished) -> None:
-    samples = [s for s in two_speeds.telemetry if s["device"] == "fast"]
-    assert len(samples) > 5
-    assert max(s["memory"] for s in samples) < 300e6
-
-
-def test_secrets_are_gone(two_speeds: Finished) -> None:
-    """Nothing that looks like one of the passwords (32 URL-safe characters) is in any text."""
-    for path in two_speeds.path.rglob("*"):
-        if path.suffix in {".json", ".jsonl", ".log", ".yaml"}:
-            assert not re.search(r"(?<![\w-])[\w-]{32}(?![\w-])", path.read_text()), path
-
-
-def test_nothing_is_left(two_speeds: Finished, engine: docker.DockerClient) -> None:
-    assert left_in_docker(engine) == []
-
-
-@pytest.mark.together
 def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
@@ -250,7 +156,6 @@ def assert_no_effect_on(device: str, run: Finished) -> None:
     assert device not in {one.client for one in rejected}
 
 
-@pytest.mark.together
 def test_ctrl_c_during_start_up_leaves_nothing(engine: docker.DockerClient, tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
@@ -268,7 +173,6 @@ def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerCli
     assert took < 10
 
 
-@pytest.mark.together
 def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_path: Path) -> None:
     stop = {"target_accuracy": 0.8, "after": "2min"}
     topology = write_topology(tmp_path, "mnist-fedbuff", stop=stop)
@@ -282,7 +186,6 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     assert stale["slow"] > 2 * stale["fast"]
 
 
-@pytest.mark.together
 @pytest.mark.parametrize(
     ("task", "partition", "size"),
     [
@@ -332,7 +235,6 @@ class Greedy(DigitsLogreg):
 """
 
 
-@pytest.mark.together
 def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_path: Path) -> None:
     """The other one, with room for it, goes on."""
     (tmp_path / "code").mkdir()
@@ -358,7 +260,6 @@ def test_a_device_that_the_kernel_kills_for_lack_of_memory_is_told_as_that(tmp_p
     assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
 
 
-@pytest.mark.together
 def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 8})
@@ -369,6 +270,7 @@ def test_the_same_fleet_otherwise(data_root: Path, tmp_path: Path) -> None:
     assert len(run.updates) >= 8
 
 
+@pytest.mark.alone  # `--all` would end the runs of others
 def test_down_after_the_controller_was_killed(engine: docker.DockerClient, tmp_path: Path) -> None:
     """From another directory; with links, so that there is a router and traffic control to clean up."""
     before = _network_state()
@@ -391,7 +293,6 @@ def _network_state() -> list[str]:
     return [done.stdout for done in found]
 
 
-@pytest.mark.together
 def test_twenty_devices(
     engine: docker.DockerClient, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

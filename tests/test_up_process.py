@@ -29,7 +29,6 @@ from tests.running import (
 )
 
 
-@pytest.mark.together
 def test_runs_to_the_end(tmp_path: Path) -> None:
     """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
     Devices are evaluated one by one. With `-v` their clients say what they do."""
@@ -68,6 +67,7 @@ def test_runs_to_the_end(tmp_path: Path) -> None:
     assert left_as_processes(run.path.name) == []
 
 
+@pytest.mark.alone
 def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
     topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})
@@ -84,7 +84,6 @@ def test_stretched_time_is_told_as_the_devices_have_it(tmp_path: Path) -> None:
     assert re.search(rf" as a \(.*k{4 * KEEPALIVE}\b", broker), broker
 
 
-@pytest.mark.together
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     """At first the link is measured, for 5 s."""
@@ -104,7 +103,6 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 
-@pytest.mark.together
 def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     """And one of its clients gets no further at the broker than it should."""
     runs = tmp_path / "runs"
@@ -126,7 +124,6 @@ def test_detached_run_is_seen_and_taken_down(tmp_path: Path) -> None:
     assert manifest["refused"].keys() == {"fast", "?"}
 
 
-@pytest.mark.together
 def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:
@@ -152,7 +149,6 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
     assert {one.name for one in path.iterdir()} == kept
 
 
-@pytest.mark.together
 def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
     topology = write_topology(tmp_path, devices=[{"name": "far", "cpu": 0.5, "link": {"loss": "1%"}}])
     done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
@@ -162,7 +158,6 @@ def test_a_link_that_loses_packets_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.together
 def test_sums_are_all_that_leaves_the_clients(tmp_path: Path) -> None:
     """Secure aggregation with noise once per version, among processes with keys and a broker of their
     own; one of three is ended in the middle and comes back, and any two open a sum."""

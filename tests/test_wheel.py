@@ -15,8 +15,6 @@ import pytest
 from testbed import images
 from tests.running import Finished, write_small_topology
 
-pytestmark = pytest.mark.together
-
 ROOT = Path(__file__).parents[1]
 SOURCES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"),

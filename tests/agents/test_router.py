@@ -18,8 +18,6 @@ from agents.router.main import (
     queue_rules,
 )
 
-pytestmark = pytest.mark.alone
-
 
 def _lines(rules: list[list[str]]) -> list[str]:
     return [" ".join(rule) for rule in rules]

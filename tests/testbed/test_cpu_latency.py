@@ -10,8 +10,6 @@ import pytest
 
 from testbed.host.cpu_latency import LATENCY, keep_awake
 
-pytestmark = pytest.mark.alone
-
 
 def _bearable() -> int:
     """The wake-up time in µs that this host's cores now keep to."""
@@ -19,6 +17,7 @@ def _bearable() -> int:
     return microseconds
 
 
+@pytest.mark.alone  # runs keep them awake, too
 @pytest.mark.skipif(not os.access(LATENCY, os.W_OK), reason="needs to write /dev/cpu_dma_latency")
 def test_cores_stay_awake_meanwhile() -> None:
     before = _bearable()

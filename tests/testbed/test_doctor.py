@@ -13,8 +13,6 @@ from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 
-pytestmark = pytest.mark.alone
-
 LIMITS: dict[str, Any] = {
     "CgroupVersion": "2",
     "CpuCfsQuota": True,
@@ -79,6 +77,7 @@ def test_limits_that_do_not_hold_are_found(change: dict[str, Any], status: str) 
     assert (finding.fix is None) == (status == "ok")
 
 
+@pytest.mark.alone  # others make interfaces, too
 def test_a_kernel_feature_is_tried_and_leaves_nothing() -> None:
     interfaces = set(Path("/sys/class/net").iterdir())
     for feature in kernel.FEATURES:

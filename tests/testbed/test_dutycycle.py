@@ -13,8 +13,6 @@ import pytest
 
 from testbed.runtimes.dutycycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
 
-pytestmark = pytest.mark.alone
-
 BUSY = "while True: pass"
 BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 

@@ -25,8 +25,6 @@ from testbed.host import subprocesses
 from testbed.images import debian, expectation, inside, inventory, own, wheels
 from testbed.topology import parse
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> tuple[Path, Path]:
@@ -213,11 +211,6 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
         debian.bootstrap(["python3"], "amd64", tmp_path, threading.Event())
 
 
-@pytest.fixture(scope="module")
-def built(engine: docker.DockerClient) -> images.Images:
-    return images.ensure(engine, print)
-
-
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_what_is_built_is_not_built_again(engine: docker.DockerClient, built: images.Images) -> None:
@@ -281,6 +274,7 @@ def context(built: images.Images, tmp_path: Path) -> Path:
     return tmp_path / "context.tar"
 
 
+@pytest.mark.alone  # others build images, too
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_ctrl_c_during_a_build_leaves_nothing(

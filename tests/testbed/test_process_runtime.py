@@ -41,8 +41,6 @@ from testbed.runtimes import process
 from testbed.runtimes.process import GRACE_SECONDS, ProcessRuntime, Programs
 from testbed.topology import parse
 
-pytestmark = pytest.mark.alone
-
 T = TypeVar("T")
 SLEEP = "import time; time.sleep(600)"
 BUSY = "print('busy', flush=True)\nwhile True: pass"
@@ -236,6 +234,7 @@ def test_a_device_is_limited_and_keeps_to_its_cpus(make: Make, tmp_path: Path) -
     assert set(device.cpu_affinity() or []) == die_with_parent.cpu_numbers(run.plan.device_cpus)
 
 
+@pytest.mark.alone
 def test_stop_is_quick_with_twenty_that_are_deaf_and_suspended(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=20, cpu=0.01)
     runtime = make(run, STUBBORN)

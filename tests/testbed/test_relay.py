@@ -23,8 +23,6 @@ from testbed.relay.pipe import on_wire
 from testbed.relay.server import Lane, Relay
 from testbed.relay.traffic import Traffic
 
-pytestmark = pytest.mark.alone
-
 HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
 """The ends of a new connection: the device's and the broker's."""
@@ -182,6 +180,7 @@ def test_what_passes_is_counted_for_whoever_has_the_file(
     assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
 
 
+@pytest.mark.alone
 def test_a_change_affects_only_the_fields_it_names(relay: Relay, through: Through, of: Of) -> None:
     access = of(Link(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
@@ -205,6 +204,7 @@ def test_of_an_access_only_what_is_limited_is_shared() -> None:
     assert found["b"][0][0] is not found["c"][0][0]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
     upwards: bool, through: Through, of: Of
@@ -234,6 +234,7 @@ def test_devices_of_a_cell_have_its_rate_together_and_equal_parts_of_it(
     assert min(ended) > 0.5 * max(ended)
 
 
+@pytest.mark.alone
 def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> None:
     shared = shared_lanes(dict.fromkeys("ab", Access("wifi", CELL)))
     slow, fast = (
@@ -248,6 +249,7 @@ def test_a_slow_device_does_not_hold_up_its_cell(through: Through, of: Of) -> No
     assert time.monotonic() - begin == pytest.approx(0.21, abs=0.05)
 
 
+@pytest.mark.alone
 def test_a_device_without_network_takes_nothing_of_its_cell(
     relay: Relay, through: Through, of: Of
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_transfer_takes_a_second_and_neither_too_few_bytes_nor_too_many() -> N
     assert probe.size(1_000_000_000) == 4_000_000
 
 
+@pytest.mark.alone
 def test_transfers_measure_the_rate_in_each_direction() -> None:
     """Through the loopback interface, which is faster than any link."""
     with probe.answering(HOST) as port:

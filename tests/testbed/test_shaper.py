@@ -21,8 +21,6 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.container_actions import Device, respond
 from testbed.topology import Topology, parse
 
-pytestmark = pytest.mark.alone
-
 LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
 HAVING = Host((0, 1), 2**34, None)
 LINKED = "devices: [{name: pi, cpu: 0.2, link: {up: 1mbit, rtt: 80ms}}]"

@@ -30,8 +30,6 @@ from agents.device_actions import (
 )
 from agents.transport import Received
 
-pytestmark = pytest.mark.alone
-
 SLOW_GOODBYE = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), sys.exit(0)))

@@ -15,8 +15,6 @@ import pytest
 from agents.device.nfqueue import Notice, PacketQueues, QueueError, parse
 from tests.conftest import unavailable
 
-pytestmark = pytest.mark.alone
-
 PACKET, ERROR = 0x0300, 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-import galois
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +20,8 @@ _TOP = FIELD.p - 1
 
 
 def test_arithmetic_is_that_of_galois_at_the_edges_too() -> None:
+    import galois  # takes a second and a half
+
     gf = galois.GF(FIELD.p)
     edges = np.array([0, 1, 2, 0xFFFF, 0x10000, FIELD.p // 2, _TOP - 1, _TOP], np.uint32)
     a, b = np.repeat(edges, len(edges)), np.tile(edges, len(edges))
@@ -47,6 +48,8 @@ def test_reduces_whatever_64_bits_hold() -> None:
 
 def test_interpolates_like_galois() -> None:
     """What takes a polynomial's values at some points to those at others."""
+    import galois
+
     gf = galois.GF(FIELD.p)
     polynomial = galois.Poly([_TOP, 5, 0, 123456789], field=gf)
     points, targets = [1, 2, 3, 9], [4, 5, 2**30]

@@ -1,0 +1,107 @@
+"""What a user's hand, and who crashes, leaves or loses its network, do to a run of local processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from agents import events
+from tests.running import (
+    TOPOLOGIES,
+    Finished,
+    Testbed,
+    cli,
+    interrupt,
+    left_as_processes,
+    started,
+    until_printed,
+    write_topology,
+)
+
+
+def test_a_users_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path) -> None:
+    topology = write_topology(
+        tmp_path,
+        task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
+        devices=[{"name": "a", "cpu": 0.3}, {"name": "b", "cpu": 0.3, "link": {"rtt": "10ms"}}],
+        rule={"name": "fedbuff", "buffer_size": 1},
+        stop={"after": "60s"},
+    )
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (run,) = runs.iterdir()
+        for command in (
+            "set {} a --cpu 0.1",
+            "set {} a --up 12mbit",
+            "pause {} b",
+            "resume {} b",
+            "kill {} b",
+            "restart {} b",
+        ):
+            done = testbed(*command.format(run).split(), "--runs", runs)
+            assert done.code == 0, done.err
+        for command, told in (
+            ("kill {} c", "has no device c; it has a, b"),
+            ("set {} a", "nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss"),
+            ("set {} a --cpu 0", "--cpu 0: expected a positive share of one host core such as 0.25"),
+            ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would ask for 64.3 cores"),
+            ("set {} a --up 12", "--up 12: expected a rate"),
+            ("set {} a --up 12mbit --loss 1%", "loses no packets: use the docker runtime"),
+            ("kill nowhere a", "no run nowhere"),
+            ("shell {} a", "ran in the process runtime, whose devices are no containers"),
+        ):
+            refused = testbed(*command.format(run).split(), "--runs", runs)
+            assert (refused.code, refused.out) == (2, "")
+            assert told in refused.err
+        until_printed(up, "online: b")
+        interrupt(up)
+    ended = Finished.only_one_in(runs)
+    acted = [record for record in ended.records if isinstance(record, events.Acted)]
+    assert [(a.device, a.details["action"], a.source) for a in acted] == [
+        ("a", "set", "hand"),
+        ("a", "set", "hand"),
+        ("b", "pause", "hand"),
+        ("b", "resume", "hand"),
+        ("b", "crash", "hand"),
+        ("b", "restart", "hand"),
+    ]
+    assert left_as_processes(run.name) == []
+    over = testbed("kill", run, "a", "--runs", runs)
+    assert (over.code, over.out) == (2, "")
+    assert "is not running" in over.err
+
+
+def test_areas_mean_holds_through_crash_outage_and_churn(tmp_path: Path) -> None:
+    """A step that was lost, or counted twice, would be in x + u, and so in where it ends, for ever."""
+    done = cli("up", TOPOLOGIES / "faults.yaml", "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    acted = [r.details["action"] for r in run.records if isinstance(r, events.Acted)]
+    assert {"crash", "restart", "disconnect", "reconnect", "set"} == set(acted)
+    assert acted.count("crash") > 1  # churn's
+    assert f"Scenario: {len(acted)} steps done, at most" in done.stdout
+    (w,) = load_file(run.path / "models" / "final.safetensors").values()
+    assert float(w[0]) == pytest.approx(3.0, abs=0.05)
+
+
+def test_who_leaves_takes_its_memory_out_of_areas_mean(tmp_path: Path) -> None:
+    """Started again, it is not listened to any more."""
+    topology = write_topology(
+        tmp_path,
+        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.3}},
+        rule={"name": "area", "criterion": "every", "every": 2},
+        devices=[{"name": name, "cpu": 0.2, "timing": "100ms"} for name in ("left", "middle", "right")],
+        scenario=[{"at": "2s", "leave": "right"}],
+        evaluate={"every": "2s"},
+        stop={"after": "6s"},
+    )
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Finished.only_one_in(tmp_path / "runs")
+    notes = [record.message for record in run.records if isinstance(record, events.Note)]
+    assert any(note.startswith("right retired: its model is out of the mean") for note in notes), notes
+    (w,) = load_file(run.path / "models" / "final.safetensors").values()
+    assert float(w[0]) == pytest.approx(1.5, abs=0.05)  # the mean of those who stayed
