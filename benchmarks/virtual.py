@@ -1,13 +1,14 @@
 """Virtual time, and the local training in it, against plain loops over the clients.
 
-    python -m benchmarks.virtual [stacks]
+    python -m benchmarks.virtual [stacks | start]
 
 Client-steps (mini-batch steps of one client) per second and, as ratios, how many times as many as three
 loops over the clients in the same run make: one as tutorials write it (DataLoader, torch.optim), a lean
 one in PyTorch (autograd, SGD by hand), and for logistic regression a lean one in NumPy (the gradient by
 hand, all in place). Of the batched trainer with all clients at once; of a whole run of AREA, where
 far fewer are pending when the next result is needed; and of the trainer by how many there are.
-`stacks` prints what it brings to train a perceptron's clients as one stack (docs/virtual-time.md).
+`stacks` prints what it brings to train a perceptron's clients as one stack (docs/virtual-time.md);
+`start`, which is part of the whole, how long `testbed up` takes until the run clock starts.
 
 All take turns, and of each the median counts. Absolute numbers are this machine's. MNIST and CIFAR-10
 come from TESTBED_DATA where that is set, else noise of their shape is as good.
@@ -20,11 +21,12 @@ import functools
 import itertools
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +37,7 @@ import yaml
 from torch.nn.utils import vector_to_parameters
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from agents import events
 from agents.client import randomness
 from agents.config import Local
 from agents.flat import initial
@@ -70,6 +73,9 @@ _STEPS = 1024
 _AT_ONCE = (1, 4, 14, 64, 128)
 _STACKS = ((10, 32), (16, 32), (32, 32), (100, 32), (16, 100), (100, 100))
 """Clients and hidden units of a perceptron."""
+_AREA = {"name": "area", "criterion": "every", "every": 4}
+_FEDBUFF = {"name": "fedbuff", "buffer_size": 10, "concurrency": 30}
+_STARTS = 5
 _WIDTHS = (16, 9, 11, 8, 14, 9)
 
 
@@ -86,6 +92,9 @@ class Setting:
     updates: int
     """Of a whole run."""
     lr: float = 0.05
+    rule: Mapping[str, Any] = field(default_factory=lambda: _AREA)
+    goal: str = ""
+    """What a whole run is to reach."""
 
     def parts(self) -> list[Indices]:
         """Samples of each client in `train`."""
@@ -102,11 +111,40 @@ def settings() -> list[Setting]:
     cifar = _images("uoft-cs/cifar10", (50_000, 3, 32, 32))
     logreg, cnn, mlp = MnistLogreg(), Cifar10Cnn(), Perceptron()
     return [
-        Setting("mnist-logreg, M = 1", logreg, mnist, 128, batch_size=32, steps=1, updates=4000),
+        Setting(
+            "mnist-logreg, FedBuff, M = 20",
+            logreg,
+            mnist,
+            100,
+            batch_size=32,
+            steps=20,
+            updates=2000,
+            rule=_FEDBUFF,
+            goal="35,000 per second",
+        ),
+        Setting(
+            "mnist-logreg, M = 1",
+            logreg,
+            mnist,
+            128,
+            batch_size=32,
+            steps=1,
+            updates=4000,
+            goal="12,000 per second",
+        ),
         Setting("mnist-logreg, M = 50", logreg, mnist, 128, batch_size=32, steps=50, updates=1000),
         Setting("perceptron, M = 10", mlp, mnist, 10, batch_size=16, steps=10, updates=1000),
         Setting("perceptron, M = 10", mlp, mnist, 100, batch_size=16, steps=10, updates=1000),
-        Setting("cifar10-cnn, M = 5", cnn, cifar, 100, batch_size=10, steps=5, updates=200),
+        Setting(
+            "cifar10-cnn, M = 5",
+            cnn,
+            cifar,
+            100,
+            batch_size=10,
+            steps=5,
+            updates=200,
+            goal="1.6 times the loop in PyTorch",
+        ),
     ]
 
 
@@ -271,7 +309,7 @@ class Batched:
 
 
 class WholeRun:
-    """A run of AREA in virtual time: rule, aggregator, clients, records and journal included."""
+    """A run in virtual time: rule, aggregator, clients, records and journal included."""
 
     def __init__(self, setting: Setting) -> None:
         topology: dict[str, Any] = {
@@ -282,7 +320,7 @@ class WholeRun:
                 **vars(setting.task),
                 "local": {"steps": setting.steps, "batch_size": setting.batch_size, "lr": setting.lr},
             },
-            "rule": {"name": "area", "criterion": "every", "every": 4},
+            "rule": dict(setting.rule),
             "devices": [
                 {
                     "name": "client",
@@ -362,7 +400,8 @@ def compare(setting: Setting) -> None:
     heading = f"{setting.label}, {setting.clients} clients"
     print(f"\n{heading:<32}{'per second':>8}{'trainer ÷':>12}{'whole run ÷':>12}")
     print(f"{'trainer':>20}{1 / trainer:>20.0f}")
-    print(f"{'whole run':>20}{1 / whole:>20.0f}")
+    goal = f"   to reach: {setting.goal}" if setting.goal else ""
+    print(f"{'whole run':>20}{1 / whole:>20.0f}{goal}")
     for name, seconds in best.items():
         ratios = f"{seconds / trainer:>12.2f}{seconds / whole:>12.2f}"
         print(f"{name:>20}{1 / seconds:>20.0f}{ratios}")
@@ -414,6 +453,34 @@ def stacks() -> None:
         )
 
 
+def print_start() -> None:
+    """How long `testbed up` takes before the run clock starts."""
+    task = "mnist-logreg" if os.environ.get("TESTBED_DATA") else "digits-logreg"
+    topology = {
+        "name": "start",
+        "task": {"name": task, "local": {"steps": 1}},
+        "rule": {"name": "fedbuff"},
+        "devices": [{"name": "client", "count": 100, "timing": "1s"}],
+        "stop": {"updates": 10},
+        "runtime": {"name": "virtual"},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "topology.yaml"
+        path.write_text(yaml.safe_dump(topology), encoding="utf-8")
+        seconds = [_until_the_clock_starts(path, Path(folder) / str(k)) for k in range(_STARTS + 1)]
+    median = statistics.median(seconds[1:])  # the first one fills the caches
+    print(f"\n{task}, 100 clients, seconds until the run clock starts: {median:.2f}   to reach: 1.5")
+
+
+def _until_the_clock_starts(topology: Path, runs: Path) -> float:
+    """Seconds from the command on."""
+    began = time.time()
+    command = [sys.executable, "-m", "testbed", "up", str(topology), "--runs", str(runs)]
+    subprocess.run(command, check=True, capture_output=True)
+    (journal,) = runs.glob("*/events.jsonl")
+    return next(r.wall_clock for r in events.read(journal) if isinstance(r, events.RunStarted)) - began
+
+
 def _row(*cells: object) -> None:
     print("".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)), flush=True)
 
@@ -422,10 +489,14 @@ def main() -> None:
     if sys.argv[1:] == ["stacks"]:
         stacks()
         return
+    if sys.argv[1:] == ["start"]:
+        print_start()
+        return
     print("Client-steps per second, and how many times as many as each loop over the clients")
     for setting in settings():
         compare(setting)
-    by_number_at_once(settings()[0])
+    by_number_at_once(settings()[1])
+    print_start()
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def _show(experiment: Experiment, here: results.Result | None, console: Console)
         report.show(experiment, here, console, report.made(experiment, here))
         return
     kept = results.read(PAGES / f"{experiment.name}.json")
-    told = f"Not run here. {report.made(experiment, kept) if kept else ''}"
+    told = f"Not run here. {report.made(experiment, kept)}" if kept else "Not run yet (--full)."
     report.show(experiment, kept, console, told)
 
 

@@ -131,7 +131,8 @@ def settled(judged: Mapping[Steps, Judgement], chosen: Steps) -> tuple[Steps, Ju
     against = [steps for steps in by_mean if steps[1] == chosen[1]]
     for steps in by_mean:
         if judged[steps].verdict is Verdict.NOT_TESTED:
-            return steps, judged[steps]
+            pair = "" if steps == chosen else f", with step sizes {steps[0]:g} and {steps[1]:g}"
+            return steps, replace(judged[steps], reason=judged[steps].reason + pair)
     if all(judged[steps].verdict is Verdict.HOLDS for steps in for_it):
         return for_it[0], judged[for_it[0]]
     if all(judged[steps].verdict is Verdict.FAILS for steps in against):

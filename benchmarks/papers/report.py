@@ -22,16 +22,19 @@ _DECIDED = (Verdict.HOLDS, Verdict.FAILS)
 
 
 def show(experiment: Experiment, result: Result | None, console: Console, told: str = "") -> None:
-    """Print the claims of `experiment`; `told`: of these runs."""
+    """Print the claims of `experiment`, and what became of them; `told`: of these runs."""
     console.print()
     console.print(Text(experiment.title, "bold"))
     for line in filter(None, (told, experiment.differs)):
         console.print(Text(line))
-    if not experiment.claims:
+    if result is None:
+        for claim in experiment.claims:
+            published = f" (published: {claim.published})" if claim.published else ""
+            console.print(Text(f"  {claim.text}{published}"))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", expand=True)
-    for name, share in zip(_CLAIMS, (5, 2, 4, 4, 1, 4), strict=True):
-        table.add_column(name, ratio=share, overflow="fold")
+    for name, share in zip(_CLAIMS, (5, 2, 4, 4, 0, 4), strict=True):
+        table.add_column(name, ratio=share or None, overflow="fold")
     for row in judging.rows(experiment, result):
         verdict = Text(_verdict(row), "" if row.verdict is Verdict.HOLDS else "bold")
         table.add_row(row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), verdict)
@@ -44,7 +47,7 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
         (row.claim, row.published, row.ours, row.difference, str(row.seeds or ""), _strong(row))
         for row in judging.rows(experiment, result)
     ]
-    parts = [f"### {experiment.title}", experiment.differs]
+    parts = [f"### {experiment.title}", textwrap.fill(experiment.differs, LINE)]
     if claims:
         parts.append(_table(_CLAIMS, claims))
     elif result is None:

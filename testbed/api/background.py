@@ -19,7 +19,6 @@ from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower
-from testbed.runtimes import process
 
 _TICK_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 60.0
@@ -41,6 +40,8 @@ def start(
 
     Raises TestbedError where the run ended before its clock went, as why it did.
     """
+    from testbed.runtimes import process  # with the broker
+
     follower = Follower(directory.events)
     follower.read()  # a resumed run has a past
     launch.write(directory)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -177,9 +179,21 @@ class _Ours(Matcher):
         return {} if self._hosts.includes(headers.get("Host"), headers.get("Origin")) else None
 
 
+def no_early_leaver(record: logging.LogRecord) -> bool:
+    """False for what Bokeh's server raises where a visitor has left before the page was made: it prints
+    a traceback, and nothing is wrong."""
+    error = None if record.exc_info is None else record.exc_info[1]
+    if not isinstance(error, AssertionError):
+        return True
+    raised = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return raised.parts[-3:] != ("bokeh", "server", "connection.py")
+
+
 def serve(listening: socket.socket, site: Site) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
     silence(MISSING_RENDERERS, silence=True)  # of a chart that has nothing to show, and is hidden
+    logging.getLogger("tornado.application").addFilter(no_early_leaver)
+    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)  # no news of those who have left
     settings.resources = "server"  # nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(

@@ -16,7 +16,7 @@ from agents import events
 from testbed.errors import BadInputError, HostError
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import LiveRun, emulator, process
+from testbed.runtimes import LiveRun, emulator
 from testbed.traits import RUNTIMES, emulated
 
 COMPLETE = ("after", "updates", "target_accuracy")
@@ -114,6 +114,8 @@ def take_down(live: LiveRun) -> None:
 
     Raises HostError where something may be left.
     """
+    from testbed.runtimes import process  # with the broker, of which virtual time has no use
+
     directory = _existing(live)
     if directory is not None:
         _ask_controller(directory)
@@ -138,6 +140,8 @@ def take_down(live: LiveRun) -> None:
 
 def _ask_controller(directory: RunDirectory) -> None:
     """Let the controller, if it still lives, end its run in order."""
+    from testbed.runtimes import process
+
     with suppress(psutil.Error, BadInputError):
         if (controller := directory.controller()) is None:
             return

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
@@ -23,7 +23,6 @@ from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
 from testbed.fidelity.validity import Judgement, verdict
-from testbed.host import swarm
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.nodes import Node
 from testbed.host.signals import uninterrupted
@@ -33,7 +32,6 @@ from testbed.plan.calibration import Calibration, calibrate
 from testbed.plan.datasets import Prepared
 from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.run import manifest
-from testbed.run.controller import Controller
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
@@ -41,6 +39,9 @@ from testbed.runtimes import emulator, simulator
 from testbed.topology import Topology, load, machines, profiles
 from testbed.traits import emulated, those, traits
 from testbed.view import View
+
+if TYPE_CHECKING:
+    from testbed.run.controller import Controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ def planned_here(topology: Topology, options: Options) -> tuple[Topology, Plan]:
         raise BadInputError(f"--nodes: the {runtime} runtime has one machine; add --runtime {other}")
     nodes: tuple[Node, ...] = ()
     if traits(runtime).many_hosts:
+        from testbed.host import swarm  # with the Docker SDK
+
         nodes = tuple(swarm.here() if options.nodes is None else machines.read(options.nodes))
     shares: tuple[str, ...] = ()
     by_node: dict[str, dict[str, float]] = {}
@@ -265,6 +268,8 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall time, on devices that a runtime starts and ends."""
+    from testbed.run.controller import Controller  # with MQTT, of which virtual time has no use
+
     datasets.write(prepared, spec.directory)
     datasets.write_device_set(prepared, spec.topology, spec.directory)
     with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:

@@ -123,7 +123,9 @@ class TestVerdicts:
         steps, judged = honest.settled({chosen: fails, ours: open_}, chosen)
         assert (steps, judged.verdict) == (ours, Verdict.OPEN)
         assert honest.settled({chosen: open_, theirs: holds}, chosen) == (chosen, open_)
-        assert honest.settled({chosen: holds, theirs: few}, chosen) == (theirs, few)
+        steps, judged = honest.settled({chosen: holds, theirs: few}, chosen)
+        assert (steps, judged.verdict) == (theirs, Verdict.NOT_TESTED)
+        assert judged.reason == "2 seeds compared, of at least 3, with step sizes 1 and 0.3"
 
     def test_another_regime_is_not_tested(self) -> None:
         assert honest.not_the_papers(84.2, 9.8, 84.2) == ""

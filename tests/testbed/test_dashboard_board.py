@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 
 import pytest
+from bokeh.server.connection import ServerConnection
 
 from analysis.load import Follower
 from testbed.dashboard import board as boards
@@ -14,6 +18,7 @@ from testbed.dashboard import devices
 from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
+from testbed.dashboard.server import no_early_leaver
 from testbed.rundir.directory import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -177,3 +182,21 @@ def test_charts_of_two_runs_say_whose_they_are(directory: RunDirectory, tmp_path
     many = Board([Feed(directory.path)] * 2 + [Feed(other.path)] * 2)
     many.refresh(at_once=True)
     assert {panel.column for panel in many.panels} == {None}
+
+
+def test_a_visitor_who_leaves_early_is_no_traceback() -> None:
+    """Bokeh's server raises this where the page was not made yet; all else is told."""
+    early = ServerConnection.__new__(ServerConnection)
+    early._session = None
+    assert no_early_leaver(logged(lambda: early.session)) is False
+    assert no_early_leaver(logged(lambda: Path("/nowhere").read_text()))
+    assert no_early_leaver(logging.makeLogRecord({}))
+
+
+def logged(call: Callable[[], object]) -> logging.LogRecord:
+    """The record of what `call` raises."""
+    try:
+        call()
+    except (AssertionError, OSError):
+        return logging.makeLogRecord({"exc_info": sys.exc_info()})
+    raise AssertionError("nothing was raised")

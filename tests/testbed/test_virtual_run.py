@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +327,12 @@ def test_a_gradient_takes_the_time_of_one_step(tmp_path: Path) -> None:
         [0.2] * len(run.updates)
     )
     assert len(run.updates) > 50
+
+
+def test_until_a_run_in_virtual_time_starts_nothing_is_imported_that_it_has_no_use_for() -> None:
+    code = (
+        "import sys, testbed.api.launching, testbed.api.running, testbed.virtual.run; "
+        "print({'docker', 'cryptography', 'paho', 'pandas'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
