@@ -72,7 +72,7 @@ def test_a_run_with_its_events(tmp_path: Path) -> None:
     assert len(testbed.load(handle.id, runs=tmp_path).updates) == len(testbed.load(handle).updates) == 12
     with pytest.raises(testbed.BadInputError, match="is not running"):
         handle.kill("pi-1")
-    with pytest.raises(testbed.BadInputError, match="has no device phone; it has pi-1"):
+    with pytest.raises(testbed.BadInputError, match="has no device phone; it has pi, pi-1, pi-2, pi-3"):
         handle.pause("phone")
 
 
