@@ -2,9 +2,8 @@
 
 A quota makes pauses, in which other devices fill caches and branch predictors with theirs, so that each
 slice begins cold. How much that costs depends on the task: from nothing to half as much again. It is
-measured as it will be: in a process that trains in slices as long as those of a quota, at a share of an
-eighth, while two more do so on the same core, at a fifth each. A step that is longer than a slice is
-not interrupted, so it seems to cost less than it will.
+measured as it will be: in a process that is stopped after slices as long as those of a quota, at a share
+of an eighth, while two more train on the same core, at a fifth each.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 import numpy as np
 
@@ -40,6 +41,8 @@ _SLICE = 5e-3
 """Seconds of CPU time, as of a quota (`testbed.plan.PlannedDevice.period`)."""
 _SECONDS, _LONGEST = 0.25, 3.0
 """CPU time given to each of both measurements, and the most on the wall, but for a step."""
+_WINDOW = 0.05
+"""Of CPU time: the median of such windows counts, so that a short disturbance does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,62 +89,88 @@ def main() -> None:
     def train(stopped: Callable[[], bool]) -> int:
         return trainer.train(begin, np.random.default_rng(0), stopped=stopped).steps
 
-    others = [_other(train, share) for share in _OTHERS]  # torch's autograd cannot fork once it has run
+    trainings = [partial(_train_at, share, train) for share in _OTHERS]
+    # They begin now, and wait: torch's autograd cannot fork once it has run.
+    others = [_waiting(one) for one in (*trainings, partial(_stop_after_slices, os.getpid()))]
     try:
         trainer.warm_up()
         gc.collect()
         gc.freeze()  # as the client does
-        whole = _step(train, 1.0)
-        for pid in others:
-            os.kill(pid, signal.SIGCONT)
-        sliced = whole if task.fits else _step(train, SLICED_SHARE)  # a `fit` may take minutes
+        whole = sliced = _step(train)
+        if not task.fits:  # a `fit` may take minutes
+            for pid in others:
+                os.kill(pid, signal.SIGCONT)
+            sliced = _step(train)
     finally:
         for pid in others:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)
             os.waitpid(pid, 0)
     sys.stdout.write(f"{whole} {sliced}")
 
 
-def _other(train: Callable[[Callable[[], bool]], int], share: float) -> int:
-    """A process that trains at `share` from when it is told to go on until it is killed."""
+def _waiting(work: Callable[[], object]) -> int:
+    """A process that does `work` from when it is told to go on (SIGCONT) until SIGTERM."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         if sys.platform == "linux":
             die_with_parent.ask(parent)
         os.kill(os.getpid(), signal.SIGSTOP)
-        pause = _Slices(share).pause
-        while True:
-            train(pause)
+        work()
     return pid
 
 
-class _Slices:
-    """Makes pauses between steps, after each slice, such that this thread gets `share` of a core."""
+def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
+    """Train, with pauses between steps such that this thread gets `share` of a core."""
+    since = time.thread_time()
 
-    def __init__(self, share: float) -> None:
-        self._pauses = 1 / share - 1
-        self._since = time.thread_time()
-
-    def pause(self) -> bool:
-        """False: the training goes on."""
-        used = time.thread_time() - self._since
-        if self._pauses and used >= _SLICE:
-            time.sleep(used * self._pauses)
-            self._since = time.thread_time()
+    def pause() -> bool:
+        nonlocal since
+        used = time.thread_time() - since
+        if used >= _SLICE:
+            time.sleep(used * (1 / share - 1))
+            since = time.thread_time()
         return False
 
+    while True:
+        train(pause)
 
-def _step(train: Callable[[Callable[[], bool]], int], share: float) -> float:
-    """Seconds of CPU time of a step at `share` of a core."""
-    slices, steps = _Slices(share), 0
+
+def _stop_after_slices(pid: int) -> None:
+    """Stop process `pid` wherever it is after each slice, so that it gets `SLICED_SHARE` of a core."""
+    told = False
+
+    def end(*_: object) -> None:
+        nonlocal told
+        told = True
+
+    signal.signal(signal.SIGTERM, end)
+    while not told:
+        time.sleep(_SLICE)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(_SLICE * (1 / SLICED_SHARE - 1))
+        os.kill(pid, signal.SIGCONT)  # the last thing that it does: `pid` waits for its end
+    os._exit(0)
+
+
+def _step(train: Callable[[Callable[[], bool]], int]) -> float:
+    """Seconds of CPU time of a step."""
+    windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
+    while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):
+        windows.append(_window(train))
+    return median(windows)
+
+
+def _window(train: Callable[[Callable[[], bool]], int]) -> float:
+    steps, began = 0, time.thread_time()
 
     def over() -> bool:
-        return time.thread_time() - began > _SECONDS or time.monotonic() > end
+        return time.thread_time() - began > _WINDOW
 
     while not over():
-        steps += train(lambda: over() or slices.pause())
+        steps += train(over)
     return (time.thread_time() - began) / max(1, steps)
 
 
