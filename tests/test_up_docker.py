@@ -186,6 +186,7 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_pa
     assert stale["slow"] > 2 * stale["fast"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("task", "partition", "size"),
     [

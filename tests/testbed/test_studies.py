@@ -450,7 +450,7 @@ def test_a_damaged_run_is_told_with_its_file(
     ("arguments", "told"),
     [
         (["sweep", "no-such.yaml"], "no-such.yaml"),
-        (["sweep", "base.yaml"], "unknown key"),
+        (["sweep", "base.yaml"], "this is a topology, and no sweep"),
         (["sweep", "study.yaml", "--figure", "story.gif"], ".png, .pdf or .svg"),
         (["sweep", "study.yaml", "--figure", "no-such/story.png"], "there is no folder no-such"),
         (["sweep", "study.yaml", "--jobs", "0"], "--jobs"),
