@@ -54,7 +54,12 @@ def tags_for(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "runtime", [pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"]
+    "runtime",
+    [
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.alone]),  # tests of images prune
+        "process",
+        "virtual",
+    ],
 )
 def test_the_example_runs_and_is_replayed(
     runtime: str, example: Path, tmp_path: Path, request: pytest.FixtureRequest
