@@ -178,8 +178,14 @@ def _filled(rows: Sequence[dict[str, Any]], left_out: Sequence[str]) -> Table:
     kept = [name for name in rows[0] if name not in left_out]
     made = table(kept)
     for row in rows:
-        made.add_row(*("–" if row[name] is None else str(row[name]) for name in kept))
+        made.add_row(*(_cell(row[name]) for name in kept))
     return made
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def fits(shown: Table) -> bool:

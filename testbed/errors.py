@@ -39,10 +39,10 @@ class RunFailedError(TestbedError):
     pass
 
 
-def listed(names: Sequence[str]) -> str:
-    """`names` for a message, which has room for some of them."""
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return (", ".join(names[:_MAX_NAMED]) or "none") + more
+def listed(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+    """`names` for a message, which has room for `most` of them: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
 
 
 def of_os(error: OSError, place: Path | None = None) -> HostError:

@@ -270,7 +270,8 @@ class Client:
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
-        self._log(f"round {sequence} {how}: {result.steps} steps, loss {result.loss:.4g}")
+        steps = f"{result.steps} step{'' if result.steps == 1 else 's'}"
+        self._log(f"round {sequence} {how}: {steps}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
         outcome = core.Outcome(result.end, result.loss, result.buffers)

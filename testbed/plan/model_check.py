@@ -21,6 +21,7 @@ from agents import shards
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes
 from testbed import own_code
+from testbed.errors import listed
 from testbed.host import cache
 from testbed.own_code import StandIn
 from testbed.plan.datasets import DATASETS
@@ -28,8 +29,6 @@ from testbed.topology import Topology
 
 _TRIED = 64
 """Samples."""
-_NAMED = 12
-"""Parameters of many that an error names."""
 
 
 def check(topology: Topology) -> int:
@@ -135,7 +134,7 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
         topology.source.problem(
             ("task", "frozen", index),
             f"found {pattern!r}, and no parameter of {topology.task.name} has such a name: it has "
-            f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}",
+            f"{listed(names)}",
         )
         for index, pattern in enumerate(topology.task.frozen)
         if not any(fnmatchcase(name, pattern) for name in names)

@@ -19,6 +19,7 @@ from agents.durations import DISTRIBUTIONS
 from agents.secure.coding import code_of
 from agents.secure.wire import share_size
 from testbed import plan as planning
+from testbed.errors import listed
 from testbed.plan import Plan, PlannedDevice
 from testbed.plan.costs import (
     HOPS,
@@ -208,20 +209,20 @@ def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
         yield "How many samples a device has is known once the first run has prepared the data."
     for lack, sentence in _LACKS.items():
         if names := [name for name, one in rounds.items() if lack in one.lacks]:
-            yield sentence.format(_named(names))
+            yield sentence.format(listed(names, _MAX_NAMED))
     if (end := topology.stop.build().after) is None:
         return
     links = {name: one.transfer for name, one in rounds.items() if one.transfer > end}
     late = {name: one.seconds for name, one in rounds.items() if one.seconds > end >= one.transfer}
     if links:
         yield (
-            f"Warning: {_named(list(links))} will not finish one round: model and update alone take "
-            f"{_span(links.values())} over the link, and the run ends after {_about(end)} (stop.after). "
-            "Raise stop.after or the rates."
+            f"Warning: {listed(list(links), _MAX_NAMED)} will not finish one round: model and update "
+            f"alone take {_span(links.values())} over the link, and the run ends after {_about(end)} "
+            "(stop.after). Raise stop.after or the rates."
         )
     if late:
         yield (
-            f"Warning: {_named(list(late))} will not finish one round: it takes about "
+            f"Warning: {listed(list(late), _MAX_NAMED)} will not finish one round: it takes about "
             f"{_span(late.values())}, and the run ends after {_about(end)} (stop.after). Raise "
             "stop.after, or give less work (task.local)."
         )
@@ -240,11 +241,6 @@ def _span(seconds: Collection[float]) -> str:
     """`12s`, or `12s to 40s`."""
     low, high = _about(min(seconds)), _about(max(seconds))
     return low if low == high else f"{low} to {high}"
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _about(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agents import events
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
+from testbed.errors import listed
 from testbed.watching.activity import Activity
 from testbed.watching.usage import Usage
 
@@ -190,9 +191,7 @@ def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)
-    return [Notice(same[0].at, what, _listed([n.detail for n in same])) for what, same in kinds.items()]
-
-
-def _listed(details: Sequence[str]) -> str:
-    more = f" and {len(details) - _MAX_NAMED} more" if len(details) > _MAX_NAMED else ""
-    return ", ".join(details[:_MAX_NAMED]) + more
+    return [
+        Notice(same[0].at, what, listed([notice.detail for notice in same], _MAX_NAMED))
+        for what, same in kinds.items()
+    ]
