@@ -28,6 +28,8 @@ _LARGE = 2**15
 """Bytes of a packet from which on it is handled here."""
 _BEGINNING = 1024
 """Bytes of it that are read first: topic, identifier and the head of a part. As many are sent first."""
+_AT_ONCE = 2**14
+"""Bytes of it that wake paho's thread: on a slow link each of its packets would (docs/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: repeated, retained and QoS 1; and the latter."""
@@ -114,7 +116,11 @@ class Client(paho.Client):
         """Read what there is of the packet. Raises OSError where there is no more."""
         sock: socket.socket = cast(Any, self._sock)
         while arriving.left:
-            count = sock.recv_into(arriving.place)
+            try:
+                count = sock.recv_into(arriving.place)
+            except BlockingIOError:  # not of TLS, which alone knows how many bytes are to come
+                _wake_at(sock, min(arriving.left, _AT_ONCE))
+                raise
             if not count:
                 return MQTTErrorCode.MQTT_ERR_CONN_LOST
             arriving.left -= count
@@ -122,7 +128,9 @@ class Client(paho.Client):
             if arriving.topic is None and not arriving.place:
                 self._begin(arriving)
                 if arriving.topic is None:
+                    _wake_at(sock, 1)
                     return MQTTErrorCode.MQTT_ERR_AGAIN
+        _wake_at(sock, 1)
         return self._arrived(arriving)
 
     def _begin(self, arriving: _Arriving) -> None:
@@ -199,3 +207,8 @@ class Client(paho.Client):
         with suppress(BlockingIOError):
             cast(Any, self._sockpairW).send(b"0")  # wakes paho's thread
         return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+
+def _wake_at(sock: socket.socket, count: int) -> None:
+    """Let `sock` be readable once `count` bytes are there, or the connection is lost."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

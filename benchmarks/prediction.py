@@ -3,9 +3,10 @@
     python -m benchmarks.prediction [SWEEP] [--only NAME ...] [--seeds N]
 
 It prints the table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
-Virtual time measures a step's CPU time on this machine, unless a topology gives it: let the machine be
-quiet, for a minute per experiment and seed. Runs stay in `runs/`; what is done is not repeated. Datasets
-other than the digits come from TESTBED_DATA.
+Virtual time measures a step's CPU time on this machine, unless a topology gives it: anew for each run,
+right after the one in containers, as a host's speed changes within hours. Let the machine be quiet, for
+a minute and a quarter per experiment and seed. Runs stay in `runs/`; what is done is not repeated.
+Datasets other than the digits come from TESTBED_DATA.
 
 Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
 95 % intervals (Student's t, of the logarithms).
@@ -62,28 +63,45 @@ def main() -> None:
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
     runtime = up.chosen_runtime(up.Options())
-    predicted, measured = (
-        _runs(wanted, up.Options(how, data_root=data)) for how in ("virtual", runtime)
-    )
+    virtual, real = (up.Options(how, data_root=data) for how in ("virtual", runtime))
+    predicted, measured = _runs(wanted, virtual, real)
     print(f"Measured ({runtime}) ÷ predicted; runs: {_told(measured)}\n")
     for line in table(predicted, measured):
         print(line)
 
 
-def _runs(wanted: argparse.Namespace, options: up.Options) -> list[Run]:
-    """The run of each cell of the sweep that is wanted, in order."""
+def _runs(
+    wanted: argparse.Namespace, virtual: up.Options, real: up.Options
+) -> tuple[list[Run], list[Run]]:
+    """The runs of each cell of the sweep that is wanted, in order: in virtual time, and real."""
+    predicted, measured = list[Run](), list[Run]()
+    for simulated, emulated in zip(_wanted(wanted, virtual), _wanted(wanted, real), strict=True):
+        real_run, virtual_run = _run(emulated, real), _run(simulated, virtual)
+        if real_run is not None and virtual_run is not None:
+            measured.append(real_run)
+            predicted.append(virtual_run)
+    return predicted, measured
+
+
+def _wanted(wanted: argparse.Namespace, options: up.Options) -> Iterator[sweeps.Sweep]:
+    """The sweep's cells that are wanted, each as a sweep of its own: so that none of them takes the time
+    of a step from another."""
     study = sweeps.load(wanted.sweep, options)
     variants = wanted.only or list(dict.fromkeys(cell.variant for cell in study.cells))
     seeds = sorted({cell.topology.seed for cell in study.cells})[: wanted.seeds]
-    chosen = [cell for cell in study.cells if cell.variant in variants and cell.topology.seed in seeds]
     if unknown := sorted({*variants} - {cell.variant for cell in study.cells}):
         sys.exit(f"{wanted.sweep} has no variant {', '.join(unknown)}")
-    study = replace(study, cells=tuple(chosen))
+    for cell in study.cells:
+        if cell.variant in variants and cell.topology.seed in seeds:
+            yield replace(study, cells=(cell,))
+
+
+def _run(study: sweeps.Sweep, options: up.Options) -> Run | None:
+    """The run of the only cell of `study`; None where it failed."""
     folder = _RUNS / study.name
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
-    index = sweeping.Index.read(folder)
-    found = [index.run_of(cell) for cell in study.cells]
-    return [load(one.path) for one in found if one is not None]
+    run = sweeping.Index.read(folder).run_of(study.cells[0])
+    return None if run is None else load(run.path)
 
 
 def _told(runs: Sequence[Run]) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import queue
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from paho.mqtt.enums import MQTTErrorCode
 
-from agents import arrivals, parts
+from agents import arrivals, parts, streaming
 from agents.config import Broker
 from agents.transport import Connection, Received
 
@@ -170,6 +172,40 @@ def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
         assert [arrived.get(timeout=10).payload for _ in expected] == expected
         for number in range(1, len(packets) + 1):
             assert peer.read(PUBACK) == number.to_bytes(2, "big")
+        peer.socket.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux wakes by the bytes that are there")
+def test_a_large_message_over_a_slow_link_wakes_its_reader_seldom(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of the next, small one are not waited for."""
+    woken, read = 0, streaming.Client._packet_read
+
+    def counting(client: streaming.Client) -> MQTTErrorCode:
+        nonlocal woken
+        woken += 1
+        return read(client)
+
+    monkeypatch.setattr(streaming.Client, "_packet_read", counting)
+    arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    port = listener.getsockname()[1]
+    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], arrived.put)
+    with closing(connection):
+        connection._paho.connect_async("127.0.0.1", port)
+        connection._paho.loop_start()
+        peer = Peer(listener)
+        peer.read(CONNECT)
+        peer.socket.sendall(CONNACK)
+        peer.subscribed()
+        packet = message("model", LARGE, 1)
+        for at in range(0, len(packet), 1_448):
+            peer.socket.sendall(packet[at : at + 1_448])
+            time.sleep(0.001)
+        assert arrived.get(timeout=10).payload == LARGE
+        assert woken < len(LARGE) / 1_448 / 4
+        peer.socket.sendall(message("status", b"ready", 2))
+        assert arrived.get(timeout=10).payload == b"ready"
         peer.socket.close()
 
 
