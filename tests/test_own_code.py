@@ -66,7 +66,7 @@ def test_the_example_runs_and_is_replayed(
 ) -> None:
     """From another folder; what is beside the topology by then does not count."""
     if runtime == "docker":
-        sensor = request.getfixturevalue("own_image")
+        request.getfixturevalue("own_image")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "mlp.py").write_text("raise AssertionError\n")
@@ -77,8 +77,9 @@ def test_the_example_runs_and_is_replayed(
     assert len(run.updates) == 40
     assert run.best_accuracy > 0.3
     if runtime == "docker":
-        (tag,) = tags_for(sensor / "Dockerfile")
-        assert run.manifest["images"]["groups"] == {"slow": tag}
+        groups = run.manifest["images"]["groups"]
+        assert groups.keys() == {"slow"}
+        assert groups["slow"] in images.registered()  # as an earlier one's, if that is still there
         assert {update.client for update in run.updates} == {"fast", "slow"}
     weights = {update.weight for update in run.updates}
     assert max(weights) == 0.8  # of updates of at most the mean norm; the others' are less
