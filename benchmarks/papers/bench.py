@@ -64,7 +64,7 @@ class Bench:
         while wanted:
             new = self._cells(experiment, study, wanted, [seed])
             for cell in new:
-                scores[cell.variant][cell.lr] = MEASURES[experiment.figure].score(cell)
+                scores[cell.variant][cell.lr] = MEASURES[experiment.figure].choice(cell)
             found += new
             wanted = {}
             for variant, tried in scores.items():

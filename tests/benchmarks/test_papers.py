@@ -236,10 +236,32 @@ class TestJudging:
         timed = Experiment("t", "fedfa", "T", "time", (Claim("A is sooner", "A", ("B",)),), target=0.6)
         never = [cell(variant, seed, 50) for variant in "AB" for seed in range(1, 5)]
         (row,) = judging.rows(timed, Result(tuple(never), "2026-11-23", 2))
-        assert (row.verdict, row.reason) == (Verdict.NOT_TESTED, "none has reached 60%")
+        assert (row.verdict, row.reason) == (
+            Verdict.NOT_TESTED,
+            "none has reached 60% on the seeds that compare",
+        )
+        first = [replace(one, reached=50.0) if one.seed == 1 else one for one in never]
+        (row,) = judging.rows(timed, Result(tuple(first), "2026-11-23", 2))
+        assert (row.verdict, row.difference) == (Verdict.NOT_TESTED, "+0.0 (+0.0 to +0.0)")
         some = [one if one.variant == "B" else replace(one, reached=50.0 + one.seed) for one in never]
         (row,) = judging.rows(timed, Result(tuple(some), "2026-11-23", 2))
         assert (row.verdict, row.ours) == (Verdict.HOLDS, "53.0 (0.3) / 100.0 (0.3) (B)")
+
+    def test_a_step_size_that_reaches_no_target_is_chosen_by_its_accuracy_or_below_it(self) -> None:
+        timed = Experiment("t", "fedfa", "T", "time", (Claim("A is sooner", "A", ("B",)),), target=0.6)
+        sooner = [cell("B", 1, 65, lr, reached=50.0 + abs(lr - 0.3)) for lr in (0.1, 0.3, 1)]
+        for accuracies, reason in (
+            ((9, 8, 10), "of A, 0.3, is the edge"),  # all diverge: below
+            ((20, 30, 40), "of A, 1, is the edge"),
+            ((20, 30, 25), "0 seeds compared"),
+            ((20, 15, 9), "of A, 0.1, is the edge"),
+        ):
+            steps = (0.1, 0.3, 1)
+            slow = [cell("A", 1, x, lr) for x, lr in zip(accuracies, steps, strict=True)]
+            (row,) = judging.rows(timed, Result((*slow, *sooner), "2026-11-23", 2))
+            assert row.verdict is Verdict.NOT_TESTED
+            assert reason in row.reason
+            assert row.ours.startswith("100.0 ("), "seconds, with nothing added"
 
     def test_losses_are_better_when_low(self) -> None:
         lossy = Experiment("l", "fedfix", "L", "loss", (Claim("A is lower", "A", ("B",)),))
