@@ -9,13 +9,14 @@ of an eighth, while two more train on the same core, at a fifth each.
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -39,8 +40,10 @@ _OTHERS = (0.2, 0.2)
 """Shares of the processes beside it: a core half full of devices that do not always train."""
 _SLICE = 5e-3
 """Seconds of CPU time, as of a quota (`testbed.plan.PlannedDevice.period`)."""
-_SECONDS, _LONGEST = 0.25, 3.0
-"""CPU time given to each of both measurements, and the most on the wall, but for a step."""
+_ROUNDS = 3
+"""In turn a whole core and slices: a host is slower for a second or two now and then."""
+_SECONDS, _LONGEST = 0.1, 1.0
+"""CPU time given to both in each round, and the most on the wall, but for a step."""
 _WINDOW = 0.05
 """Of CPU time: the median of such windows counts, so that a short disturbance does not."""
 
@@ -89,24 +92,33 @@ def main() -> None:
     def train(stopped: Callable[[], bool]) -> int:
         return trainer.train(begin, np.random.default_rng(0), stopped=stopped).steps
 
-    trainings = [partial(_train_at, share, train) for share in _OTHERS]
     # They begin now, and wait: torch's autograd cannot fork once it has run.
-    others = [_waiting(one) for one in (*trainings, partial(_stop_after_slices, os.getpid()))]
+    others = [_waiting(partial(_train_at, share, train)) for share in _OTHERS]
+    slicing = mmap.mmap(-1, 1)  # shared with the process that does it
+    slicer = _waiting(partial(_stop_after_slices, os.getpid(), slicing))
     try:
         trainer.warm_up()
         gc.collect()
         gc.freeze()  # as the client does
-        whole = sliced = _step(train)
-        if not task.fits:  # a `fit` may take minutes
-            for pid in others:
-                os.kill(pid, signal.SIGCONT)
-            sliced = _step(train)
+        whole, sliced = _windows(train), list[float]()
+        for _ in range(0 if task.fits else _ROUNDS):  # a `fit` may take minutes
+            _tell([*others, slicer], signal.SIGCONT)
+            slicing[0] = True
+            sliced += _windows(train)
+            slicing[0] = False
+            _tell(others, signal.SIGSTOP)  # but not the slicer, which may have stopped this process
+            whole += _windows(train)
     finally:
-        for pid in others:
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)
+        _tell([*others, slicer], signal.SIGTERM)
+        _tell([*others, slicer], signal.SIGCONT)
+        for pid in (*others, slicer):
             os.waitpid(pid, 0)
-    sys.stdout.write(f"{whole} {sliced}")
+    sys.stdout.write(f"{median(whole)} {median(sliced or whole)}")
+
+
+def _tell(processes: Iterable[int], number: signal.Signals) -> None:
+    for pid in processes:
+        os.kill(pid, number)
 
 
 def _waiting(work: Callable[[], object]) -> int:
@@ -137,8 +149,9 @@ def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
         train(pause)
 
 
-def _stop_after_slices(pid: int) -> None:
-    """Stop process `pid` wherever it is after each slice, so that it gets `SLICED_SHARE` of a core."""
+def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
+    """While the byte of `slicing` is not 0, stop process `pid` wherever it is after each slice, so that
+    it gets `SLICED_SHARE` of a core."""
     told = False
 
     def end(*_: object) -> None:
@@ -148,19 +161,21 @@ def _stop_after_slices(pid: int) -> None:
     signal.signal(signal.SIGTERM, end)
     while not told:
         time.sleep(_SLICE)
+        if not slicing[0]:
+            continue
         os.kill(pid, signal.SIGSTOP)
         time.sleep(_SLICE * (1 / SLICED_SHARE - 1))
         os.kill(pid, signal.SIGCONT)  # the last thing that it does: `pid` waits for its end
     os._exit(0)
 
 
-def _step(train: Callable[[Callable[[], bool]], int]) -> float:
-    """Seconds of CPU time of a step."""
+def _windows(train: Callable[[Callable[[], bool]], int]) -> list[float]:
+    """Seconds of CPU time of a step, by windows: at least one."""
     windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
     while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):
         windows.append(_window(train))
-    return median(windows)
+    return windows
 
 
 def _window(train: Callable[[Callable[[], bool]], int]) -> float:
