@@ -66,8 +66,8 @@ def _line(
     experiment: Experiment, result: Result, variant: str, lr: float, tried: Mapping[float, float]
 ) -> Line:
     measure, best = MEASURES[experiment.figure], honest.best_step(tried)
-    scores = _compared(result, variant, lr, experiment.figure)
-    scores = scores or {0: _scored(experiment, result, variant)[lr]}
+    alone = {0: _scored(experiment, result, variant)[lr]}
+    scores = _compared(result, variant, lr, experiment.figure) or alone
     interval = t_interval(list(scores.values()))
     shown = measure.shown(interval.mean)
     if interval.count > 1:
@@ -139,7 +139,7 @@ def _row(experiment: Experiment, claim: Claim, result: Result) -> Row:
         _shown(
             figure,
             {seed: scores[side][seed] for seed in paired},
-            _scored(experiment, result, side[0]),
+            _scored(experiment, result, side[0])[side[1]],
             side[1],
         )
         for side in sides
@@ -215,11 +215,12 @@ def _tolerances(result: Result, variant: str) -> dict[int, float]:
     return found
 
 
-def _shown(figure: Figure, scores: Mapping[int, float], scored: Mapping[float, float], lr: float) -> str:
+def _shown(figure: Figure, scores: Mapping[int, float], alone: float, lr: float) -> str:
+    """`alone`: the score of the seed that chooses, which stands in where none compares."""
     measure = MEASURES[figure]
     if figure == "tolerance":
         return measure.shown(fmean(scores.values())) if scores else "?"
-    mean = fmean(scores.values()) if scores else scored[lr]
+    mean = fmean(scores.values()) if scores else alone
     return f"{measure.shown(mean)} ({lr:g})"
 
 

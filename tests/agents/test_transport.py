@@ -8,8 +8,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
@@ -40,6 +40,11 @@ class Peer:
         """Payload of the next packet: topics are one byte long, and identifiers two."""
         return self.read(PUBLISH)[5:]
 
+    def welcome(self) -> None:
+        self.read(CONNECT)
+        self.socket.sendall(CONNACK)
+        self.subscribed()
+
     def subscribed(self) -> None:
         identifier = self.read(SUBSCRIBE)[:2]
         self.socket.sendall(SUBACK[:2] + identifier + SUBACK[4:])
@@ -56,6 +61,21 @@ def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
         made.settimeout(30)
         yield made
+
+
+@contextmanager
+def connected(
+    listener: socket.socket, sink: Callable[[Received], None]
+) -> Iterator[tuple[Connection, Peer]]:
+    """A connection that has subscribed, and its peer."""
+    port = listener.getsockname()[1]
+    with closing(Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], sink)) as connection:
+        connection._paho.connect_async("127.0.0.1", port)
+        connection._paho.loop_start()
+        peer = Peer(listener)
+        peer.welcome()
+        yield connection, peer
+        peer.socket.close()
 
 
 def test_what_is_published_during_a_reconnect_does_not_overtake_what_is_older(
@@ -113,14 +133,7 @@ def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
         arrived.put(message)
         goes_on.wait(10)
 
-    connection = Connection(Broker("127.0.0.1", listener.getsockname()[1], "me", "secret"), ["x"], sink)
-    with closing(connection):
-        connection._paho.connect_async("127.0.0.1", listener.getsockname()[1])
-        connection._paho.loop_start()
-        peer = Peer(listener)
-        peer.read(CONNECT)
-        peer.socket.sendall(CONNACK)
-        peer.subscribed()
+    with connected(listener, sink) as (_, peer):
         peer.socket.sendall(b"\x30\x04\x00\x01xA")
         first = arrived.get(timeout=10)
         peer.socket.sendall(b"\x30\x04\x00\x01xB")
@@ -130,7 +143,6 @@ def test_a_message_that_is_read_late_has_arrived_when_the_kernel_had_it(
         second = arrived.get(timeout=10)
         assert (first.payload, second.payload) == (b"A", b"B")
         assert first.at < second.at < released
-        peer.socket.close()
 
 
 @pytest.mark.parametrize("pieces", ["few", "many"])
@@ -158,9 +170,7 @@ def test_large_messages_are_whole_and_acknowledged_in_whatever_pieces_they_come(
         connection._paho.loop_start()
         for cut_short in (True, False):
             peer = Peer(listener)
-            peer.read(CONNECT)
-            peer.socket.sendall(CONNACK)
-            peer.subscribed()
+            peer.welcome()
             if cut_short:
                 peer.socket.sendall(packets[-1][:200_000])
                 peer.socket.close()
@@ -189,15 +199,7 @@ def test_a_large_message_over_a_slow_link_wakes_its_reader_seldom(
 
     monkeypatch.setattr(streaming.Client, "_packet_read", counting)
     arrived: queue.SimpleQueue[Received] = queue.SimpleQueue()
-    port = listener.getsockname()[1]
-    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], arrived.put)
-    with closing(connection):
-        connection._paho.connect_async("127.0.0.1", port)
-        connection._paho.loop_start()
-        peer = Peer(listener)
-        peer.read(CONNECT)
-        peer.socket.sendall(CONNACK)
-        peer.subscribed()
+    with connected(listener, arrived.put) as (_, peer):
         packet = message("model", LARGE, 1)
         for at in range(0, len(packet), 1_448):
             peer.socket.sendall(packet[at : at + 1_448])
@@ -206,25 +208,15 @@ def test_a_large_message_over_a_slow_link_wakes_its_reader_seldom(
         assert woken < len(LARGE) / 1_448 / 4
         peer.socket.sendall(message("status", b"ready", 2))
         assert arrived.get(timeout=10).payload == b"ready"
-        peer.socket.close()
 
 
 def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
     listener: socket.socket,
 ) -> None:
-    port = listener.getsockname()[1]
-    connection = Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], lambda _: None)
-    with closing(connection):
-        connection._paho.connect_async("127.0.0.1", port)
-        connection._paho.loop_start()
-        peer = Peer(listener)
-        peer.read(CONNECT)
-        peer.socket.sendall(CONNACK)
-        peer.subscribed()
+    with connected(listener, lambda _: None) as (connection, peer):
         payload = LARGE * 20
         connection.publish("t", payload)
         joiner, whole = parts.Joiner(), None
         while whole is None:
             whole = joiner.add("t", peer.published())
         assert whole == payload
-        peer.socket.close()
