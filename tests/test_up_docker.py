@@ -45,7 +45,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
     """And from inside a device neither its client nor its init gets any further."""
     topology = write_topology(
         tmp_path,
-        devices=[{"name": "one", "cpu": 0.7, "link": {"up": "50mbit"}}, {"name": "two", "cpu": 0.2}],
+        devices=[{"name": "one", "cpu": 0.7, "link": {"up": "5mbit"}}, {"name": "two", "cpu": 0.2}],
         rule={"name": "fedasync"},
         broker={"tls": True},
         stop={"after": "5min"},

@@ -37,6 +37,9 @@ _QUIET = 0.3
 _STEADY = 1.1
 """How many times as long a step may take at the end as at the beginning."""
 
+_CLOSE = 0.5
+"""Relative error of a predicted step from which its measurement was hardly undisturbed."""
+
 WORK = {
     "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
     "depthwise": 3 * 2 * (4 * 128 * 28 * 28) * (3 * 3) / 1e9,
@@ -200,7 +203,6 @@ def core(seconds: float) -> dict[str, Any]:
 
 def entry(name: str, found: dict[str, Any]) -> str:
     """What `measure` has found, as the text of a profiles file with one device."""
-    error = abs(found["predicted"] / found["step"] - 1)
     training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
     lines = [
@@ -210,13 +212,18 @@ def entry(name: str, found: dict[str, Any]) -> str:
         f"    gflops: {found['gflops']:.3g}",
         f"    cores: {found['cores']}",
         *([f"    memory: {found['memory'] >> 20}MiB"] if found["memory"] else []),
-        f"    training: {{{training}, error: {error:.2g}}}",
+        f"    training: {{{training}, error: {_error(found):.2g}}}",
         f"    source: measured, {today}, PyTorch {found['torch']}, {found['cores']} threads. A step",
         f"      of training took {1e3 * found['step']:.3g} ms, and {1e3 * found['predicted']:.3g} ms by "
         "these speeds. gflops",
         "      are of double-precision products in PyTorch, not of HPL",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _error(found: dict[str, Any]) -> float:
+    """Of the predicted step, relative; above 1 where work of others came in between."""
+    return float(abs(found["predicted"] / found["step"] - 1))
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
@@ -231,6 +238,11 @@ def remarks(found: dict[str, Any]) -> list[str]:
         said.append(
             f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or "
             "other work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
+        )
+    if (error := _error(found)) > _CLOSE:
+        said.append(
+            f"The time of a step that these speeds predict is off by {error:.0%}: other work, or heat, "
+            "came between the measurements. Measure again, for longer (--seconds)."
         )
     return said
 

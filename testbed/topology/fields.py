@@ -121,6 +121,11 @@ Share = Annotated[
         {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text(_NUMBER + "%$", "90%")]}
     ),
 ]
+RelativeError = Annotated[
+    float,
+    BeforeValidator(units.relative_error),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, _text(_NUMBER + "%$", "10%")]}),
+]
 Watts = Annotated[
     float,
     BeforeValidator(units.power),

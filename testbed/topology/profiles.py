@@ -25,6 +25,7 @@ from testbed.topology.fields import (
     Positive,
     Power,
     Rate,
+    RelativeError,
     Seconds,
     Share,
     Size,
@@ -79,9 +80,9 @@ class Training(Model):
     matrix: Positive | None = Field(
         default=None, description="Gflop/s (FP32) of products of matrices; where not given, by gflops"
     )
-    error: Share | None = Field(
+    error: RelativeError | None = Field(
         default=None,
-        description="Mean error of the times predicted for networks that the speeds are not from",
+        description="Mean relative error of predicted times, for networks that the speeds are not from",
     )
 
 

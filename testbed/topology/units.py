@@ -8,6 +8,7 @@ that a reader returns exactly the number that was formatted.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -74,14 +75,22 @@ def power(value: object) -> float:
 
 def share(value: object) -> float:
     """A share from 0 to 1, out of `90%` or of the number 0.9 itself."""
-    expected = "expected a share from 0 to 1 such as 0.9, or 90%"
+    return _ratio(value, 1, "expected a share from 0 to 1 such as 0.9, or 90%")
+
+
+def relative_error(value: object) -> float:
+    """A ratio from 0 on, out of `130%` or of the number 1.3 itself."""
+    return _ratio(value, sys.float_info.max, "expected a relative error from 0 on such as 0.1, or 10%")
+
+
+def _ratio(value: object, most: float, expected: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        part = float(value)
+        ratio = float(value)
     else:
-        part = float(_in_base_unit(value, {"%": Fraction(1, 100)}, expected))
-    if not 0 <= part <= 1:
+        ratio = float(_in_base_unit(value, {"%": Fraction(1, 100)}, expected))
+    if not 0 <= ratio <= most:
         raise ValueError(expected)
-    return part
+    return ratio
 
 
 def frequency(value: object) -> float:

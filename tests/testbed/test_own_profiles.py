@@ -47,7 +47,13 @@ def test_an_entry_is_a_profile() -> None:
     busy, slower = elementary.remarks(found)
     assert "Other programs ran on 2.4 cores" in busy
     assert "1.50 times as long at the end" in slower
-    assert elementary.remarks({**found, "slower": 1.05, "busy": 0.1}) == []
+    quiet = {**found, "slower": 1.05, "busy": 0.1}
+    assert elementary.remarks(quiet) == []
+    disturbed = {**quiet, "predicted": 3.05}
+    assert ["off by 510%" in each for each in elementary.remarks(disturbed)] == [True]
+    device = profiles.parse(elementary.entry("my-pi", disturbed)).device("my-pi")
+    assert device.training is not None
+    assert device.training.error == 5.1
 
 
 @pytest.mark.parametrize(

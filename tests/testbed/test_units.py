@@ -49,6 +49,8 @@ def test_a_rate_that_may_be_meant_in_bytes_is_refused_with_both_ways_to_write_it
         (units.size, "0.5GB", 500_000_000),
         (units.share, "1%", 0.01),
         (units.share, 0.9, 0.9),
+        (units.relative_error, "510%", 5.1),
+        (units.relative_error, 0.1, 0.1),
     ],
 )
 def test_what_quantities_mean(read: object, text: object, value: float) -> None:
@@ -68,3 +70,9 @@ def test_what_is_no_quantity_is_refused(read: object, value: object) -> None:
 def test_what_is_no_share_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a share from 0 to 1"):
         units.share(value)
+
+
+@pytest.mark.parametrize("value", [-0.1, "-1%", "0.5", True, float("nan"), float("inf")])
+def test_what_is_no_relative_error_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^expected a relative error from 0 on"):
+        units.relative_error(value)
