@@ -3,10 +3,11 @@
     python -m benchmarks.prediction [SWEEP] [--only NAME ...] [--seeds N]
 
 It prints the table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
-Virtual time measures a step's CPU time on this machine, unless a topology gives it: anew for each run,
-right after the one in containers, as a host's speed changes within hours. Let the machine be quiet, for
-a minute and a quarter per experiment and seed. Runs stay in `runs/`; what is done is not repeated.
-Datasets other than the digits come from TESTBED_DATA.
+Virtual time measures a step's CPU time on this machine, unless a topology gives it. A host's speed
+changes within minutes, so each run in containers has two predictions, one right before and one right
+after it, and the mean of their logarithms counts. Let the machine be quiet, for a minute and a half per
+experiment and seed. Runs stay in `runs/`; what is done is not repeated. Datasets other than the digits
+come from TESTBED_DATA.
 
 Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
 95 % intervals (Student's t, of the logarithms).
@@ -15,7 +16,7 @@ What the time model knows: a training is steps × step time ÷ CPU share, and an
 that share; a transfer is bytes with headers ÷ rate, one after the other, less the packet that the shaper
 lets through at once. What it leaves out, so that there are fewer updates than predicted:
 
-- the rest of the device, at the same CPU share: its init's telemetry takes about half a percent of a
+- the rest of the device, at the same CPU share: its init's telemetry takes about a thousandth of a
   core, which a device of 0.05 cores feels ten times as much as one of 0.5;
 - acknowledgements on the wire, and the aggregator's own milliseconds.
 """
@@ -25,8 +26,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -64,23 +65,28 @@ def main() -> None:
     data = None if root is None else Path(root)
     runtime = up.chosen_runtime(up.Options())
     virtual, real = (up.Options(how, data_root=data) for how in ("virtual", runtime))
-    predicted, measured = _runs(wanted, virtual, real)
-    print(f"Measured ({runtime}) ÷ predicted; runs: {_told(measured)}\n")
-    for line in table(predicted, measured):
+    pairs = list(_pairs(wanted, virtual, real))
+    print(f"Measured ({runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
+    for line in table(pairs):
         print(line)
 
 
-def _runs(
-    wanted: argparse.Namespace, virtual: up.Options, real: up.Options
-) -> tuple[list[Run], list[Run]]:
-    """The runs of each cell of the sweep that is wanted, in order: in virtual time, and real."""
-    predicted, measured = list[Run](), list[Run]()
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What was measured of one cell of the sweep, and the predictions from before and after it."""
+
+    measured: Run
+    predicted: tuple[Run, Run]
+
+
+def _pairs(wanted: argparse.Namespace, virtual: up.Options, real: up.Options) -> Iterator[Pair]:
+    """Of each cell that is wanted, in order; without those that failed."""
     for simulated, emulated in zip(_wanted(wanted, virtual), _wanted(wanted, real), strict=True):
-        real_run, virtual_run = _run(emulated, real), _run(simulated, virtual)
-        if real_run is not None and virtual_run is not None:
-            measured.append(real_run)
-            predicted.append(virtual_run)
-    return predicted, measured
+        before = _run(simulated, virtual, _RUNS / f"{simulated.name}-before")
+        measured = _run(emulated, real, _RUNS / emulated.name)
+        after = _run(simulated, virtual, _RUNS / simulated.name)
+        if before is not None and measured is not None and after is not None:
+            yield Pair(measured, (before, after))
 
 
 def _wanted(wanted: argparse.Namespace, options: up.Options) -> Iterator[sweeps.Sweep]:
@@ -96,9 +102,8 @@ def _wanted(wanted: argparse.Namespace, options: up.Options) -> Iterator[sweeps.
             yield replace(study, cells=(cell,))
 
 
-def _run(study: sweeps.Sweep, options: up.Options) -> Run | None:
+def _run(study: sweeps.Sweep, options: up.Options, folder: Path) -> Run | None:
     """The run of the only cell of `study`; None where it failed."""
-    folder = _RUNS / study.name
     sweeping.run(study, options, folder, report=lambda text: print(text, file=sys.stderr))
     run = sweeping.Index.read(folder).run_of(study.cells[0])
     return None if run is None else load(run.path)
@@ -108,20 +113,22 @@ def _told(runs: Sequence[Run]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts(runs).items())
 
 
-def table(predicted: Sequence[Run], measured: Sequence[Run]) -> Iterator[str]:
+def table(pairs: Iterable[Pair]) -> Iterator[str]:
     """Markdown: a row per quantity, a column per variant of the sweep."""
-    pairs = pd.DataFrame(
-        [
-            {"variant": str(one.manifest["variant"]), **_log_ratios(one, other)}
-            for one, other in zip(predicted, measured, strict=True)
-        ]
+    ratios = pd.DataFrame(
+        [{"variant": str(pair.measured.manifest["variant"]), **_mean_log_ratios(pair)} for pair in pairs]
     )
-    columns = {str(variant): own for variant, own in pairs.groupby("variant", sort=False)}
+    columns = {str(variant): own for variant, own in ratios.groupby("variant", sort=False)}
     yield f"| measured ÷ predicted | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"
-    for quantity in pairs.columns.drop("variant"):
+    for quantity in ratios.columns.drop("variant"):
         cells = (_interval(of[quantity].to_numpy(np.float64)) for of in columns.values())
         yield f"| {quantity} | {' | '.join(cells)} |"
+
+
+def _mean_log_ratios(pair: Pair) -> dict[str, float]:
+    first, second = (_log_ratios(predicted, pair.measured) for predicted in pair.predicted)
+    return {title: (first[title] + second[title]) / 2 for title in first}
 
 
 def _log_ratios(predicted: Run, measured: Run) -> dict[str, float]:

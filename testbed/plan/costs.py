@@ -59,11 +59,11 @@ class StepTime:
     """In the slices that a device has of a core at `SLICED_SHARE`; None: as on a whole one."""
 
     def at(self, share: float) -> float:
-        """At `share` of a core, by its logarithm. Below `SLICED_SHARE` a slice begins as cold as there
-        (measured: docs/virtual-time.md)."""
+        """At `share` of a core, by its logarithm: the longer the pauses between slices, the colder each
+        of them begins (measured: docs/virtual-time.md)."""
         if self.sliced is None or share >= 1:
             return self.whole
-        depth = min(1.0, math.log(share) / math.log(SLICED_SHARE))
+        depth = math.log(share) / math.log(SLICED_SHARE)
         return self.whole + depth * (self.sliced - self.whole)
 
 

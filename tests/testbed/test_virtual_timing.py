@@ -44,8 +44,8 @@ def test_fifty_steps(device: PlannedDevice, seconds: float) -> None:
 
 def test_in_slices_a_step_costs_more_the_smaller_the_share() -> None:
     time = StepTime(0.002, 0.0032)
-    found = [time.at(share) for share in (2.0, 1.0, 0.5, 0.25, 0.125, 0.01)]
-    assert found == pytest.approx([0.002, 0.002, 0.0024, 0.0028, 0.0032, 0.0032])
+    found = [time.at(share) for share in (2.0, 1.0, 0.5, 0.25, 0.125, 1 / 64)]
+    assert found == pytest.approx([0.002, 0.002, 0.0024, 0.0028, 0.0032, 0.0044])
     speed = Speed(_device(cpu=0.25), StepCost(time=time), np.random.default_rng(0))
     assert to_seconds(speed.computing(50)) == pytest.approx(50 * 0.0028 / 0.25)
 
