@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
 
-LINK = {"up": "5mbit", "down": "20mbit", "rtt": "20ms"}
+LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
 DEVICES: list[dict[str, Any]] = [
     {"name": "first", "cpu": 0.2, "link": LINK, "hosts": ["ENGINE-1"]},
     {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
@@ -40,7 +39,7 @@ NAMES = {"first", "second-1", "second-2"}
 
 @pytest.fixture(scope="module")
 def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
-    """The manager, with all images, and a worker, with those that it needs: copying takes long."""
+    """The manager and a worker, with the images of a run."""
     if (why := lacking()) is not None:
         unavailable("swarm", why)
     images.ensure(engine, print)
@@ -49,8 +48,7 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
         swarm(Path(folder)) as found,
     ):
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(carry, [[tags[kind] for kind in KINDS], [tags["agent"], tags["base"]]], found))
+        carry([tags[kind] for kind in KINDS], found)
         yield found
 
 

@@ -24,6 +24,7 @@ _TIMEOUT_SECONDS = 30.0
 _ENOUGH_MEMORY = 10 * 2**30
 """For the images of both engines, which are otherwise on the disk: it takes much longer to write and to
 remove them there."""
+_CHUNK = 2**20
 _START = """
 set -e
 mount --make-rprivate /
@@ -87,13 +88,28 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
         yield first, second
 
 
-def carry(images: Sequence[str], *engines: Engine) -> None:
-    """Give `images` of this machine's engine to `engines`, as `docker save` and `docker load` do."""
-    for engine in engines:
-        loading = ["docker", "-H", engine.url, "load", "--quiet"]
-        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
-            subprocess.run(loading, stdin=saving.stdout, check=True, stdout=subprocess.DEVNULL)
-        assert saving.returncode == 0
+def carry(images: Sequence[str], engines: Sequence[Engine]) -> None:
+    """Give `images` of this machine's engine to all `engines`, as `docker save` and `docker load` do."""
+    with ExitStack() as stack:
+        saving = stack.enter_context(
+            subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
+        )
+        loading = [
+            stack.enter_context(
+                subprocess.Popen(
+                    ["docker", "-H", engine.url, "load", "--quiet"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+            for engine in engines
+        ]
+        assert saving.stdout is not None
+        while chunk := saving.stdout.read(_CHUNK):
+            for each in loading:
+                assert each.stdin is not None
+                each.stdin.write(chunk)
+    assert [each.returncode for each in (saving, *loading)] == [0] * (1 + len(loading))
 
 
 @contextmanager

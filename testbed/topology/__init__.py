@@ -255,8 +255,8 @@ class Runtime(Model):
     sliced_step_time: PositiveSeconds | None = Field(
         default=None,
         exclude_if=lambda sliced_step_time: sliced_step_time is None,
-        description="The same at a share of an eighth of a core or less, in slices with pauses; in "
-        "between by the logarithm of the share; where not given: measured with step_time, else as it",
+        description="The same at a share of an eighth of a core, in slices with pauses; at other shares "
+        "by their logarithm; where not given: measured with step_time, else as it",
     )
     start_time: Seconds | None = Field(
         default=None,
