@@ -25,6 +25,7 @@ _ENOUGH_MEMORY = 10 * 2**30
 """For the images of both engines, which are otherwise on the disk: it takes much longer to write and to
 remove them there."""
 _CHUNK = 2**20
+"""Bytes of images, handed on at once."""
 _START = """
 set -e
 mount --make-rprivate /

@@ -36,9 +36,8 @@ _QUIET = 0.3
 """Other programs, on average, that are not worth a word."""
 _STEADY = 1.1
 """How many times as long a step may take at the end as at the beginning."""
-
-_CLOSE = 0.5
-"""Relative error of a predicted step from which its measurement was hardly undisturbed."""
+_DISTURBED = 0.5
+"""Relative error of the predicted step above which something came between the measurements."""
 
 WORK = {
     "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
@@ -239,7 +238,7 @@ def remarks(found: dict[str, Any]) -> list[str]:
             f"Steps took {found['slower']:.2f} times as long at the end as at the beginning: heat, or "
             "other work. If it is heat, add thermal: {after: ..., to: ...}; else measure again."
         )
-    if (error := _error(found)) > _CLOSE:
+    if (error := _error(found)) > _DISTURBED:
         said.append(
             f"The time of a step that these speeds predict is off by {error:.0%}: other work, or heat, "
             "came between the measurements. Measure again, for longer (--seconds)."
