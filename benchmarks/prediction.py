@@ -1,13 +1,17 @@
 """Virtual time's predictions against measurements: the same runs, simulated and in containers.
 
-    python -m benchmarks.prediction [SWEEP] [--only NAME ...] [--seeds N]
+    python -m benchmarks.prediction [SWEEP] [--steps own] [--only NAME ...] [--seeds N]
 
-It prints the table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
-Virtual time measures a step's CPU time on this machine, unless a topology gives it. A host's speed
-changes within minutes, so each run in containers has two predictions, one right before and one right
-after it, and the mean of their logarithms counts. Let the machine be quiet, for a minute and a half per
-experiment and seed. Runs stay in `runs/`; what is done is not repeated. Datasets other than the digits
-come from TESTBED_DATA.
+It prints a table of docs/virtual-time.md. Where no Docker engine answers, local processes stand in.
+Datasets other than the digits come from TESTBED_DATA. Runs stay in `runs/`; those in containers are not
+repeated. Let the machine be quiet. What a step costs in virtual time, `--steps` says:
+
+- `own`: what it cost in the very run that is predicted (`testbed step-time`): ratios tell how right the
+  rest of the time model is. A minute per experiment and seed.
+- `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
+- `measured`: what virtual time measures by itself, as wherever `runtime.step_time` is not given. The
+  speed of a host changes within minutes, so each run has two predictions, one right before and one right
+  after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
 
 Ratios are measurement ÷ prediction, of runs with the same seed: geometric means over the seeds, with
 95 % intervals (Student's t, of the logarithms).
@@ -29,12 +33,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
+import testbed
 from analysis import metrics, summary
 from analysis.load import Run, load
 from testbed import sweeps
@@ -58,48 +64,88 @@ def main() -> None:
         prog="benchmarks.prediction", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("sweep", nargs="?", type=Path, default=_SWEEP)
+    parser.add_argument("--steps", choices=("own", "runs", "measured"), default="own", help="their time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants of the sweep alone")
     parser.add_argument("--seeds", type=int, metavar="N", help="the sweep's first N seeds alone")
     wanted = parser.parse_args()
     root = os.environ.get("TESTBED_DATA")
     data = None if root is None else Path(root)
-    runtime = up.chosen_runtime(up.Options())
-    virtual, real = (up.Options(how, data_root=data) for how in ("virtual", runtime))
-    pairs = list(_pairs(wanted, virtual, real))
-    print(f"Measured ({runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
+    real = up.Options(up.chosen_runtime(up.Options()), data_root=data)
+    cells = cells_of(sweeps.load(wanted.sweep, real), wanted.only, wanted.seeds)
+    if wanted.steps == "measured":
+        virtual = up.Options("virtual", data_root=data)
+        simulated = cells_of(sweeps.load(wanted.sweep, virtual), wanted.only, wanted.seeds)
+        pairs = list(_by_measurements(simulated, virtual, cells, real))
+    else:
+        pairs = list(by_runs(cells, real, _RUNS, own=wanted.steps == "own"))
+    runs = [pair.measured for pair in pairs]
+    print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told(runs)}\n")
     for line in table(pairs):
         print(line)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What was measured of one cell of the sweep, and the predictions from before and after it."""
+    """What was measured of one cell of the sweep, and its predictions."""
 
     measured: Run
-    predicted: tuple[Run, Run]
+    predicted: tuple[Run, ...]
 
 
-def _pairs(wanted: argparse.Namespace, virtual: up.Options, real: up.Options) -> Iterator[Pair]:
-    """Of each cell that is wanted, in order; without those that failed."""
-    for simulated, emulated in zip(_wanted(wanted, virtual), _wanted(wanted, real), strict=True):
-        before = _run(simulated, virtual, _RUNS / f"{simulated.name}-before")
-        measured = _run(emulated, real, _RUNS / emulated.name)
-        after = _run(simulated, virtual, _RUNS / simulated.name)
+def by_runs(
+    cells: Sequence[sweeps.Sweep], real: up.Options, folder: Path, *, own: bool
+) -> Iterator[Pair]:
+    """Of each cell that does not fail; in virtual time a step takes what it took in the measured run
+    (`own`), or in those of the same variant with other seeds."""
+    by_seed = sorted(cells, key=lambda cell: cell.cells[0].topology.seed)  # none long after its others
+    found = [(one, run) for one in by_seed if (run := _run(one, real, folder / one.name)) is not None]
+    for one in cells:
+        (cell,) = one.cells
+        same = [(its, run) for its, run in found if its.cells[0].variant == cell.variant]
+        measured = next((run for its, run in same if its is one), None)
+        if measured is None:
+            continue
+        known = [measured] if own else [run for its, run in same if its is not one]
+        if not known:
+            sys.exit(f"{cell.name}: no run of it with another seed tells the time of a step")
+        steps = {"name": "virtual", **testbed.step_time(known).runtime}
+        costs = f"{steps['step_time']}, in slices {steps['sliced_step_time']}"
+        print(f"{cell.name}: a step took {costs}", file=sys.stderr)
+        predicted = testbed.simulate(
+            cell.topology, runtime=steps, data=real.data_root, runs=folder / f"{one.name}-predicted"
+        )
+        yield Pair(measured, (predicted,))
+
+
+def _by_measurements(
+    simulated: Iterable[sweeps.Sweep],
+    virtual: up.Options,
+    emulated: Iterable[sweeps.Sweep],
+    real: up.Options,
+) -> Iterator[Pair]:
+    """Of each cell that does not fail, in order; virtual time measures what a step takes."""
+    for one, same in zip(simulated, emulated, strict=True):
+        before = _run(one, virtual, _RUNS / f"{one.name}-before")
+        measured = _run(same, real, _RUNS / same.name)
+        after = _run(one, virtual, _RUNS / one.name)
         if before is not None and measured is not None and after is not None:
             yield Pair(measured, (before, after))
 
 
-def _wanted(wanted: argparse.Namespace, options: up.Options) -> Iterator[sweeps.Sweep]:
-    """The sweep's cells that are wanted, each as a sweep of its own: so that none of them takes the time
-    of a step from another."""
-    study = sweeps.load(wanted.sweep, options)
-    variants = wanted.only or list(dict.fromkeys(cell.variant for cell in study.cells))
-    seeds = sorted({cell.topology.seed for cell in study.cells})[: wanted.seeds]
+def cells_of(
+    study: sweeps.Sweep, variants: Sequence[str] | None = None, count: int | None = None
+) -> list[sweeps.Sweep]:
+    """The cells of `study`, or those of some variants and the first `count` seeds, each as a sweep of
+    its own: so that none of them takes the time of a step from another."""
+    variants = variants or list(dict.fromkeys(cell.variant for cell in study.cells))
+    seeds = sorted({cell.topology.seed for cell in study.cells})[:count]
     if unknown := sorted({*variants} - {cell.variant for cell in study.cells}):
-        sys.exit(f"{wanted.sweep} has no variant {', '.join(unknown)}")
-    for cell in study.cells:
-        if cell.variant in variants and cell.topology.seed in seeds:
-            yield replace(study, cells=(cell,))
+        sys.exit(f"{study.name} has no variant {', '.join(unknown)}")
+    return [
+        replace(study, cells=(cell,))
+        for cell in study.cells
+        if cell.variant in variants and cell.topology.seed in seeds
+    ]
 
 
 def _run(study: sweeps.Sweep, options: up.Options, folder: Path) -> Run | None:
@@ -127,8 +173,8 @@ def table(pairs: Iterable[Pair]) -> Iterator[str]:
 
 
 def _mean_log_ratios(pair: Pair) -> dict[str, float]:
-    first, second = (_log_ratios(predicted, pair.measured) for predicted in pair.predicted)
-    return {title: (first[title] + second[title]) / 2 for title in first}
+    ratios = [_log_ratios(predicted, pair.measured) for predicted in pair.predicted]
+    return {title: fmean(one[title] for one in ratios) for title in ratios[0]}
 
 
 def _log_ratios(predicted: Run, measured: Run) -> dict[str, float]:

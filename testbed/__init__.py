@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from testbed.api.results import export as export
     from testbed.api.results import load_all as load_all
     from testbed.api.results import report as report
+    from testbed.api.results import step_time as step_time
     from testbed.api.results import track as track
     from testbed.api.running import attach as attach
     from testbed.api.running import down as down
@@ -93,6 +94,7 @@ _WHERE = {
     "compare": "testbed.api.results",
     "load_all": "testbed.api.results",
     "report": "testbed.api.results",
+    "step_time": "testbed.api.results",
     "draw": "testbed.api.results",
     "export": "testbed.api.results",
     "track": "testbed.api.results",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from testbed import tracking
 from testbed.api.running import read
@@ -17,11 +18,21 @@ from testbed.tracking import TRACKERS as TRACKERS
 from testbed.tracking import processes
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.comparison import Row
     from analysis.load import Run as Result
 
 
 Form = Literal["parquet", "csv"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    devices: pd.DataFrame
+    """`testbed.fidelity.step_time.of_devices`"""
+    runtime: dict[str, Any]
+    """Settings of a topology's `runtime` that give virtual time these costs."""
 
 
 def load_all(names: Iterable[str | Path], runs: str | Path = "runs") -> list[Result]:
@@ -79,6 +90,16 @@ def writable_figure(path: Path) -> Path:
     if not path.absolute().parent.is_dir():
         raise BadInputError(f"--figure {path}: there is no folder {path.parent}; make it first")
     return path
+
+
+def step_time(found: Sequence[Result]) -> StepCosts:
+    """What a training step has cost the devices of runs of one task in CPU time, so that virtual time
+    can predict other runs of it on that host. Raises BadInputError where no device's speed is a share of
+    the CPU, or the tasks differ."""
+    from testbed.fidelity import step_time
+
+    devices = step_time.of_devices(found)
+    return StepCosts(devices, step_time.given(step_time.fitted(devices)))
 
 
 def export(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,11 +51,14 @@ FigureFile = Annotated[
     Path | None, typer.Option("--figure", help="Draw accuracy and timelines (.png, .pdf or .svg).")
 ]
 
+_PANEL = "Many runs"
+
 
 def add_to(app: typer.Typer) -> None:
     """Make the commands known."""
     for command in (sweep, agree, compare, report, export):
-        app.command(rich_help_panel="Many runs")(command)
+        app.command(rich_help_panel=_PANEL)(command)
+    app.command("step-time", rich_help_panel=_PANEL)(step_time)
 
 
 def sweep(
@@ -207,6 +211,27 @@ def export(
     if model:
         raise BadInputError(f"--model needs --to with a tracker, of {', '.join(TRACKERS)}")
     written(results.export(run, to, form=form, runs=runs), as_json=as_json)
+
+
+def step_time(names: RunsGiven, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+    """Tell what a training step cost the devices of runs, for a topology that predicts others."""
+    from testbed.api import results
+
+    found = results.step_time(results.load_all(names, runs))
+    if as_json:
+        devices = found.devices.drop(columns="depth").to_dict("records")
+        console.print_json({"runtime": found.runtime, "devices": devices})
+        return
+    rows = [
+        (f"{cpu:.3g}", f"{len(own)}", f"{own['trainings'].sum()}", f"{1e3 * own['step'].mean():.3g}")
+        for cpu, own in found.devices.groupby("cpu")
+    ]
+    headings = ("share of a core", "devices", "trainings", "ms of CPU per step")
+    console.show_numbers(headings, rows[::-1])
+    settings = "".join(f"\n  {name}: {json.dumps(value)}" for name, value in found.runtime.items())
+    print_text(
+        f"\nFor virtual time at these costs, in a topology of the same task:\n\nruntime:{settings}"
+    )
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:

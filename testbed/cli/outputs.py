@@ -349,6 +349,24 @@ class Image(Output):
     """Whether no pruning removes it."""
 
 
+class DeviceStep(Output):
+    run: str
+    device: str
+    cpu: float
+    """Share of a core."""
+    trainings: int
+    step: float
+    """CPU time of a step, mean, in seconds."""
+
+
+class StepTime(Output):
+    """What a training step cost devices."""
+
+    runtime: dict[str, str | bool]
+    """Settings of a topology's `runtime`."""
+    devices: list[DeviceStep]
+
+
 OUTPUTS: dict[str, Any] = {
     "up": Ended | Started,
     "ps": list[Live],
@@ -368,6 +386,7 @@ OUTPUTS: dict[str, Any] = {
     "agree": Agreement,
     "report": Written,
     "export": Written | Told,
+    "step-time": StepTime,
     "rules": list[Rule] | Rule,
     "tasks": list[Task] | Task,
     "profiles": list[Profile] | Written,

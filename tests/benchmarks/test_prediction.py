@@ -1,0 +1,58 @@
+"""The benchmark of predictions: what it makes of runs in virtual time that stand for containers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import testbed
+from analysis.load import Run
+from benchmarks.prediction import Pair, by_runs, cells_of, table
+from testbed import sweeps
+from testbed.run import up
+
+COSTS = {"step_time": "1ms", "sliced_step_time": "1300us", "update_time": "3ms", "packets": True}
+TOPOLOGY: dict[str, Any] = {
+    "name": "t",
+    "task": {"name": "digits-logreg", "local": {"steps": 100, "batch_size": 16, "lr": 0.02}},
+    "rule": {"name": "fedbuff", "buffer_size": 2},
+    "devices": [
+        {"name": "fast", "count": 2, "cpu": 0.5, "link": {"up": "1mbit", "down": "5mbit"}},
+        {"name": "slow", "count": 2, "cpu": 0.1},
+    ],
+    "runtime": {"name": "virtual", **COSTS},
+    "evaluate": {"every": "200ms"},
+    "stop": {"after": "20s"},
+}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_runs_of_the_model_itself_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
+    options = up.Options("virtual")
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY))
+    variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
+    study = {"topology": "t.yaml", "variants": variants, "grid": {"seed": [1, 2]}}
+    cells = cells_of(sweeps.of(study, "study", tmp_path, options))
+    head, _, *rows = table(by_runs(cells, options, tmp_path, own=own))
+    assert head == "| measured ÷ predicted | a | b |"
+    assert len(rows) == 7
+    for row in rows:
+        assert row.count(" 1.00 (1.00 to 1.00) ") == 2, row
+
+
+def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
+    def run(**changes: Any) -> Run:
+        return testbed.simulate(TOPOLOGY, runs=tmp_path, **changes)
+
+    twice = {"name": "virtual", "step_time": "2ms", "sliced_step_time": "2600us", "update_time": "6ms"}
+    found = run(runtime=twice | {"packets": True})
+    measured = replace(found, manifest={**found.manifest, "variant": "a"})
+    cells = [row.split("|") for row in table([Pair(measured, (run(),))])]
+    rows = {title.strip(): ratio.strip() for _, title, ratio, _ in cells}
+    assert rows["training time"] == "2.00"
+    assert float(rows["updates per device"]) == pytest.approx(0.5, abs=0.03)
+    assert float(rows["time to 80%"]) > 1.5

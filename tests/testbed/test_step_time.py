@@ -1,0 +1,100 @@
+"""What a training step cost devices, as their runs tell it, for virtual time to predict others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import testbed
+from analysis.load import Run
+from testbed.errors import BadInputError
+from testbed.topology import Runtime
+from tests.running import Testbed
+
+COSTS = {
+    "step_time": "2ms",
+    "sliced_step_time": "2600us",
+    "start_time": "3s",
+    "update_time": "3ms",
+    "packets": True,
+}
+DEVICES = [
+    {"name": "fast", "count": 2, "cpu": 0.5, "link": {"up": "5mbit", "down": "20mbit", "rtt": "40ms"}},
+    {"name": "slow", "count": 2, "cpu": 0.1},
+]
+
+
+def simulated(path: Path, **changes: Any) -> Run:
+    topology = {
+        "name": "t",
+        "task": {"name": "digits-logreg", "local": {"steps": 50, "batch_size": 8, "lr": 0.1}},
+        "rule": {"name": "fedbuff", "buffer_size": 2},
+        "devices": DEVICES,
+        "runtime": COSTS,
+        "stop": {"after": "30s"},
+    }
+    return testbed.simulate(topology, runs=path, **changes)
+
+
+def as_given(runtime: dict[str, Any]) -> dict[str, Any]:
+    """In seconds, as a topology that has it means it."""
+    read = Runtime(**runtime)
+    return {name: getattr(read, name) for name in COSTS}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "rule": {"name": "defedavg_niid", "sample": 3},  # models wait until a training has ended
+            "scenario": [
+                {"at": "5s", "set": "fast-1", "cpu": 0.2},
+                {"at": "7s", "pause": "slow-1", "for": "4s"},
+                {"at": "9s", "crash": "slow-2", "restart_after": "2s"},
+            ],
+            "churn": {"rate": "6/min", "downtime": "2s"},
+        },
+    ],
+    ids=["undisturbed", "disturbed"],
+)
+def test_a_run_gives_back_what_its_steps_cost(changes: dict[str, Any], tmp_path: Path) -> None:
+    found = testbed.step_time([simulated(tmp_path, **changes)])
+    assert as_given(found.runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
+
+
+def test_several_runs_count_together(tmp_path: Path) -> None:
+    """Each is of one share, so that alone none of them tells what slices cost."""
+    alone = [simulated(tmp_path, devices=[device]) for device in DEVICES]
+    first, _ = (as_given(testbed.step_time([run]).runtime) for run in alone)
+    assert first["step_time"] == first["sliced_step_time"] == pytest.approx(2.2e-3, rel=1e-4)
+    assert as_given(testbed.step_time(alone).runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+
+
+def test_the_text_is_what_a_topology_has(tmp_path: Path, testbed: Testbed) -> None:
+    run = simulated(tmp_path)
+    said = testbed("step-time", run.path)
+    assert said.code == 0
+    table, _, settings = said.out.partition("\n\nFor virtual time")
+    assert [line.split()[:2] for line in table.splitlines()[1:]] == [["0.5", "2"], ["0.1", "2"]]
+    copied = yaml.safe_load(settings.partition("\n\n")[2])
+    assert as_given(copied["runtime"]) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert json.loads(testbed("step-time", run.path, "--json").out)["runtime"] == copied["runtime"]
+
+
+def test_where_nothing_tells(tmp_path: Path) -> None:
+    by_timing = simulated(tmp_path, devices=[{"name": "fast", "cpu": 0.5, "timing": "1s"}])
+    with pytest.raises(BadInputError, match=f"{by_timing.name}: no updates of devices whose speed is"):
+        testbed.step_time([by_timing])
+
+
+def test_runs_of_other_work_do_not_mix(tmp_path: Path) -> None:
+    local = {"steps": 50, "batch_size": 16, "lr": 0.1}
+    other = simulated(tmp_path, task={"name": "digits-logreg", "local": local})
+    with pytest.raises(BadInputError, match="differ in their task or batch size"):
+        testbed.step_time([simulated(tmp_path), other])
