@@ -1,7 +1,11 @@
-"""Loader of YAML files that anybody may have written: fast, and bounded in memory and depth."""
+"""Loader of YAML files that anybody may have written: fast, and bounded in memory and depth.
+
+Scalars are read as YAML 1.2 does: `1e-3` is a number, `no` and `on` are texts, `010` is not eight.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -32,6 +36,8 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
 
     The composer is Python's: libyaml's own would overflow its stack in a deeply nested file.
     """
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
 
     def __init__(self, text: str | bytes) -> None:
         _Parser.__init__(self, text)
@@ -68,3 +74,16 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
         ) as error:  # of `!!bool x`, or of thousands of digits
             problem = str(error) if isinstance(error, ValueError) else f"this is no {node.tag}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+        list("-+.0123456789"),
+    ),
+):
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)

@@ -1,12 +1,8 @@
-"""A YAML file as plain data, with the place of each key and value, for errors that point at them.
-
-Scalars are read as YAML 1.2 does: `1e-3` is a number, `no` and `on` are texts, `010` is not eight.
-"""
+"""A YAML file as plain data, with the place of each key and value, for errors that point at them."""
 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,29 +106,10 @@ class Document:
         return value
 
 
-class _Loader(Loader):
-    """With the scalars of YAML 1.2's core schema."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
-        list("-+.0123456789"),
-    ),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
-
-
 class _Dumper(_SafeDumper):
-    """Quotes texts that `_Loader` would read as something else."""
+    """Quotes texts that `Loader` would read as something else."""
 
-    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+    yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
 def dotted(where: Where) -> str:
@@ -173,7 +150,7 @@ def parse(text: str, name: str = "<text>") -> Document:
     """Read YAML; `name` is for errors. Raises BadInputError where it is empty or no YAML."""
     lines = tuple(text.splitlines())
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
             raise Source(name, lines).error([Problem(Place(1, 1), _EMPTY)])
@@ -193,7 +170,7 @@ _EMPTY = "the file is empty, expected a topology; `testbed new topology NAME` wr
 class _Reading:
     """Turns nodes into data, and records the place of each."""
 
-    def __init__(self, loader: _Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.values: dict[Where, Place] = {}
         self.keys: dict[Where, Place] = {}
         self.problems: list[Problem] = []
@@ -253,6 +230,8 @@ def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
     if line[place.column - 1 : place.column] == "\t":
         return Problem(place, "found a tab, expected spaces: YAML is indented with spaces only")
     problem = getattr(error, "problem", None) or str(error)
+    if "nesting depth" in problem:  # libyaml from 0.2.6 on has a limit of its own
+        return Problem(place, "values are nested too deeply")
     context = getattr(error, "context", None)
     return Problem(place, f"not YAML: {problem}" + (f" ({context})" if context else ""))
 
@@ -267,7 +246,7 @@ def _nearby(path: Path) -> str:
 def with_block(text: str, key: str, block: str) -> str:
     """YAML `text`, a mapping in blocks, with `block` in place of what it has at the top-level `key`, or
     at its end; comments and all else stay. Raises ValueError where it is no such mapping."""
-    root = _Loader(text).get_single_node()
+    root = Loader(text).get_single_node()
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise ValueError("is no mapping in blocks, with each key on a line of its own")
     lines = [f"{line}\n" for line in text.splitlines()]

@@ -76,6 +76,15 @@ def test_a_run_with_its_events(tmp_path: Path) -> None:
         handle.pause("phone")
 
 
+def test_the_topology_of_a_run_makes_it_again(tmp_path: Path) -> None:
+    """It is resolved, with keys such as `on`, which YAML 1.1 takes for true."""
+    run = testbed.simulate(TOPOLOGY, runs=tmp_path)
+    again = testbed.simulate(run.topology, runs=tmp_path)
+    assert "on" in run.topology["evaluate"]
+    assert again.topology == run.topology
+    assert again.updates.equals(run.updates)
+
+
 def test_an_interrupt_takes_the_run_down(tmp_path: Path) -> None:
     handle = testbed.up(ENDLESS, runs=tmp_path)
     with pytest.raises(TimeoutError, match="goes on after"):
