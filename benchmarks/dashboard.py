@@ -33,7 +33,8 @@ from bokeh.client import pull_session
 from agents import events
 from testbed.dashboard import serving
 from tests import browser
-from tests.browser import Browser, until
+from tests.browser import Browser
+from tests.waiting import eventually
 
 _DEVICES = 1000
 _LOOK = 60.0
@@ -75,7 +76,7 @@ def page(folder: Path) -> None:
     command = ("up", topology, "--runs", folder / "runs", "--dashboard")
     with _testbed(folder / "log", *command) as up, browser.opened() as shown:
         url = up.url()
-        (server,) = until(lambda: _pages(up.process.pid))
+        (server,) = eventually(lambda: _pages(up.process.pid))
         print(f"first paint {shown.open(url):.1f} s")
         early = _look(shown, server)
         time.sleep(_LOOK)
@@ -114,7 +115,7 @@ def watching(folder: Path) -> None:
     spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     runs = folder / "runs"
     with _testbed(folder / "log", "up", topology, "--runs", runs) as up:
-        until(lambda: "the run clock starts" in up.log.read_text(), seconds=120.0)
+        eventually(lambda: "the run clock starts" in up.log.read_text(), seconds=120.0)
         (path,) = runs.iterdir()
         for turn in range(2 * _TURNS):
             watched = turn % 4 in (1, 2)  # without, with, with, without: what drifts falls on both
@@ -172,7 +173,7 @@ class _Testbed:
     log: Path
 
     def url(self) -> str:
-        found: list[str] = until(lambda: re.findall(r"Dashboard: (\S+)", self.log.read_text()))
+        found: list[str] = eventually(lambda: re.findall(r"Dashboard: (\S+)", self.log.read_text()))
         return found[0]
 
 

@@ -9,6 +9,8 @@ repeated. Let the machine be quiet. What a step costs in virtual time, `--steps`
 - `own`: what it cost in the very run that is predicted (`testbed step-time`): ratios tell how right the
   rest of the time model is. A minute per experiment and seed.
 - `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
+- `shifted`: as `own`, against virtual time itself with steps that take 1 % longer: how far a ratio is
+  from 1 by the seeds alone, where the order of a few updates decides.
 - `measured`: what virtual time measures by itself, as wherever `runtime.step_time` is not given. The
   speed of a host changes within minutes, so each run has two predictions, one right before and one right
   after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
@@ -46,6 +48,7 @@ from analysis.load import Run, load
 from testbed import sweeps
 from testbed.run import up
 from testbed.sweeps import sweeping
+from testbed.topology import Runtime
 
 _SWEEP = Path(__file__).parent.parent / "topologies" / "prediction" / "six.yaml"
 _RUNS = Path("runs")
@@ -57,6 +60,7 @@ _DEVICE_QUANTITIES = {
     "upload": "update's way up",
 }
 _ACCURACIES = (0.8, 0.9)
+_SHIFT = 0.01
 
 
 def main() -> None:
@@ -64,7 +68,8 @@ def main() -> None:
         prog="benchmarks.prediction", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("sweep", nargs="?", type=Path, default=_SWEEP)
-    parser.add_argument("--steps", choices=("own", "runs", "measured"), default="own", help="their time")
+    choices = ("own", "runs", "shifted", "measured")
+    parser.add_argument("--steps", choices=choices, default="own", help="their time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants of the sweep alone")
     parser.add_argument("--seeds", type=int, metavar="N", help="the sweep's first N seeds alone")
     wanted = parser.parse_args()
@@ -77,9 +82,11 @@ def main() -> None:
         simulated = cells_of(sweeps.load(wanted.sweep, virtual), wanted.only, wanted.seeds)
         pairs = list(_by_measurements(simulated, virtual, cells, real))
     else:
-        pairs = list(by_runs(cells, real, _RUNS, own=wanted.steps == "own"))
-    runs = [pair.measured for pair in pairs]
-    print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told(runs)}\n")
+        pairs = list(by_runs(cells, real, _RUNS, own=wanted.steps != "runs"))
+    print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
+    if wanted.steps == "shifted":
+        print(f"Below, predicted ÷ predicted with steps that take {_SHIFT:.0%} longer\n")
+        pairs = [shifted(pair, real, _RUNS / f"{wanted.sweep.stem}-shifted") for pair in pairs]
     for line in table(pairs):
         print(line)
 
@@ -88,6 +95,7 @@ def main() -> None:
 class Pair:
     """What was measured of one cell of the sweep, and its predictions."""
 
+    variant: str
     measured: Run
     predicted: tuple[Run, ...]
 
@@ -114,7 +122,20 @@ def by_runs(
         predicted = testbed.simulate(
             cell.topology, runtime=steps, data=real.data_root, runs=folder / f"{one.name}-predicted"
         )
-        yield Pair(measured, (predicted,))
+        yield Pair(cell.variant, measured, (predicted,))
+
+
+def shifted(pair: Pair, options: up.Options, folder: Path) -> Pair:
+    """The prediction of `pair` as if it were measured, against one with longer steps."""
+    (run,) = pair.predicted
+    runtime = Runtime(**run.topology["runtime"])
+    longer = {
+        name: f"{getattr(runtime, name) * (1 + _SHIFT):.9f}s"
+        for name in ("step_time", "sliced_step_time")
+    }
+    steps = {**run.topology["runtime"], **longer}
+    predicted = testbed.simulate(run.topology, runtime=steps, data=options.data_root, runs=folder)
+    return Pair(pair.variant, run, (predicted,))
 
 
 def _by_measurements(
@@ -129,7 +150,7 @@ def _by_measurements(
         measured = _run(same, real, _RUNS / same.name)
         after = _run(one, virtual, _RUNS / one.name)
         if before is not None and measured is not None and after is not None:
-            yield Pair(measured, (before, after))
+            yield Pair(one.cells[0].variant, measured, (before, after))
 
 
 def cells_of(
@@ -161,9 +182,7 @@ def _told(runs: Sequence[Run]) -> str:
 
 def table(pairs: Iterable[Pair]) -> Iterator[str]:
     """Markdown: a row per quantity, a column per variant of the sweep."""
-    ratios = pd.DataFrame(
-        [{"variant": str(pair.measured.manifest["variant"]), **_mean_log_ratios(pair)} for pair in pairs]
-    )
+    ratios = pd.DataFrame([{"variant": pair.variant, **_mean_log_ratios(pair)} for pair in pairs])
     columns = {str(variant): own for variant, own in ratios.groupby("variant", sort=False)}
     yield f"| measured ÷ predicted | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"

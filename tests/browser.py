@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-T = TypeVar("T")
+from tests.waiting import eventually
+
 _FIGURE = "Bokeh.documents[0].get_model_by_name(arguments[0])"
 _PLACE = f"""
 const figure = {_FIGURE}, view = Bokeh.index.find_one(figure);
@@ -49,7 +50,7 @@ class Browser:
         """Seconds until all of the page was drawn."""
         begin = time.monotonic()
         self.driver.get(url)
-        until(self.drawn, seconds)
+        eventually(self.drawn, seconds)
         return time.monotonic() - begin
 
     def drawn(self) -> bool:
@@ -124,12 +125,3 @@ def opened(
         yield Browser(driver)
     finally:
         driver.quit()
-
-
-def until(ready: Callable[[], T], seconds: float = 60) -> T:
-    """What `ready` returns once that is true. Raises AssertionError where it never is."""
-    deadline = time.monotonic() + seconds
-    while not (found := ready()):
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.1)
-    return found

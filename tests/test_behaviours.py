@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import subprocess
-import time
 from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
@@ -25,6 +24,7 @@ from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from tests.running import Finished, cli, interrupt, left_as_processes, started, until_printed
+from tests.waiting import eventually
 
 Devices = list[dict[str, Any]]
 
@@ -149,13 +149,13 @@ def test_a_restarted_client_remembers(runtime: str, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", runtime, "--runs", runs) as running:
         until_printed(running, "the run clock starts")
-        wait_until(lambda: len(of(Finished.only_one_in(runs), "one")) > 5)
+        eventually(lambda: len(of(Finished.only_one_in(runs), "one")) > 5)
         start_again = kill(runtime, runs, "one")
-        wait_until(lambda: states(runs) == ["offline"])
+        eventually(lambda: states(runs) == ["offline"])
         start_again()
-        wait_until(lambda: states(runs) == ["offline", "joining", "ready"])
+        eventually(lambda: states(runs) == ["offline", "joining", "ready"])
         before = len(of(Finished.only_one_in(runs), "one"))
-        wait_until(lambda: len(of(Finished.only_one_in(runs), "one")) > before + 30)
+        eventually(lambda: len(of(Finished.only_one_in(runs), "one")) > before + 30)
         _, output = interrupt(running)
         assert running.returncode == 130, output
     run = Finished.only_one_in(runs)
@@ -173,13 +173,6 @@ def states(runs: Path) -> list[str]:
     """What the clients have said, or their last wills, since the run clock started."""
     records = Finished.only_one_in(runs).records
     return [r.state for r in records if isinstance(r, events.ClientStatus)]
-
-
-def wait_until(happened: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.1)
 
 
 def kill(runtime: str, runs: Path, device: str) -> Callable[[], object]:

@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.host import docker_engine
 from tests import browser
-from tests.browser import Browser, until
+from tests.browser import Browser
 from tests.conftest import unavailable
 from tests.running import cli, left_as_processes, started, told, write_small_topology
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.browser
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
@@ -60,18 +61,20 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
         with browser.opened() as page:
             page.open(url)
             assert all(address.startswith("http://127.0.0.1:") for address in page.requests())
-            until(lambda: " s of 600 s" in page.header() and len(drawn(page, "accuracy", "fedbuff")) > 1)
+            eventually(
+                lambda: " s of 600 s" in page.header() and len(drawn(page, "accuracy", "fedbuff")) > 1
+            )
             before = drawn(page, "accuracy", "fedbuff"), lanes(page)
-            until(lambda: len(drawn(page, "accuracy", "fedbuff")) > len(before[0]))
-            until(lambda: len(lanes(page)) > len(before[1]))
-            assert "sequence" in until(lambda: hovered(page))
-            until(lambda: "working" in page.words("table-0"))
-            assert {"fast", "slow"} <= set(until(lambda: page.layers("cpu-over-time-0")))
+            eventually(lambda: len(drawn(page, "accuracy", "fedbuff")) > len(before[0]))
+            eventually(lambda: len(lanes(page)) > len(before[1]))
+            assert "sequence" in eventually(lambda: hovered(page))
+            eventually(lambda: "working" in page.words("table-0"))
+            assert {"fast", "slow"} <= set(eventually(lambda: page.layers("cpu-over-time-0")))
             log = fetched(url.replace("/run?", "/logs?") + "&part=aggregator")[1]
             assert "<option selected>aggregator</option>" in log
             assert cli("kill", str(path), "slow").returncode == 0
-            until(lambda: ("slow", "offline") in lanes(page))
-            until(lambda: "1: crash slow" in page.words("events-0"))
+            eventually(lambda: ("slow", "offline") in lanes(page))
+            eventually(lambda: "1: crash slow" in page.words("events-0"))
             keep(page, "live")
             seen = counted(metrics)
             assert seen["testbed_updates_total", "fast"] > 0
@@ -81,8 +84,8 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
             (server,) = (child for child in children if "testbed.dashboard.serving" in child.cmdline())
             assert server.nice() >= 10
             up.terminate()
-            until(lambda: "ended: interrupted" in page.header())
-            until(lambda: not page.run("return document.getElementById('lost').hidden"))
+            eventually(lambda: "ended: interrupted" in page.header())
+            eventually(lambda: not page.run("return document.getElementById('lost').hidden"))
             assert "unknown" not in page.header()  # validity: what ends early is judged, too
         up.wait(30)
         assert not server.is_running()
@@ -104,7 +107,7 @@ def test_runs_that_are_over_side_by_side(over: Path) -> None:
         for box in page.driver.find_elements("css selector", "input[type=checkbox]"):
             box.click()
         page.driver.find_element("css selector", "button").click()
-        until(page.drawn)
+        eventually(page.drawn)
         assert "theme=dark" in page.driver.current_url
         assert page.run("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 25, 29)"
         for rule in ("fedbuff", "fedasync"):

@@ -26,6 +26,7 @@ from testbed.sweeps import SweepFile
 from testbed.topology import machines, profiles, validation_errors, yamlfile
 from tests import browser
 from tests.conftest import unavailable
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md"))
@@ -281,7 +282,7 @@ def test_a_page_from_disk_is_searched(site: Path) -> None:
     with browser.opened() as window:
         window.driver.get(f"{(site / 'tutorial.html').as_uri()}?q=fednova")
         results = "return document.querySelectorAll('.md-search-result__link').length"
-        browser.until(lambda: window.run(results) > 0, 30)
+        eventually(lambda: window.run(results) > 0, 30)
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.running import (
     write_small_topology,
     write_topology,
 )
+from tests.waiting import eventually
 
 
 def test_runs_to_the_end(tmp_path: Path) -> None:
@@ -131,10 +132,7 @@ def test_killed_controller_takes_its_processes_along(tmp_path: Path) -> None:
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     (path,) = (tmp_path / "runs").iterdir()
-    deadline = time.monotonic() + 30
-    while left_as_processes(path.name) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_as_processes(path.name) == []
+    eventually(lambda: left_as_processes(path.name) == [])
     kept = {
         "events.jsonl",
         "logs",

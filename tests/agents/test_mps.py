@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from agents import mps
+from tests.waiting import eventually
 
 DAEMON = """#!/bin/sh
 # Keeps running with -f; without, answers what it is asked once the daemon has made its pipe.
@@ -52,16 +52,13 @@ def started(tmp_path: Path, daemon: str = DAEMON) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def ready(tmp_path: Path) -> bool:
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "pipes" / mps.READY).exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return (tmp_path / "pipes" / mps.READY).exists()
+def wait_until_ready(tmp_path: Path) -> None:
+    eventually((tmp_path / "pipes" / mps.READY).exists)
 
 
 def test_it_is_ready_once_the_daemon_answers_and_ends_with_it(tmp_path: Path) -> None:
     process = started(tmp_path)
-    assert ready(tmp_path)
+    wait_until_ready(tmp_path)
     assert (tmp_path / "pipes" / "control").exists()
     (tmp_path / "pipes" / "fail").touch()
     output, _ = process.communicate(timeout=20)
@@ -71,7 +68,7 @@ def test_it_is_ready_once_the_daemon_answers_and_ends_with_it(tmp_path: Path) ->
 
 def test_sigterm_ends_the_daemon(tmp_path: Path) -> None:
     process = started(tmp_path)
-    assert ready(tmp_path)
+    wait_until_ready(tmp_path)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 0

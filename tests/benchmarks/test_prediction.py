@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 import testbed
 from analysis.load import Run
-from benchmarks.prediction import Pair, by_runs, cells_of, table
+from benchmarks.prediction import Pair, by_runs, cells_of, shifted, table
 from testbed import sweeps
 from testbed.run import up
 
@@ -49,10 +48,18 @@ def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
         return testbed.simulate(TOPOLOGY, runs=tmp_path, **changes)
 
     twice = {"name": "virtual", "step_time": "2ms", "sliced_step_time": "2600us", "update_time": "6ms"}
-    found = run(runtime=twice | {"packets": True})
-    measured = replace(found, manifest={**found.manifest, "variant": "a"})
-    cells = [row.split("|") for row in table([Pair(measured, (run(),))])]
+    measured = run(runtime=twice | {"packets": True})
+    cells = [row.split("|") for row in table([Pair("a", measured, (run(),))])]
     rows = {title.strip(): ratio.strip() for _, title, ratio, _ in cells}
     assert rows["training time"] == "2.00"
     assert float(rows["updates per device"]) == pytest.approx(0.5, abs=0.03)
     assert float(rows["time to 80%"]) > 1.5
+
+
+def test_a_prediction_is_held_against_one_with_longer_steps(tmp_path: Path) -> None:
+    found = testbed.simulate(TOPOLOGY, runs=tmp_path)
+    pair = shifted(Pair("a", found, (found,)), up.Options("virtual"), tmp_path / "shifted")
+    assert pair.measured is found
+    (slower,) = pair.predicted
+    assert slower.topology["runtime"]["step_time"] == "1010us"
+    assert slower.topology["runtime"]["update_time"] == found.topology["runtime"]["update_time"]

@@ -6,18 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
 import psutil
 import pytest
 
 from testbed.runtimes.dutycycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
+from tests.waiting import eventually
 
 BUSY = "while True: pass"
 BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 Start = Callable[[str], int]
-T = TypeVar("T")
 
 
 def test_budget_grows_by_the_share_and_shrinks_by_use() -> None:
@@ -126,11 +125,3 @@ def test_a_process_that_ends_troubles_nobody(start: Start, duty_cycle: DutyCycle
 def test_a_share_must_be_positive(duty_cycle: DutyCycle) -> None:
     with pytest.raises(ValueError, match="stop a for ever"):
         duty_cycle.limit("a", 1, 0.0)
-
-
-def eventually(condition: Callable[[], T | None]) -> T:
-    deadline = time.monotonic() + 30
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from testbed.runtimes.process import free_ports
 from testbed.watching import prometheus
 from tests.analysis.conftest import EVENTS, MANIFEST
 from tests.conftest import unavailable
+from tests.waiting import eventually
 
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "dashboards" / "testbed.json").read_text())
@@ -79,10 +79,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def test_every_query_is_answered(server: str) -> None:
-    until = time.monotonic() + _ANSWER_SECONDS
-    while not asked(server, "rate(testbed_updates_total[30s])"):  # of two scrapes
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    eventually(lambda: asked(server, "rate(testbed_updates_total[30s])"))  # of two scrapes
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert len(queries) > 15
     for query in queries:

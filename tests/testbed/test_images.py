@@ -24,6 +24,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.host import subprocesses
 from testbed.images import debian, expectation, inside, inventory, own, wheels
 from testbed.topology import parse
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -187,12 +188,9 @@ def test_a_stopped_program_is_gone_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(subprocesses.StoppedError):
         subprocesses.run(command, stop=stop)
     # The kernel ends a killed process whose parent is gone in its own time, on a busy host not at once.
-    deadline = time.monotonic() + 30
-    remaining = [int(pid) for pid in pids.read_text().split()]
-    assert len(remaining) == 2
-    while (remaining := list(filter(_is_running, remaining))) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not remaining
+    killed = [int(pid) for pid in pids.read_text().split()]
+    assert len(killed) == 2
+    eventually(lambda: not any(map(_is_running, killed)))
 
 
 def _is_running(pid: int) -> bool:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
@@ -40,8 +39,8 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from testbed.runtimes.process import GRACE_SECONDS, ProcessRuntime, Programs
 from testbed.topology import parse
+from tests.waiting import eventually
 
-T = TypeVar("T")
 SLEEP = "import time; time.sleep(600)"
 BUSY = "print('busy', flush=True)\nwhile True: pass"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY
@@ -451,11 +450,3 @@ def of(run: RunSpec) -> list[process.ProcessInfo]:
 
 def parts(run: RunSpec) -> set[str]:
     return {info.part for info in of(run)} - {forkserver.NAME}
-
-
-def eventually(condition: Callable[[], T | None]) -> T:
-    deadline = time.monotonic() + 20
-    while not (outcome := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return outcome

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
 from testbed.topology import Topology
 from tests.running import Testbed, started, until_printed
+from tests.waiting import eventually
 
 BASE = """
 name: base
@@ -106,10 +106,7 @@ def test_ctrl_c_leaves_what_is_finished_and_nothing_else(tmp_path: Path) -> None
     with started("sweep", tmp_path / "study.yaml", "--jobs", "2", "--runs", runs) as running:
         until_printed(running, "short, seed 0")
         folder = runs / "study"
-        deadline = time.monotonic() + 60
-        while not any((path / "events.jsonl").exists() for path in folder.glob("*") if _is_long(path)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: [run for run in folder.glob("*/events.jsonl") if _is_long(run.parent)])
         workers = psutil.Process(running.pid).children()
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from agents.device_actions import (
     Switching,
 )
 from agents.transport import Received
+from tests.waiting import eventually
 
 SLOW_GOODBYE = """
 import signal, sys, time
@@ -95,13 +96,6 @@ def pid(init: Init) -> int | None:
     """Of the client, after init has looked after it as it does all the time."""
     assert init._exit_code() is None
     return None if init._client is None else init._client.pid
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.05])
