@@ -37,6 +37,8 @@ def is_own(name: str) -> bool:
 def use(folder: str | None) -> None:
     """Import own code from `folder` from now on; what came from another one is forgotten, so that a
     process can run one version after the other."""
+    if folder is None and not _in_use:
+        return  # in a process that was forked, a look at each module copies its page of memory
     for name, module in list(sys.modules.items()):
         if _lies_in_use(getattr(module, "__file__", None)):
             del sys.modules[name]
