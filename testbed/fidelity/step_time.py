@@ -1,4 +1,4 @@
-"""The CPU time of a training step, from the updates of finished runs: virtual time predicts with it."""
+"""What training steps and starts cost in finished runs: virtual time predicts others with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agents.device_actions import SetCpu, from_json
+from agents.device_actions import DeviceState, Join, Restart, SetCpu, from_json, holds
 from analysis.load import Run
 from testbed.errors import BadInputError
 from testbed.plan.costs import SLICED_SHARE, StepTime, timed, update_time
@@ -56,9 +56,18 @@ def fitted(devices: pd.DataFrame) -> StepTime:
     return StepTime(float(step.mean()), float(step.mean()))
 
 
-def given(step: StepTime) -> dict[str, Any]:
-    """What a topology has under `runtime` for virtual time at these costs, as YAML has it."""
-    made = timed(Runtime(), step)
+def start_time(runs: Sequence[Run]) -> float | None:
+    """Seconds from the order to start a client, again or as it joins, until it is ready: the mean over
+    all starts in `runs` that came about before anything else was done to the device, with nothing
+    holding it; None where there is none."""
+    found = [seconds for run in runs for seconds in _starts(run)]
+    return float(np.mean(found)) if found else None
+
+
+def given(step: StepTime, start: float | None = None) -> dict[str, Any]:
+    """What a topology has under `runtime` for virtual time at these costs, as YAML has it. `start`: of
+    a client, in seconds (None: what it is without being given)."""
+    made = timed(Runtime().model_copy(update={"start_time": start}), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
 
@@ -99,3 +108,19 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
                 "trainings": count,
                 "step": seconds / steps,
             }
+
+
+def _starts(run: Run) -> Iterator[float]:
+    ready = run.statuses[run.statuses["state"] == "ready"]
+    for device, acted in run.scenario.groupby("device"):
+        times = ready["at"][ready["client"] == device].to_numpy(np.float64)
+        ends = [*acted["at"].iloc[1:], math.inf]
+        state = DeviceState()
+        for at, until, details in zip(acted["at"], ends, acted["details"], strict=True):
+            action = from_json(json.loads(details))
+            if action is None:
+                continue
+            state = state.after(action)
+            held = any(begun for last in state.switched.values() for begun in holds(last).values())
+            if isinstance(action, Restart | Join) and not held:
+                yield from times[(times >= at) & (times < until)][:1] - at

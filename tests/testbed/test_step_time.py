@@ -68,6 +68,24 @@ def test_a_run_gives_back_what_its_steps_cost(changes: dict[str, Any], tmp_path:
     assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
+def test_a_run_gives_back_how_long_its_starts_took(tmp_path: Path) -> None:
+    """Not those of a client that is paused or cut off, or of which something else is asked meanwhile."""
+    costs = COSTS | {"start_time": "1700ms"}
+    scenario = [
+        {"at": "2s", "crash": "slow-2", "restart_after": "1s"},
+        {"at": "2s", "disconnect": "fast-1", "for": "9s"},
+        {"at": "3s", "crash": "fast-1", "restart_after": "1s"},
+        {"at": "9s", "pause": "slow-1", "for": "6s"},
+        {"at": "10s", "crash": "slow-1", "restart_after": "1s"},
+        {"at": "12s", "crash": "fast-2", "restart_after": "1s"},
+        {"at": "14s", "crash": "fast-2", "restart_after": "1s"},
+        {"at": "16s", "leave": "slow-2"},
+        {"at": "18s", "join": "slow-2"},
+    ]
+    found = testbed.step_time([simulated(tmp_path, scenario=scenario, runtime=costs)])
+    assert as_given(found.runtime) == pytest.approx(as_given(costs), rel=1e-4)
+
+
 def test_several_runs_count_together(tmp_path: Path) -> None:
     """Each is of one share, so that alone none of them tells what slices cost."""
     alone = [simulated(tmp_path, devices=[device]) for device in DEVICES]
