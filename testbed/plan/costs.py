@@ -32,6 +32,12 @@ _HEADERS = 66
 """Bytes of a packet beside its payload: Ethernet, IPv4, TCP with time stamps."""
 _MQTT = 64
 """Bytes of a message beside its payload: MQTT's header with the topic."""
+_PUBACK = 4
+"""Bytes by which MQTT acknowledges a message."""
+SMALL = 64
+"""Bytes of a request's payload."""
+_TIME, _LOSS = 10**14, 1 / 3
+"""As long, in digits, as a client's times and losses mostly are."""
 
 SLICED_SHARE = 1 / 8
 """Of a core, at which the time of a step in slices is measured."""
@@ -144,6 +150,13 @@ def on_link(size: int) -> int:
     """Bytes on a link of a message of `size` bytes: with its own header and those of its packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
+
+
+def acknowledged(size: int) -> int:
+    """Bytes on a link the other way when a message of `size` bytes has arrived: MQTT's acknowledgement,
+    and TCP's own of each packet before the last (where packets come less than 40 ms apart, of every
+    second, which matters little on a link as fast as that)."""
+    return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
 
 def given(runtime: Runtime) -> StepTime | None:
@@ -264,7 +277,7 @@ def message_sizes(
     *,
     secure: SecureRun | None = None,
 ) -> tuple[int, int]:
-    """Bytes of a model and of an update on the wire; their headers' digits vary, and are not counted."""
+    """Bytes of a model and of an update on the wire, up to some digits in their headers, which vary."""
     packed = None if compression is None else Compressor(compression).compress(np.zeros_like(w))
     masked = None
     if secure is not None:
@@ -281,11 +294,11 @@ def message_sizes(
         samples=0,
         steps=0,
         effective_steps=1.0,
-        loss=0.0,
-        downloaded=0,
-        train_start=0,
-        train_end=0,
-        sent=0,
+        loss=_LOSS,
+        downloaded=_TIME,
+        train_start=_TIME,
+        train_end=_TIME,
+        sent=_TIME,
         vector=w,
         compressed=packed,
         masked=masked,

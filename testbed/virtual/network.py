@@ -7,9 +7,9 @@ size over the lowest rate on its path; no pipe ever lets through more than its r
 fair: the part of its share that a connection cannot use, because another pipe holds it up, goes to the
 others only after it.
 
-With `packets` a message is as in containers: it has the headers of MQTT and of its packets, the broker
-and both ends take their time for it, and a device's own rate is a token bucket: what that holds after
-a pause passes at once.
+With `packets` a message is as in containers: it has the headers of MQTT and of its packets, and is
+acknowledged on the way back, the broker and both ends take their time for it, and a device's own rate is
+a token bucket: what that holds after a pause passes at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agents.config import Link
 from agents.device.link import burst
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import HOPS, goodput, on_link
+from testbed.plan.costs import HOPS, SMALL, acknowledged, goodput, on_link
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
@@ -34,6 +34,10 @@ from testbed.virtual.event_queue import LINK, EventQueue
 _FREE = Link()
 _NANOSECOND = 1e-9
 """Seconds: what has no more than that to wait in a pipe is through."""
+
+
+def _of_no_interest(_: Nanoseconds) -> None:
+    """When an acknowledgement has arrived."""
 
 
 class Flow(Protocol):
@@ -274,15 +278,29 @@ class Line:
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send `size` bytes to the device, 0 for a request of a few; once it is certain when they are
         there, `then` is called with that time."""
-        self.down.send(self._bits(size), then)
+        self._send(self.down, self.up, size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send `size` bytes to the server, as in `download`."""
-        self.up.send(self._bits(size), then)
+        self._send(self.up, self.down, size, then)
 
-    def _bits(self, size: int) -> int:
-        """Of a message of `size` bytes, on the link."""
-        return 8 * (on_link(size) if size and self._packets else size)
+    def acknowledge(self) -> None:
+        """The aggregator tells the device that it has its update, which there keeps it until then."""
+        if self._packets:
+            self.download(0, _of_no_interest)
+
+    def _send(
+        self, there: Direction, back: Direction, size: int, then: Callable[[Nanoseconds], None]
+    ) -> None:
+        if not self._packets:
+            there.send(8 * size, then)
+            return
+
+        def through(at: Nanoseconds) -> None:
+            then(at)
+            back.send(8 * acknowledged(size), _of_no_interest)
+
+        there.send(8 * on_link(size or SMALL), through)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
         """Fields of `agents.config.Link`, for what is under way too; what is through its pipes by now

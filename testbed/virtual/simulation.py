@@ -466,6 +466,7 @@ class Simulation:
 
     def _upload(self, device: Device, message: Callable[[], wire.UpdateMessage]) -> None:
         def arrive() -> None:
+            device.line.acknowledge()
             update = message()
             self.deliver_update(update.client, update)
 

@@ -382,11 +382,35 @@ def test_packets_have_headers_and_what_the_bucket_holds_passes_at_once(steady: b
     assert times.play_times() == pytest.approx([0.24324, 0.6066, 1.24324, 1.6066])
 
 
-def test_a_request_has_no_payload_with_packets_either() -> None:
+def test_a_request_is_a_small_message() -> None:
+    """194 bytes with all headers; alone it fits into the bucket."""
     times = Times(packets=True)
     line = times.network.line(_device(link=Link(down=100_000)))
     times.download(0.0, line, 0)
-    assert times.play_times() == [0.001]
+    times.download(1.0, line, 3 * 1448 - 64)
+    times.download(1.0, line, 0)
+    assert times.play_times() == pytest.approx([0.001, 1.24324, 1.24324 + 194 / 12_500])
+
+
+@steadily
+def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
+    """Three packets by 202 bytes, a request by 70, which the bucket then lacks."""
+    times = Times(steady=steady, packets=True)
+    line = times.network.line(_device(link=Link(up=100_000)))
+    for at, size, acknowledgement in ((0.0, 3 * 1448 - 64, 202), (1.0, 0, 70)):
+        times.arrivals.clear()
+        times.download(at, line, size)
+        times.upload(at, line, 3 * 1448 - 64)
+        assert times.play_times()[-1] == pytest.approx(at + 0.24324 + acknowledgement / 12_500)
+
+
+@steadily
+def test_the_aggregator_acknowledges_an_update(steady: bool) -> None:
+    times = Times(steady=steady, packets=True)
+    line = times.network.line(_device(link=Link(up=100_000)))
+    line.acknowledge()
+    times.upload(0.0, line, 3 * 1448 - 64)
+    assert times.play_times() == pytest.approx([0.24324 + 70 / 12_500])
 
 
 @given(
