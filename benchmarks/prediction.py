@@ -9,8 +9,9 @@ repeated. Let the machine be quiet. What a step costs in virtual time, `--steps`
 - `own`: what it cost in the very run that is predicted (`testbed step-time`): ratios tell how right the
   rest of the time model is. A minute per experiment and seed.
 - `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
-- `shifted`: as `own`, against virtual time itself with steps that take 1 % longer: how far a ratio is
-  from 1 by the seeds alone, where the order of a few updates decides.
+- `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run; not
+  the run but this is then held against `own`: ratios tell what a few percent of a device's speed do, as
+  where the order of a few updates decides.
 - `measured`: what virtual time measures by itself, as wherever `runtime.step_time` is not given. The
   speed of a host changes within minutes, so each run has two predictions, one right before and one right
   after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
@@ -60,7 +61,6 @@ _DEVICE_QUANTITIES = {
     "upload": "update's way up",
 }
 _ACCURACIES = (0.8, 0.9)
-_SHIFT = 0.01
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
         prog="benchmarks.prediction", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("sweep", nargs="?", type=Path, default=_SWEEP)
-    choices = ("own", "runs", "shifted", "measured")
+    choices = ("own", "runs", "uneven", "measured")
     parser.add_argument("--steps", choices=choices, default="own", help="their time")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these variants of the sweep alone")
     parser.add_argument("--seeds", type=int, metavar="N", help="the sweep's first N seeds alone")
@@ -84,9 +84,9 @@ def main() -> None:
     else:
         pairs = list(by_runs(cells, real, _RUNS, own=wanted.steps != "runs"))
     print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
-    if wanted.steps == "shifted":
-        print(f"Below, predicted ÷ predicted with steps that take {_SHIFT:.0%} longer\n")
-        pairs = [shifted(pair, real, _RUNS / f"{wanted.sweep.stem}-shifted") for pair in pairs]
+    if wanted.steps == "uneven":
+        print("Below, predicted with uneven devices ÷ predicted\n")
+        pairs = [uneven(pair, real, _RUNS / f"{wanted.sweep.stem}-uneven") for pair in pairs]
     for line in table(pairs):
         print(line)
 
@@ -125,17 +125,22 @@ def by_runs(
         yield Pair(cell.variant, measured, (predicted,))
 
 
-def shifted(pair: Pair, options: up.Options, folder: Path) -> Pair:
-    """The prediction of `pair` as if it were measured, against one with longer steps."""
+def uneven(pair: Pair, options: up.Options, folder: Path) -> Pair:
+    """The prediction of `pair` with each device as much faster or slower as it was when measured,
+    against the prediction."""
     (run,) = pair.predicted
     runtime = Runtime(**run.topology["runtime"])
-    longer = {
-        name: f"{getattr(runtime, name) * (1 + _SHIFT):.9f}s"
-        for name in ("step_time", "sliced_step_time")
-    }
-    steps = {**run.topology["runtime"], **longer}
-    predicted = testbed.simulate(run.topology, runtime=steps, data=options.data_root, runs=folder)
-    return Pair(pair.variant, run, (predicted,))
+    whole, sliced = runtime.step_time, runtime.sliced_step_time
+    assert whole is not None and sliced is not None  # noqa: S101, PT018  (by `by_runs`)
+    devices = testbed.step_time([pair.measured]).devices
+    factors = (whole + (sliced - whole) * devices["depth"]) / devices["step"]
+    print(f"{pair.variant}: speeds of devices {factors.round(3).tolist()}", file=sys.stderr)
+    shares = zip(devices["device"], devices["cpu"] * factors, strict=True)
+    scenario = [{"at": "0s", "set": device, "cpu": round(cpu, 6)} for device, cpu in shares]
+    changed = {**run.topology, "scenario": [*scenario, *run.topology["scenario"]]}
+    return Pair(
+        pair.variant, testbed.simulate(changed, data=options.data_root, runs=folder), pair.predicted
+    )
 
 
 def _by_measurements(

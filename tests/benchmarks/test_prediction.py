@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 
 import testbed
 from analysis.load import Run
-from benchmarks.prediction import Pair, by_runs, cells_of, shifted, table
+from benchmarks.prediction import Pair, by_runs, cells_of, table, uneven
 from testbed import sweeps
 from testbed.run import up
 
@@ -56,10 +57,15 @@ def test_what_takes_twice_as_long_is_told(tmp_path: Path) -> None:
     assert float(rows["time to 80%"]) > 1.5
 
 
-def test_a_prediction_is_held_against_one_with_longer_steps(tmp_path: Path) -> None:
-    found = testbed.simulate(TOPOLOGY, runs=tmp_path)
-    pair = shifted(Pair("a", found, (found,)), up.Options("virtual"), tmp_path / "shifted")
-    assert pair.measured is found
-    (slower,) = pair.predicted
-    assert slower.topology["runtime"]["step_time"] == "1010us"
-    assert slower.topology["runtime"]["update_time"] == found.topology["runtime"]["update_time"]
+def test_devices_are_as_fast_as_they_were_in_the_run(tmp_path: Path) -> None:
+    """Two that were to have 0.1 of a core had 0.08."""
+    predicted = testbed.simulate(TOPOLOGY, runs=tmp_path)
+    fast, slow = TOPOLOGY["devices"]
+    measured = testbed.simulate(TOPOLOGY, runs=tmp_path, devices=[fast, {**slow, "cpu": 0.08}])
+    measured = replace(measured, manifest=predicted.manifest)
+    found = uneven(Pair("a", measured, (predicted,)), up.Options("virtual"), tmp_path / "uneven")
+    assert found.predicted == (predicted,)
+    shares = {one["set"][0]: one["cpu"] for one in found.measured.topology["scenario"]}
+    assert shares == pytest.approx(
+        {"fast-1": 0.5, "fast-2": 0.5, "slow-1": 0.08, "slow-2": 0.08}, rel=0.03
+    )
