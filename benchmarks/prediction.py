@@ -9,9 +9,9 @@ repeated. Let the machine be quiet. What a step costs in virtual time, `--steps`
 - `own`: what it cost in the very run that is predicted (`testbed step-time`): ratios tell how right the
   rest of the time model is. A minute per experiment and seed.
 - `runs`: what it cost in the other seeds' runs of the same experiment, an hour before or after.
-- `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run; not
-  the run but this is then held against `own`: ratios tell what a few percent of a device's speed do, as
-  where the order of a few updates decides.
+- `uneven`: as `own`, and with each device as much faster or slower than that as it was in the run:
+  ratios tell what is left where the order of a few updates decides, which follows from a percent of a
+  device's speed.
 - `measured`: what virtual time measures by itself, as wherever `runtime.step_time` is not given. The
   speed of a host changes within minutes, so each run has two predictions, one right before and one right
   after it, and the mean of their logarithms counts. A minute and a half per experiment and seed.
@@ -83,10 +83,9 @@ def main() -> None:
         pairs = list(_by_measurements(simulated, virtual, cells, real))
     else:
         pairs = list(by_runs(cells, real, _RUNS, own=wanted.steps != "runs"))
-    print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
     if wanted.steps == "uneven":
-        print("Below, predicted with uneven devices ÷ predicted\n")
         pairs = [uneven(pair, real, _RUNS / f"{wanted.sweep.stem}-uneven") for pair in pairs]
+    print(f"Measured ({real.runtime}) ÷ predicted; runs: {_told([pair.measured for pair in pairs])}\n")
     for line in table(pairs):
         print(line)
 
@@ -126,8 +125,7 @@ def by_runs(
 
 
 def uneven(pair: Pair, options: up.Options, folder: Path) -> Pair:
-    """The prediction of `pair` with each device as much faster or slower as it was when measured,
-    against the prediction."""
+    """As `pair`, predicted with each device as much faster or slower as it was when measured."""
     (run,) = pair.predicted
     runtime = Runtime(**run.topology["runtime"])
     whole, sliced = runtime.step_time, runtime.sliced_step_time
@@ -138,9 +136,8 @@ def uneven(pair: Pair, options: up.Options, folder: Path) -> Pair:
     shares = zip(devices["device"], devices["cpu"] * factors, strict=True)
     scenario = [{"at": "0s", "set": device, "cpu": round(cpu, 6)} for device, cpu in shares]
     changed = {**run.topology, "scenario": [*scenario, *run.topology["scenario"]]}
-    return Pair(
-        pair.variant, testbed.simulate(changed, data=options.data_root, runs=folder), pair.predicted
-    )
+    predicted = testbed.simulate(changed, data=options.data_root, runs=folder)
+    return Pair(pair.variant, pair.measured, (predicted,))
 
 
 def _by_measurements(

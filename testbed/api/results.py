@@ -94,8 +94,8 @@ def writable_figure(path: Path) -> Path:
 
 def step_time(found: Sequence[Result]) -> StepCosts:
     """What a training step has cost the devices of runs of one task in CPU time, and a client's start
-    where there were any, so that virtual time can predict other runs of it on that host. Raises BadInputError where no device's speed is a share of
-    the CPU, or the tasks differ."""
+    where there were any, so that virtual time can predict other runs of it on that host. Raises
+    BadInputError where no device's speed is a share of the CPU, or the tasks differ."""
     from testbed.fidelity import step_time
 
     devices = step_time.of_devices(found)

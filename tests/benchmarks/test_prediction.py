@@ -64,8 +64,9 @@ def test_devices_are_as_fast_as_they_were_in_the_run(tmp_path: Path) -> None:
     measured = testbed.simulate(TOPOLOGY, runs=tmp_path, devices=[fast, {**slow, "cpu": 0.08}])
     measured = replace(measured, manifest=predicted.manifest)
     found = uneven(Pair("a", measured, (predicted,)), up.Options("virtual"), tmp_path / "uneven")
-    assert found.predicted == (predicted,)
-    shares = {one["set"][0]: one["cpu"] for one in found.measured.topology["scenario"]}
+    assert found.measured is measured
+    (again,) = found.predicted
+    shares = {one["set"][0]: one["cpu"] for one in again.topology["scenario"]}
     assert shares == pytest.approx(
         {"fast-1": 0.5, "fast-2": 0.5, "slow-1": 0.08, "slow-2": 0.08}, rel=0.03
     )
