@@ -26,7 +26,7 @@ from agents.config import Link
 from agents.device.link import burst
 from agents.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import HOPS, SMALL, acknowledged, goodput, on_link
+from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledged, goodput, on_link
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
@@ -283,6 +283,10 @@ class Line:
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Send `size` bytes to the server, as in `download`."""
         self._send(self.up, self.down, size, then)
+
+    def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
+        """Upload an update of `size` bytes without the digits in its header."""
+        self.upload(size + DIGITS if self._packets else size, then)
 
     def acknowledge(self) -> None:
         """The aggregator tells the device that it has its update, which there keeps it until then."""

@@ -471,4 +471,4 @@ class Simulation:
             self.deliver_update(update.client, update)
 
         size = device.update_size or self._update_size
-        device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
+        device.line.hand_in(size, lambda at: self._message(at, device, arrive, to_device=False))

@@ -404,6 +404,13 @@ def test_what_arrives_is_acknowledged_on_the_way_back(steady: bool) -> None:
         assert times.play_times()[-1] == pytest.approx(at + 0.24324 + acknowledgement / 12_500)
 
 
+def test_an_update_has_digits_in_its_header() -> None:
+    times = Times(packets=True)
+    line = times.network.line(_device(link=Link(up=100_000)))
+    line.hand_in(3 * 1448 - 64 - 72, times.noted("update"))
+    assert times.play_times() == pytest.approx([0.24324])
+
+
 @steadily
 def test_the_aggregator_acknowledges_an_update(steady: bool) -> None:
     times = Times(steady=steady, packets=True)
