@@ -160,6 +160,11 @@ class DeviceState:
                 others = {hold: last for hold, last in self.switched.items() if hold not in ended}
                 return dataclasses.replace(self, switched={**others, about(action): action})
 
+    @property
+    def held(self) -> bool:
+        """Whether anything keeps it from working."""
+        return any(holds(last)[hold] for hold, last in self.switched.items())
+
     def actions(self) -> Iterator[Action]:
         """The fewest that make the same of a device that is as at the beginning."""
         if self.cpu is not None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agents.device_actions import Action, DeviceState, holds
+from agents.device_actions import Action, DeviceState
 from agents.nanoseconds import SECOND, Nanoseconds
 
 _LEAST = 10 * SECOND
@@ -47,13 +47,9 @@ class Progress:
     def patience(self, present: Iterable[str], training: Iterable[str]) -> float:
         """For how long the clients that train may all be silent; infinite where one that is present is
         kept from working, or one that trains may take as long as it likes."""
-        if any(self._held(client) for client in present):
+        if any(client in self._states and self._states[client].held for client in present):
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])
-
-    def _held(self, client: str) -> bool:
-        state = self._states.get(client, DeviceState())
-        return any(holds(action)[hold] for hold, action in state.switched.items())
 
     def _patience(self, client: str) -> float:
         if client in self._changed:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agents.device_actions import DeviceState, Join, Restart, SetCpu, from_json, holds
+from agents.device_actions import DeviceState, Join, Restart, SetCpu, from_json
 from analysis.load import Run
 from testbed.errors import BadInputError
 from testbed.plan.costs import SLICED_SHARE, StepTime, timed, update_time
@@ -59,7 +59,7 @@ def fitted(devices: pd.DataFrame) -> StepTime:
 def start_time(runs: Sequence[Run]) -> float | None:
     """Seconds from the order to start a client, again or as it joins, until it is ready: the mean over
     all starts in `runs` that came about before anything else was done to the device, with nothing
-    holding it; None where there is none."""
+    holding it (so where crashes come fast, long starts are missing); None where there is none."""
     found = [seconds for run in runs for seconds in _starts(run)]
     return float(np.mean(found)) if found else None
 
@@ -121,6 +121,5 @@ def _starts(run: Run) -> Iterator[float]:
             if action is None:
                 continue
             state = state.after(action)
-            held = any(begun for last in state.switched.values() for begun in holds(last).values())
-            if isinstance(action, Restart | Join) and not held:
+            if isinstance(action, Restart | Join) and not state.held:
                 yield from times[(times >= at) & (times < until)][:1] - at
