@@ -372,13 +372,15 @@ def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
 
     def client_steps(threads: int) -> int:
         """Train some of the clients; return how many steps that was."""
-        torch.set_num_threads(threads)
         clients = min(loop.setting.clients, max(1, _STEPS // loop.setting.steps))
+        torch.set_num_threads(threads)
         for client in range(clients):
             loop.train(client)
+        torch.set_num_threads(most)  # whoever comes next takes as many as it likes
         return clients * loop.setting.steps
 
-    counts = {1} if isinstance(loop, Hand) else {1, torch.get_num_threads()}
+    most = torch.get_num_threads()
+    counts = {1} if isinstance(loop, Hand) else {1, most}
     return [functools.partial(client_steps, threads) for threads in counts]
 
 
