@@ -49,7 +49,7 @@ class Bench:
         grids = {variant: tuple(sorted(tried)) for variant, tried in scores.items()}
         few = others[: honest.SEEDS - 1] if whole else []  # tolerance compares the first seed, too
         for steps, seeds in ((near, others), (grids, few)):
-            found += self._cells(experiment, study, steps, seeds) if seeds else []
+            found += self._cells(experiment, study, steps, seeds, experiment.runtime) if seeds else []
         return results.of_runs(tuple({(c.variant, c.lr, c.seed): c for c in found}.values()))
 
     def _tuned(
@@ -62,7 +62,7 @@ class Bench:
         scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
         wanted = dict.fromkeys(scores, given)
         while wanted:
-            new = self._cells(experiment, study, wanted, [seed])
+            new = self._cells(experiment, study, wanted, [seed], experiment.runtime and "virtual")
             for cell in new:
                 scores[cell.variant][cell.lr] = MEASURES[experiment.figure].choice(cell)
             found += new
@@ -88,7 +88,7 @@ class Bench:
 
     def _study(self, experiment: Experiment) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The sweep as it is in its file, and its grid. Raises BadInputError."""
-        path = self._files / f"{experiment.name}.yaml"
+        path = self._files / experiment.file
         study = yamlfile.read(path).data
         grid = study.get("grid", {})
         for key in ("seed", LR):
@@ -106,14 +106,17 @@ class Bench:
         study: Mapping[str, Any],
         steps: Mapping[str, tuple[float, ...]],
         seeds: Iterable[int],
+        runtime: str | None,
     ) -> list[Cell]:
-        """Of runs of `steps`, step sizes by variant, each with each of `seeds`."""
+        """Of runs of `steps`, step sizes by variant, each with each of `seeds`; on the sweep's own
+        runtime where none is given."""
+        where = {} if runtime is None else {"runtime.name": [runtime]}
         found: list[Cell] = []
         for chosen in dict.fromkeys(steps.values()):
             part = {
                 **study,
                 "variants": {v: study["variants"][v] for v, own in steps.items() if own == chosen},
-                "grid": {**study["grid"], LR: list(chosen), "seed": list(seeds)},
+                "grid": {**study["grid"], LR: list(chosen), "seed": list(seeds), **where},
             }
             read = sweeps.of(part, experiment.name, self._files, self._options)
             self._say(f"{experiment.name}: {len(read.cells)} runs")

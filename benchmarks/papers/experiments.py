@@ -16,6 +16,7 @@ MNIST, SHAKESPEARE = "ylecun/mnist", "flwrlabs/shakespeare"
 NEAR_POINTS, NEAR = 1.0, 0.05
 """Points of accuracy, and the share of a loss or time: a step size that costs at most so much of the
 best, on the one seed that chooses, may be the best on others."""
+Paper = Literal["area", "fedfix", "defedavg", "fedfa"]
 Figure = Literal["accuracy", "loss", "time", "fall", "tolerance"]
 
 
@@ -109,8 +110,8 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Experiment:
     name: str
-    """Of the file in topologies/papers/sweeps, without `.yaml`."""
-    paper: Literal["area", "fedfix", "defedavg", "fedfa"]
+    """Of its results, and of its sweep where `sweep` names no other."""
+    paper: Paper
     title: str
     figure: Figure
     """What chooses the step size, and what claims are about."""
@@ -121,8 +122,18 @@ class Experiment:
     """How it differs from the paper's, where it does."""
     data: str = "uoft-cs/cifar10"
     """The dataset."""
+    sweep: str = ""
+    """Name of its sweep's file, where it shares one."""
+    runtime: Literal["docker", "process", "virtual"] | None = None
+    """What the runs that compare are made with, if not with what the sweep says; the step sizes are then
+    chosen in virtual time."""
     fits: bool = False
     """Whether `make papers` runs it: with the others that fit in 20 minutes on 2 cores."""
+
+    @property
+    def file(self) -> str:
+        """Its sweep, in topologies/papers/sweeps."""
+        return f"{self.sweep or self.name}.yaml"
 
 
 def _area(rates: str, published: str = "", baseline: float = nan) -> tuple[Claim, ...]:
@@ -179,6 +190,33 @@ _FEDFA = (
     Claim("FedProx is sooner at the target with FedFa", "FedProx + FedFa", ("FedProx",)),
     Claim("FedNova is less stable with FedFa-Delta", "FedNova + FedFa", ("FedNova",), figure="fall"),
 )
+
+
+def _fleet(
+    paper: Paper, figure: Figure, claims: tuple[Claim, ...], differs: str, target: float | None = None
+) -> tuple[Experiment, Experiment]:
+    """The claims on a fleet of eight throttled devices: in containers, and in virtual time."""
+    data = "MNIST" if target is None else f"MNIST to {target:.0%}"
+
+    def experiment(runtime: Literal["docker", "virtual"], where: str, name: str) -> Experiment:
+        return Experiment(
+            name,
+            paper,
+            f"Eight throttled devices {where}: logistic regression on {data}, 40 s",
+            figure,
+            claims,
+            target,
+            differs,
+            MNIST,
+            sweep=f"{paper}-fleet",
+            runtime=runtime,
+        )
+
+    return (
+        experiment("docker", "in containers", f"{paper}-fleet"),
+        experiment("virtual", "in virtual time", f"{paper}-fleet-virtual"),
+    )
+
 
 EXPERIMENTS = (
     Experiment(
@@ -375,5 +413,49 @@ EXPERIMENTS = (
         "time",
         target=0.5,
         differs="The paper varies both; the values are ours, as is LeNet-5.",
+    ),
+    *_fleet(
+        "area",
+        "accuracy",
+        (
+            Claim(
+                "AREA is more accurate than the best of the others",
+                "AREA",
+                ("FedBuff", "AS-FedAvg", "S-FedAvg"),
+            ),
+        ),
+        "8 of 128 clients, of three speeds; the images from 0 to 1.",
+    ),
+    *_fleet(
+        "fedfix",
+        "loss",
+        tuple(
+            Claim(f"FedFix (Δt 2 s) has a lower loss than {words} FedAvg", "FedFix", (rule,))
+            for words, rule in (("synchronous", "FedAvg"), ("asynchronous", "Async FedAvg"))
+        ),
+        "Another model and dataset than in the paper's figures, 8 clients of three speeds.",
+    ),
+    *_fleet(
+        "defedavg",
+        "time",
+        tuple(
+            Claim(f"DeFedAvg-nIID is sooner at the target than {rule}", "DeFedAvg-nIID", (rule,))
+            for rule in ("FedBuff", "FedAvg")
+        ),
+        "Another model and dataset, 3 of 8 clients per round in place of 10 of 100; two classes each.",
+        0.75,
+    ),
+    *_fleet(
+        "fedfa",
+        "time",
+        tuple(
+            Claim(f"FedFa is sooner at the target than {words}", "FedFa-Param", rules)
+            for words, rules in (
+                ("synchronous FedAvg", ("FedAvg",)),
+                ("FedBuff and Port", ("FedBuff", "Port")),
+            )
+        ),
+        "Another model and dataset, 8 clients that all work; dirichlet 0.5.",
+        0.8,
     ),
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.load import load
 from benchmarks.papers import honest, judging, report, results
 from benchmarks.papers.__main__ import PAGES, SETS, pages
 from benchmarks.papers.bench import SWEEPS, Bench
@@ -20,6 +21,7 @@ from benchmarks.papers.results import Cell, Result
 from testbed import sweeps, topology
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.up import Options
+from testbed.sweeps import sweeping
 from testbed.topology import yamlfile
 
 
@@ -330,6 +332,20 @@ def test_from_a_sweep_to_a_page(tmp_path: Path) -> None:
         report.filled(page, "other", "")
 
 
+def test_step_sizes_are_chosen_in_virtual_time(tmp_path: Path) -> None:
+    smallest = TINY.replace("[0.1, 0.3], seed: [1, 2, 3, 4]", "[0.1], seed: [1, 2]")
+    (tmp_path / "tiny.yaml").write_text(smallest.replace("  B: ", "# B: "))
+    base = BASE.replace("after: 4s", "after: 1s").replace("timing: 1s", "timing: 0.2s, cpu: 0.3")
+    (tmp_path / "base.yaml").write_text(base)
+    bench = Bench(tmp_path / "runs", None, print, files=tmp_path, jobs=1)
+    done = bench.run(replace(EXPERIMENT, claims=(), runtime="process"))
+    index = sweeping.Index.read(tmp_path / "runs" / "tiny")
+    runs = [load(tmp_path / "runs" / "tiny" / str(cell["run"])) for cell in index.cells.values()]
+    made = {(run.topology["seed"], run.topology["runtime"]["name"]) for run in runs}
+    assert made == {(1, "virtual"), (2, "process")}
+    assert {one.seed for one in done.cells} == {1, 2}
+
+
 def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     bench = Bench(tmp_path / "runs", None, print, files=tmp_path, jobs=1)
@@ -348,13 +364,14 @@ def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> None:
-    """Also: its runs are valid, in virtual time, and its page has what is kept of it."""
-    study = yamlfile.read(SWEEPS / f"{experiment.name}.yaml").data
+    """Also: its runs are valid, in virtual time where it names no runtime, and its page has what is kept
+    of it."""
+    study = yamlfile.read(SWEEPS / experiment.file).data
     named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
     assert named <= set(study["variants"])
     assert len(study["grid"]["seed"]) > honest.SEEDS
     base = topology.load(SWEEPS / study["topology"])
-    assert base.runtime.name == "virtual"
+    assert (experiment.runtime is None) == (base.runtime.name == "virtual")
     first = {path: values[:1] for path, values in study["grid"].items()}
     read = sweeps.of({**study, "grid": first}, experiment.name, SWEEPS, Options())
     assert [one.variant for one in read.cells] == list(study["variants"])
