@@ -185,6 +185,8 @@ def _unfit(experiment: Experiment, claim: Claim, result: Result, best: Mapping[s
         variant: [cell for cell in result.cells if (cell.variant, cell.lr) == (variant, best[variant])]
         for variant in (claim.ours, *claim.others)
     }
+    if invalid := sum(not cell.valid for cell in result.cells if cell.variant in cells):
+        return f"devices did not have what was asked for in {invalid} of the runs"
     if experiment.figure == "loss":
         for variant, own in cells.items():
             loss, untrained = fmean(c.loss for c in own), fmean(c.untrained_loss for c in own)

@@ -44,6 +44,8 @@ class Cell:
     """Of wall time."""
     manifest: str
     """First digits of its manifest's SHA-256."""
+    valid: bool = True
+    """Whether devices had what was asked for, by the run's verdict; in virtual time they always do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def measured(run: Run, target: float | None) -> Cell:
         updates=len(run.updates),
         seconds=sum(float(seconds) for seconds in run.manifest.get("timings", {}).values()),
         manifest=hashlib.sha256((run.path / "manifest.json").read_bytes()).hexdigest()[:12],
+        valid=(run.manifest.get("validity") or {}).get("valid") is not False,
     )
 
 

@@ -276,6 +276,10 @@ class TestJudging:
         diverged = [replace(one, loss=2.5) if one.variant == "B" else one for one in cells]
         (row,) = judging.rows(lossy, Result(tuple(diverged), "2026-11-23", 2))
         assert "above the untrained model's 2.303: diverged" in row.reason
+        starved = [replace(one, valid=(one.variant, one.seed) != ("B", 2)) for one in cells]
+        (row,) = judging.rows(lossy, Result(tuple(starved), "2026-11-23", 2))
+        assert row.verdict is Verdict.NOT_TESTED
+        assert row.reason == "devices did not have what was asked for in 1 of the runs"
 
 
 TINY = """
