@@ -456,6 +456,6 @@ EXPERIMENTS = (
             )
         ),
         "Another model and dataset, 8 clients that all work; dirichlet 0.5.",
-        0.8,
+        0.9,
     ),
 )
