@@ -372,8 +372,8 @@ def one_by_one(loop: Tutorial | Lean | Hand) -> list[Callable[[], int]]:
 
     def client_steps(threads: int) -> int:
         """Train some of the clients; return how many steps that was."""
-        clients = min(loop.setting.clients, max(1, _STEPS // loop.setting.steps))
         torch.set_num_threads(threads)
+        clients = min(loop.setting.clients, max(1, _STEPS // loop.setting.steps))
         for client in range(clients):
             loop.train(client)
         torch.set_num_threads(most)  # whoever comes next takes as many as it likes

@@ -62,7 +62,7 @@ class Bench:
         scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
         wanted = dict.fromkeys(scores, given)
         while wanted:
-            new = self._cells(experiment, study, wanted, [seed], experiment.runtime and "virtual")
+            new = self._cells(experiment, study, wanted, [seed], "virtual")
             for cell in new:
                 scores[cell.variant][cell.lr] = MEASURES[experiment.figure].choice(cell)
             found += new
@@ -106,17 +106,20 @@ class Bench:
         study: Mapping[str, Any],
         steps: Mapping[str, tuple[float, ...]],
         seeds: Iterable[int],
-        runtime: str | None,
+        runtime: str,
     ) -> list[Cell]:
-        """Of runs of `steps`, step sizes by variant, each with each of `seeds`; on the sweep's own
-        runtime where none is given."""
-        where = {} if runtime is None else {"runtime.name": [runtime]}
+        """Of runs of `steps`, step sizes by variant, each with each of `seeds`."""
         found: list[Cell] = []
         for chosen in dict.fromkeys(steps.values()):
             part = {
                 **study,
                 "variants": {v: study["variants"][v] for v, own in steps.items() if own == chosen},
-                "grid": {**study["grid"], LR: list(chosen), "seed": list(seeds), **where},
+                "grid": {
+                    **study["grid"],
+                    LR: list(chosen),
+                    "seed": list(seeds),
+                    "runtime.name": [runtime],
+                },
             }
             read = sweeps.of(part, experiment.name, self._files, self._options)
             self._say(f"{experiment.name}: {len(read.cells)} runs")

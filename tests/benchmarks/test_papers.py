@@ -368,17 +368,17 @@ def test_what_is_wrong_with_a_sweep_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_an_experiment_names_variants_of_its_sweep(experiment: Experiment) -> None:
-    """Also: its runs are valid, in virtual time where it names no runtime, and its page has what is kept
-    of it."""
+    """Also: its runs are valid, on its sweep's own runtime too, and its page has what is kept of it."""
     study = yamlfile.read(SWEEPS / experiment.file).data
     named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
     assert named <= set(study["variants"])
     assert len(study["grid"]["seed"]) > honest.SEEDS
     base = topology.load(SWEEPS / study["topology"])
-    assert (experiment.runtime is None) == (base.runtime.name == "virtual")
+    assert base.runtime.name == ("docker" if experiment.file.endswith("-fleet.yaml") else "virtual")
     first = {path: values[:1] for path, values in study["grid"].items()}
     read = sweeps.of({**study, "grid": first}, experiment.name, SWEEPS, Options())
     assert [one.variant for one in read.cells] == list(study["variants"])
+    assert read.target == experiment.target
     assert experiment.figure in MEASURES
     kept = results.read(PAGES / f"{experiment.name}.json")
     page = (PAGES / f"{experiment.paper}.md").read_text(encoding="utf-8")
