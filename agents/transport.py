@@ -20,8 +20,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import paho.mqtt.client as paho
 
@@ -88,6 +89,8 @@ class Connection:
         """What is published before all that is older has been sent again; None: nothing is held."""
         self._lost: Nanoseconds | None = None
         """When the connection was lost; None while it is there, and before it was."""
+        self._got_through = 0.0
+        """While it is being closed: when the broker acknowledged something."""
         self._paho = streaming.Client(
             parts.Joiner(largest),
             self._on_payload,
@@ -156,12 +159,35 @@ class Connection:
         """Hand over a message of QoS 0: telemetry, which is not worth a retransmission."""
         self._paho.publish(topic, payload, qos=0)
 
-    def close(self, timeout: float = 2.0) -> None:
-        """Publish the last will and disconnect in order."""
-        if self._will is not None and self._paho.is_connected():
-            self._paho.publish(*self._will, qos=1, retain=True).wait_for_publish(timeout)
-        self._paho.disconnect()
+    def close(self, timeout: float = 2.0, *, patient: bool = False) -> None:
+        """Publish the last will, after what was published before, and disconnect in order. Where that
+        takes more than `timeout` seconds (if `patient`: where nothing gets through for so long), the
+        connection is dropped, upon which the broker publishes the will."""
+        if patient:
+            self._paho.on_publish = self._on_publish
+        if self._will is None or not self._paho.is_connected() or self._told(self._will, timeout):
+            self._paho.disconnect()
+        elif (left := self._paho.socket()) is not None:
+            with suppress(OSError):
+                cast(socket.socket, left).shutdown(socket.SHUT_RDWR)
         self._paho.loop_stop()
+
+    def _told(self, will: tuple[str, bytes], timeout: float) -> bool:
+        """Publish `will`; whether the broker has it."""
+        self._got_through = time.monotonic()
+        while self._held is not None:  # the connection is new, and something may have to go first
+            if time.monotonic() >= self._got_through + timeout:
+                return False
+            time.sleep(0.01)
+        last = self._paho.publish(*will, qos=1, retain=True)
+        with suppress(RuntimeError):  # the connection has just been lost
+            while not last.is_published() and time.monotonic() < self._got_through + timeout:
+                last.wait_for_publish(0.05)
+            return last.is_published()
+        return False
+
+    def _on_publish(self, *_: Any) -> None:
+        self._got_through = time.monotonic()
 
     def _on_pre_connect(self, _client: paho.Client, _data: Any) -> None:
         with self._order:

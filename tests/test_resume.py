@@ -89,3 +89,34 @@ def wait_for_the_last_record(runs: Path) -> Finished:
     while left_as_processes(run.name):
         time.sleep(0.05)
     return Finished.only_one_in(runs)
+
+
+def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """What came after the checkpoint is taken out of the records, and the controller that resumes the
+    run reads on all the same, as does the command that waits for the run clock."""
+    topology = write_topology(
+        tmp_path,
+        devices=[{"name": "one", "cpu": 0.5}],
+        rule={"name": "fedasync"},
+        stop={"updates": 200},
+        evaluate={"every": "500ms"},
+        durability="checkpoint",
+    )
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        for _ in range(3):
+            until_printed(up, "version")
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    crashed = wait_for_the_last_record(runs)
+    assert crashed.updates
+    resumed = cli("up", "--resume", crashed.path.name, "--runs", runs)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = Finished.only_one_in(runs)
+    assert after.manifest["outcome"] == "updates"
+    assert after.manifest["validity"] is not None
+    assert sum(isinstance(record, events.RunStarted) for record in after.records) == 2
+    (note,) = [record.message for record in after.records if isinstance(record, events.Note)]
+    assert "goes on from its last checkpoint" in note
+    versions = [record.version for record in after.records if isinstance(record, events.VersionMade)]
+    assert versions == list(range(1, len(versions) + 1))

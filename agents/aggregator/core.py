@@ -778,7 +778,7 @@ class AggregatorCore:
         if message.samples != planned:
             return f"{message.samples} samples, its shard has {planned}"
         # While the clock stands still a client that outlived it is ahead of it.
-        end = math.inf if self._suspended else self._epoch + event.arrived
+        end = _INT64 if self._suspended else self._epoch + event.arrived
         problem = _impossible(message, self._epoch + dispatch.at, end)
         if problem is not None or not self._bounded:
             return problem
@@ -958,9 +958,8 @@ class AggregatorCore:
         version = self._server.version
         if version in self._bases:
             return
-        open_since = [d.version for c in self._server.clients if (d := self._dispatches.first_open(c))]
-        oldest = min(open_since, default=version)
-        self._bases = {known: w for known, w in self._bases.items() if known >= oldest}
+        wanted = self._dispatches.open_versions(self._server.clients)
+        self._bases = {known: w for known, w in self._bases.items() if known in wanted}
         self._bases[version] = self._server.w.copy()
 
     def _record(self, aggregated: rules.Aggregated, at: Nanoseconds) -> list[Action]:
@@ -1113,7 +1112,7 @@ def _unapplied(arrival: partial[events.UpdateApplied], at: Nanoseconds) -> Log:
     )
 
 
-def _impossible(message: UpdateMessage, begin: Nanoseconds, end: float) -> str | None:
+def _impossible(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
     """What no client can have counted, of work between `begin` and `end` on its clock; a rule may divide
     by it, or weight the model with it, and a verdict on the run looks at the times."""
     if max(message.sequence, message.samples, message.steps) > _INT64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from agents.nanoseconds import Nanoseconds
@@ -79,6 +79,13 @@ class Dispatches:
         none."""
         own, broadcast = next(reversed(self._open.get(client, {})), 0), self._broadcast_numbers[-1:]
         return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
+
+    def open_versions(self, clients: Collection[str]) -> set[int]:
+        """Of the models that `clients` may still answer, broadcasts included."""
+        own = (sent for client in clients for sent in self._open.get(client, {}).values())
+        answered = min((self._answered.get(client, 0) for client in clients), default=self._count)
+        later = self._broadcast_numbers[bisect_right(self._broadcast_numbers, answered) :]
+        return {sent.version for sent in (*own, *(self._broadcasts[number] for number in later))}
 
     def has_open(self, client: str) -> bool:
         """Whether a dispatch of its own waits for the answer of `client`."""

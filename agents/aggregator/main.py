@@ -287,11 +287,12 @@ class Aggregator:
                 return
             if self._core.cut_short:
                 return  # it stays with the client, for when the run goes on
-            if self._core.awaits(sender, message.dispatch):
-                self._gate.answers(sender)
+            awaited = self._core.awaits(sender, message.dispatch)
             if not self._core.has(sender, message.dispatch):
                 arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
                 self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
+            if awaited and not self._core.awaits(sender, message.dispatch):
+                self._gate.answers(sender)
             if self._core.has(sender, message.dispatch):
                 self._acknowledgements.append(messages.Acknowledgement(sender, message.dispatch))
             return

@@ -273,7 +273,7 @@ class ClientCore:
             if not whole or privatiser is not None:
                 change = vector - model.vector if form.kind == "model" else vector
                 if privatiser is not None:
-                    change = privatiser.private(done.sequence, change)
+                    change = privatiser.private(model.dispatch, change)
                     loss = math.nan if privatiser.hides_loss else loss
                 vector = _NOTHING
                 if whole:

@@ -13,7 +13,9 @@ from agents.vectors import Vector, norm
 
 @dataclass(frozen=True, slots=True)
 class Privatiser:
-    """One client's clipping and noise; `rng` makes the generator of update `sequence`."""
+    """One client's clipping and noise; `rng` makes the generator of the update that answers
+    a dispatch. (No two updates of a run answer the same one, also where the client was started again
+    between them; with the same noise, their difference would have none.)"""
 
     settings: Differential
     rng: Callable[[int], np.random.Generator]
@@ -23,7 +25,7 @@ class Privatiser:
         """Whether the local loss, which has no noise, must not be sent: the server is not trusted."""
         return self.settings.at == "client"
 
-    def private(self, sequence: int, change: Vector) -> Vector:
+    def private(self, dispatch: int, change: Vector) -> Vector:
         """min(1, C/‖Δ‖) Δ, at the client with noise N(0, (zC)²) in each coordinate. Shape (d,),
         float32."""
         bound = self.settings.clip
@@ -32,7 +34,7 @@ class Privatiser:
         if length > bound:
             private *= np.float32(bound / length)
         if self.settings.at == "client":
-            noise = self.rng(sequence).standard_normal(private.size, np.float32)
+            noise = self.rng(dispatch).standard_normal(private.size, np.float32)
             noise *= np.float32(self.settings.noise * bound)
             private += noise
         return private

@@ -110,7 +110,7 @@ class Client:
             mask=None if self._party is None else partial(self._masked, self._party),
             privatiser=None
             if cfg.differential is None
-            else Privatiser(cfg.differential, lambda update: self._rng(randomness.NOISE, update)),
+            else Privatiser(cfg.differential, lambda dispatch: self._rng(randomness.NOISE, dispatch)),
             as_sent=None if self._party is None else partial(self._as_sent, self._party),
         )
         self._pace = Pace()
@@ -136,7 +136,7 @@ class Client:
             self._execute(self._next_actions())
         if self._leaving:
             self._execute(self._core.leave(self._clock.now()))
-        self._connection.close()
+        self._connection.close(patient=self._leaving)
         if self._outbox is not None:
             self._outbox.close()
 

@@ -35,6 +35,8 @@ class Outbox:
             with partial.open("r+b") as file:
                 file.writelines(pieces)
                 file.truncate()
+        if dispatch in self._open:  # by an aggregator that has lost its last dispatches (durability)
+            self._open.remove(dispatch)
         self._open.append(dispatch)
 
     def acknowledged(self, dispatch: int) -> None:

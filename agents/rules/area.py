@@ -209,6 +209,8 @@ class AreaState(State):
     def update(self, update: Update) -> Actions:
         actions = self._aggregate_if_due()
         client = update.client
+        if client not in self._members:
+            return [*actions, Ignored(f"{client} has said goodbye")]
         if (update.kind == "model") != (client in self._begun_with):
             return [*actions, *self._begin_anew(client)]
         self._add(update)

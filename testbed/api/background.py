@@ -18,7 +18,7 @@ from testbed.api.launching import Launch
 from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.tail import Follower
+from testbed.rundir.tail import Follower, last_start
 
 _TICK_SECONDS = 0.1
 _STOP_TIMEOUT_SECONDS = 60.0
@@ -42,8 +42,8 @@ def start(
     """
     from testbed.runtimes import process  # with the broker
 
-    follower = Follower(directory.events)
-    follower.read()  # a resumed run has a past
+    past = Follower(directory.events).read()  # of a run that is resumed
+    started = [record for record in past if isinstance(record, events.RunStarted)]
     launch.write(directory)
     arguments = [str(directory.path), *(["tied"] if tied else [])]
     log = log_of(directory)
@@ -60,7 +60,7 @@ def start(
         )
         try:
             code, fine = None, True
-            while code is None and not any(isinstance(r, events.RunStarted) for r in follower.read()):
+            while code is None and last_start(directory.events) in (None, *started):
                 time.sleep(_TICK_SECONDS)
                 code = controller.poll()
                 for line in lines:

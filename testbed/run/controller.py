@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Never
 
 from agents import events, messages, own_code
@@ -69,6 +70,16 @@ class Timings:
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
+
+
+_OF_THE_PAST = (
+    events.RunStarted,
+    events.UpdateApplied,
+    events.VersionMade,
+    events.Evaluated,
+    events.RunEnded,
+)
+"""Records that an aggregator does not write before the run clock starts."""
 
 
 class Controller:
@@ -146,7 +157,6 @@ class Controller:
                 self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _run(self) -> events.RunEnded:
-        self._new_records()  # the view does not get the records of an earlier part of the run
         count = len(self._devices)
         fleet = f"{count} device{'' if count == 1 else 's'} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
@@ -157,6 +167,7 @@ class Controller:
         connection = self._connect(broker)
         try:
             self._hold_barrier()
+            self._pass_over_the_past()
             doubt = self._check_links()
             self.timings.ready = time.monotonic() - begin - self.timings.launch
             self._view.progress(
@@ -227,6 +238,12 @@ class Controller:
                 self._fail_early()
             elif late:
                 self._fail_late(ready)
+
+    def _pass_over_the_past(self) -> None:
+        """The view gets no records of an earlier part of the run. They are read only now: an aggregator
+        that goes on from a checkpoint takes those away that came after it, before it is ready."""
+        newest = reversed(self._new_records())
+        self._take(reversed([*takewhile(lambda one: not isinstance(one, _OF_THE_PAST), newest)]))
 
     def _check_links(self) -> str | None:
         """A sentence on links that were measured farther off than is valid. Raises RunFailedError where
@@ -417,7 +434,10 @@ class Controller:
         return True
 
     def _read_records(self) -> None:
-        for record in self._new_records():
+        self._take(self._new_records())
+
+    def _take(self, records: Iterable[events.Record]) -> None:
+        for record in records:
             self._view.record(record)
             self._returning.record(record, time.monotonic())
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):

@@ -69,6 +69,10 @@ def replay(directory: RunDirectory) -> Replayed:
         ) from error
 
 
+_PASSED_OVER = (events.Acted, events.EvaluatedPart, events.Note)
+"""Records that are not the core's alone."""
+
+
 @dataclass(slots=True)
 class _Replay:
     directory: RunDirectory
@@ -81,9 +85,7 @@ class _Replay:
         self._logged = (
             (number, record)
             for number, record in events.read_numbered(self.directory.events)
-            if not isinstance(
-                record, events.Acted | events.EvaluatedPart | events.Note
-            )  # what is not the core's alone
+            if not isinstance(record, _PASSED_OVER)
         )
 
     def run(self) -> Replayed:
@@ -96,7 +98,9 @@ class _Replay:
                     raise _DifferenceError(
                         f"{self.directory.inputs.name} is torn at byte {at}, where the run was cut short"
                     )
-                case recording.Written() | recording.Cut():
+                case recording.Written(line):
+                    self._expect_written(line)
+                case recording.Cut():
                     pass
                 case _ if core is not None:
                     self._carry_out(core.handle(entry), server)
@@ -127,6 +131,12 @@ class _Replay:
                 case act.Log(record) if not isinstance(record, events.Note):
                     self._expect(record)
         self.same.version = server.version
+
+    def _expect_written(self, line: str) -> None:
+        """The aggregator wrote `line` beside its core, such as that it was away."""
+        record = events.from_line(line)
+        if record is not None and not isinstance(record, _PASSED_OVER):
+            self._expect(record)
 
     def _expect(self, record: events.Record) -> None:
         """Check that the run has logged the same record, to the digits that a line keeps."""

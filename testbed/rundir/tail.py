@@ -8,6 +8,9 @@ from typing import Any
 
 from agents import events, files
 
+_JUST_NOW = 2**20
+"""Bytes: more than a run writes in some tenths of a second."""
+
 
 class _Lines:
     """Reads the lines of a growing file."""
@@ -34,6 +37,19 @@ class _Lines:
             return []
         self._offset += len(lines) + 1
         return lines.decode(errors="replace").split("\n")
+
+
+def last_start(path: Path) -> events.RunStarted | None:
+    """When the newest part of the run began, whose `events.jsonl` is `path`, if it did just now."""
+    lines = _Lines(path)
+    lines.skip_to_last(_JUST_NOW)
+    for line in reversed(lines.read()):
+        if f'"{events.RunStarted.event}"' in line:
+            with suppress(ValueError):
+                record = events.from_line(line)
+                if isinstance(record, events.RunStarted):
+                    return record
+    return None
 
 
 class Follower:

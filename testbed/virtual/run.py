@@ -279,7 +279,7 @@ class _Fleet:
             line, speed = last.line, last.speed
         privatiser = None
         if (differential := self._differential) is not None:
-            privatiser = Privatiser(differential, lambda update: generator(randomness.NOISE, update))
+            privatiser = Privatiser(differential, lambda dispatch: generator(randomness.NOISE, dispatch))
         masks: dict[int, Masked] = {}
         grid = self._grid
 

@@ -219,7 +219,8 @@ class Fleet:
         message = self.devices[name].outbox.popleft()
         self.arrived.append(message)
         done = self.hand_in(message)
-        taken = not any(isinstance(record, events.UpdateRejected) for record in records(done))
+        rejected = [record for record in records(done) if isinstance(record, events.UpdateRejected)]
+        taken = all("buffer is lost" in record.reason for record in rejected)  # it was in there, then
         if taken:
             self.taken.append(message)
             self.accepted.append((name, message.sequence, to_seconds(message.sent)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from agents import events
+from agents.aggregator import inputs
 from agents.aggregator.actions import (
     Broadcast,
     Dispatch,
@@ -719,6 +720,38 @@ def test_an_old_broadcast_is_not_answered_any_more() -> None:
     assert dispatches.find("b", first) == Dispatched(0, 0)
     dispatches.restart("b")
     assert dispatches.find("b", second) is None
+
+
+def test_the_models_that_may_be_answered_are_those_of_open_dispatches() -> None:
+    """Of the slow client's, and of the fast one's newest: none of those between."""
+    dispatches = Dispatches()
+    dispatches.send("slow", 0, 0)
+    for version in range(1, 100):
+        dispatches.answered("fast", dispatches.send("fast", version, version))
+    dispatches.send("fast", 100, 100)
+    assert dispatches.open_versions(["slow", "fast"]) == {0, 100}
+    assert dispatches.open_versions(["fast"]) == {100}
+    number = dispatches.broadcast(101, 101, ["slow", "fast"])
+    dispatches.broadcast(102, 102, ["slow", "fast"])
+    dispatches.answered("fast", number)
+    assert dispatches.open_versions(["fast"]) == {102}
+    assert dispatches.open_versions(["slow", "fast"]) == {0, 101, 102}
+
+
+def test_few_models_are_kept_for_updates_that_are_differences_to_them() -> None:
+    core, _ = started(FedAsync(), keeps_models=True)
+    for number in range(3, 40):
+        sent = {"sequence": number, "base_version": max(0, number - 3), **done(0.0)}
+        core.update("b", message("b", number - 1, kind="model", **sent), 4, 1.0)
+    assert len(core.core._bases) == 2
+
+
+def test_a_time_that_no_clock_has_is_rejected_while_the_clock_stands_still() -> None:
+    core, _ = started(VANILLA)
+    core.core.handle(inputs.Suspended(from_seconds(1.0), "2"))
+    times = dict.fromkeys(("downloaded", "train_start", "train_end", "sent"), 10**400)
+    (rejected, *_) = records(core.update("a", message("a", 1, **times), 4, 1.0))
+    assert isinstance(rejected, events.UpdateRejected)
 
 
 def test_broadcasts_take_no_more_memory_than_those_that_are_open() -> None:

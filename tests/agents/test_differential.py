@@ -54,10 +54,21 @@ def test_what_is_sent(kind: Kind) -> None:
         assert sent.loss == pytest.approx(loss, nan_ok=True)
 
 
-def _sent(kind: Kind, start: np.ndarray, end: np.ndarray, privatiser: Privatiser) -> UpdateMessage:
+def test_noise_does_not_come_again_after_a_restart_of_the_client() -> None:
+    """Which counts its updates from 1 again: the difference of two with the same noise has none."""
+    start = np.zeros(_D, np.float32)
+    client = _privatiser("client")
+    first, second = (_sent("delta", start, start, client, dispatch).vector for dispatch in (1, 2))
+    assert np.linalg.norm(first - second) > np.linalg.norm(first)
+
+
+def _sent(
+    kind: Kind, start: np.ndarray, end: np.ndarray, privatiser: Privatiser, dispatch: int = 1
+) -> UpdateMessage:
+    """By a client that has just been started."""
     identity = Identity("run", "a", 10, ClientSide(kind), Local(steps=1))
     core = ClientCore(identity, lambda _: 0, privatiser=privatiser)
-    core.model(ModelMessage(run="run", version=0, dispatch=1, schema="s", vector=start), 0)
+    core.model(ModelMessage(run="run", version=0, dispatch=dispatch, schema="s", vector=start), 0)
     core.trained(Trained(lambda: Outcome(end, 0.25), 1, 0, 0))
     (send,) = core.thought(0)
     assert isinstance(send, SendUpdate)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, messages, shards
+from agents import events, messages, shards, wire
 from agents.aggregator.gate import Gate
 from agents.aggregator.main import Aggregator
 from agents.config import AggregatorConfig, Broker, Named, Stop
@@ -15,6 +15,7 @@ from agents.device_actions import Restart, to_json
 from agents.tasks.quadratic import Quadratic
 from agents.topics import AGGREGATOR, Topics
 from agents.transport import Received
+from tests.agents.helpers import message
 
 
 def test_who_answers_what_it_was_sent_may_do_so_at_any_rate() -> None:
@@ -80,9 +81,15 @@ class _Silent:
         self.subscribed += 1
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [bytes(100), wire.encode(message("b", 1)), wire.encode(message("a", 1, run="r", sequence=0))],
+    ids=["unreadable", "another's name", "no new update"],
+)
 def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    payload: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also with messages that name the dispatch that it was sent, and do not answer it."""
     monkeypatch.setattr("agents.aggregator.main.Connection", _Silent)
     (tmp_path / "models").mkdir()
     shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")
@@ -119,7 +126,7 @@ def test_the_aggregator_shuts_out_who_floods_until_it_is_started_anew(
         say(names.status(name), messages.Status(name, "ready"))
     say(names.control(AGGREGATOR), messages.Start())
     for _ in range(1150):
-        aggregator._receive(Received(names.update("a"), bytes(100), 0))
+        aggregator._receive(Received(names.update("a"), payload, 0))
     assert present() == ["b"]
     assert look() == 1  # it still comes
     say(names.status("a"), messages.Status("a", "ready"))

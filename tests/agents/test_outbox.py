@@ -38,6 +38,17 @@ def test_a_shorter_update_takes_the_file_of_a_longer_one_that_is_acknowledged(tm
     assert [path.name for path in tmp_path.iterdir()] == ["3.update"]
 
 
+def test_a_dispatch_that_is_answered_twice_is_there_once(tmp_path: Path) -> None:
+    """As where an aggregator has forgotten its last dispatches, and counts on from an earlier one."""
+    outbox = Outbox(tmp_path)
+    outbox.put(4, [b"of the first"])
+    outbox.put(5, [b"between"])
+    outbox.put(4, [b"of the second"])
+    assert list(outbox.payloads()) == [b"between", b"of the second"]
+    outbox.acknowledged(4)
+    assert list(outbox.payloads()) == [b"between"]
+
+
 def test_a_full_disk_is_waited_for_until_the_run_ends() -> None:
     tried: list[float] = []
 

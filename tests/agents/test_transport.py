@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
@@ -65,11 +65,14 @@ def listener() -> Iterator[socket.socket]:
 
 @contextmanager
 def connected(
-    listener: socket.socket, sink: Callable[[Received], None]
+    listener: socket.socket,
+    sink: Callable[[Received], None],
+    will: tuple[str, bytes] | None = None,
 ) -> Iterator[tuple[Connection, Peer]]:
     """A connection that has subscribed, and its peer."""
     port = listener.getsockname()[1]
-    with closing(Connection(Broker("127.0.0.1", port, "me", "secret"), ["x"], sink)) as connection:
+    broker = Broker("127.0.0.1", port, "me", "secret")
+    with closing(Connection(broker, ["x"], sink, will=will)) as connection:
         connection._paho.connect_async("127.0.0.1", port)
         connection._paho.loop_start()
         peer = Peer(listener)
@@ -220,3 +223,25 @@ def test_a_large_message_is_sent_whole_to_a_broker_that_takes_it_slowly(
         while whole is None:
             whole = joiner.add("t", peer.published())
         assert whole == payload
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_goodbye_that_is_not_heard_in_time_is_left_to_the_broker(
+    patient: bool, listener: socket.socket
+) -> None:
+    """It publishes the will where a connection ends without a DISCONNECT. Two messages are on their way,
+    each acknowledged half a second after the one before."""
+    with connected(listener, lambda _: None, ("w", b"gone")) as (connection, peer):
+        connection.publish("t", b"first")
+        connection.publish("t", b"second")
+        close = threading.Thread(target=connection.close, args=(0.8,), kwargs={"patient": patient})
+        close.start()
+        packets = [peer.read(PUBLISH) for _ in range(3)]
+        assert packets[-1][5:] == b"gone"
+        for packet in packets:
+            time.sleep(0.5)
+            with suppress(OSError):
+                peer.socket.sendall(b"\x40\x02" + packet[3:5])
+        close.join(10)
+        rest = peer.socket.recv(100)
+        assert rest == (b"\xe0\x00" if patient else b"")

@@ -9,6 +9,8 @@ import pytest
 from agents import events
 from agents.topics import AGGREGATOR
 from testbed.broker import BROKER
+from testbed.run.replay import replay
+from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import process
 from tests import chaos
 from tests.chaos import Fault, Outcome
@@ -54,6 +56,11 @@ def test_the_clock_goes_on_while_the_aggregator_is_away(recovered: Outcome) -> N
 def test_nothing_is_lost(recovered: Outcome) -> None:
     assert recovered.finished > 0
     assert recovered.lost == []
+
+
+def test_the_replay_is_as_the_run_was(recovered: Outcome) -> None:
+    applied = [record for record in recovered.run.records if isinstance(record, events.UpdateApplied)]
+    assert replay(RunDirectory(recovered.run.path)).updates == len(applied) > 0
 
 
 def test_an_update_is_lost_where_no_record_tells_of_it() -> None:

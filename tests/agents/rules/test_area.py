@@ -190,6 +190,17 @@ def test_who_retires_takes_its_memory_out() -> None:
     assert server.w + state.u == pytest.approx(0.0)
 
 
+def test_who_has_retired_and_sends_an_update_all_the_same_is_ignored() -> None:
+    server = make_server(0.5, 0.5, w=(1.0,))
+    state = begin(Area(every=5), server)
+    state.update(update("a", 4.0, kind="model"))
+    state.retire("a", np.array([4.0]))
+    for kind in ("model", "residual"):
+        (ignored,) = state.update(update("a", 9.0, kind=kind))
+        assert isinstance(ignored, Ignored)
+    assert (server.w + state.u).tolist() == [1.0]
+
+
 def test_who_retires_unheard_takes_the_initial_model_out() -> None:
     server = make_server(0.5, 0.5, w=(1.0,))
     state = begin(Area(every=5), server)
