@@ -123,7 +123,7 @@ class Experiment:
     data: str = "uoft-cs/cifar10"
     """The dataset."""
     sweep: str = ""
-    """Name of its sweep's file, where it shares one."""
+    """Of which experiment it runs the sweep in virtual time, where it has none of its own."""
     runtime: Literal["docker", "process", "virtual"] = "virtual"
     """Of the runs that compare; step sizes are chosen in virtual time."""
     fits: bool = False
@@ -212,9 +212,9 @@ def _fleet(
     """The claims on a fleet of eight throttled devices: in containers, and in virtual time."""
     data = "MNIST" if target is None else f"MNIST to {target:.0%}"
     title = "Eight throttled devices in {}: logistic regression on {}, 40 s".format
-    sweep = f"{paper}-fleet"
+    name = f"{paper}-fleet"
     in_containers = Experiment(
-        sweep,
+        name,
         paper,
         title("containers", data),
         figure,
@@ -222,11 +222,14 @@ def _fleet(
         target,
         differs,
         MNIST,
-        sweep,
-        "docker",
+        runtime="docker",
     )
     in_virtual_time = replace(
-        in_containers, name=f"{sweep}-virtual", title=title("virtual time", data), runtime="virtual"
+        in_containers,
+        name=f"{name}-virtual",
+        title=title("virtual time", data),
+        sweep=name,
+        runtime="virtual",
     )
     return in_containers, in_virtual_time
 

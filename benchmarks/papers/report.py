@@ -64,7 +64,8 @@ def markdown(experiment: Experiment, result: Result | None) -> str:
             for line in judging.lines(experiment, result)
         ]
         parts += [_table(header, figures), textwrap.fill(made(experiment, result), LINE)]
-    sweep = f"`testbed sweep topologies/papers/sweeps/{experiment.file}`"
+    runtime = " --runtime virtual" if experiment.sweep else ""
+    sweep = f"`testbed sweep topologies/papers/sweeps/{experiment.file}{runtime}`"
     return "\n\n".join(filter(None, [*parts, sweep])) + "\n"
 
 
