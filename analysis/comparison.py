@@ -9,8 +9,12 @@ from math import isnan, nan
 from analysis import metrics, summary
 from analysis.load import Run
 from analysis.metrics import Interval
-from analysis.names import by_settings
+from analysis.names import by_settings, distinct
 
+_COMPLETE = ("after", "updates", "target_accuracy")
+"""Reasons of an end by `stop`; others are an interruption, or that no client is left."""
+_NAMED = 5
+"""Runs that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 
@@ -80,7 +84,14 @@ def remarks(runs: Sequence[Run]) -> list[str]:
                 f"{which} end by different conditions ({'; '.join(ends)}): do not compare their final "
                 "accuracy and loss."
             )
+    if early := [name for name, run in distinct(runs).items() if not _came_to_its_end(run)]:
+        few = ", ".join(early[:_NAMED]) + f" and {len(early) - _NAMED} more" * (len(early) > _NAMED)
+        told.append(f"Not come to their end: {few}. Their final accuracy and loss are those so far.")
     return told
+
+
+def _came_to_its_end(run: Run) -> bool:
+    return run.ended is not None and run.ended.reason in _COMPLETE
 
 
 def _ends(run: Run) -> str:

@@ -12,7 +12,6 @@ All times are in seconds of device time since the run clock started; sizes in by
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +36,8 @@ _MAX_TABLES = 50
 """Tables of one kind of record; more are concatenated."""
 _MAX_BYTES = 64 * 2**20
 """Of `topology.yaml` and `fidelity.json`."""
+_AFTER_SECONDS = 1.5
+"""Of a part of a run, until which samples still count to it: they are a second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -157,12 +158,12 @@ class Follower:
             **{kind: [records.empty(schema)] for kind, schema in records.SCHEMAS.items()},
             "telemetry": [records.empty(records.SAMPLES)],
             "probe": [records.empty(records.PROBES)],
+            events.Acted.event: [records.empty(records.ACTIONS)],
         }
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
         """One of each part of the run: a resumed one has several."""
         self._ended: events.RunEnded | None = None
-        self._acted: list[events.Acted] = []
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
         """The manifest, and the state of its file then."""
         self._manifest()
@@ -201,7 +202,7 @@ class Follower:
             clipped=_planned(frames["clipped"], "client", devices),
             unfinished=_planned(frames["unfinished"], "client", devices),
             notes=frames["note"],
-            scenario=_planned(_scenario(self._acted), "device", devices),
+            scenario=_planned(frames[events.Acted.event], "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
             probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
@@ -214,10 +215,11 @@ class Follower:
             for kind, table in found.tables.items():
                 self._hold(kind, table)
                 yield kind, table
+            acted = [record for record in found.others if isinstance(record, events.Acted)]
+            if acted:
+                self._hold(events.Acted.event, records.actions(acted))
             for record in found.others:
                 match record:
-                    case events.Acted():
-                        self._acted.append(record)
                     case events.RunStarted():
                         manifests.check_format(self._events.path, record.format)
                         self._starts.append(record)
@@ -249,7 +251,8 @@ class Follower:
         return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Samples with `at` by the run clock. A resumed run has one for each of its parts."""
+        """Samples with `at` by the run clock. A resumed run has one for each of its parts; between two,
+        while it is interrupted or about to go on, there is none, and `at` is NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
         monotonic = samples["at"].to_numpy()
@@ -258,8 +261,10 @@ class Follower:
             unix = monotonic + zero
             began = np.array([start.wall_clock for start in self._starts])
             at = np.array([start.at for start in self._starts])
+            over = np.append(at[1:], np.inf)
             part = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
-            timed["at"] = at[part] + (unix - began[part]) / dilation
+            found = at[part] + (unix - began[part]) / dilation
+            timed["at"] = np.where(found <= over[part] + _AFTER_SECONDS, found, np.nan)
         if "rtt" in timed:  # the link was measured by the host's clock
             measured = {name: timed[name] for name in records.PROBED}
             timed = timed.assign(**in_device_time(measured, dilation))
@@ -370,14 +375,6 @@ def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:
     codes = np.full(len(clients.cat.categories), -1)
     codes[: len(devices)] = groups.codes  # the plan's devices are the first categories
     return pd.Categorical.from_codes(np.append(codes, -1)[clients.cat.codes], groups.categories)
-
-
-def _scenario(acted: Iterable[events.Acted]) -> pd.DataFrame:
-    rows = [
-        (r.at, r.device, r.source, r.lateness, str(r.details.get("action")), json.dumps(dict(r.details)))
-        for r in acted
-    ]
-    return pd.DataFrame(rows, columns=["at", "device", "source", "lateness", "action", "details"])
 
 
 def _topology(path: Path) -> dict[str, Any]:

@@ -9,8 +9,9 @@ reader ends the process where a line is `null`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from agents import events, files
 
 BLOCK = 1 << 25
 """Bytes that are read at a time: what bounds the memory beside the tables themselves."""
-_TEXTS = ("reason", "message")
+_TEXTS = ("reason", "message", "details")
 """Strings that are seldom the same twice; the others become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
@@ -47,6 +48,11 @@ SCHEMAS: Mapping[str, pa.Schema] = {
     )
 }
 """Kinds of record that become tables; of the others there are few, and they have lists and maps."""
+ACTIONS = pa.schema(
+    dict.fromkeys(("at", "lateness"), _TYPES["float"])
+    | dict.fromkeys(("device", "source", "action", "details"), _TYPES["str"])
+)
+"""Of `events.Acted`: `details` is the whole action as JSON."""
 _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()])
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
@@ -167,6 +173,21 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 
 def empty(schema: pa.Schema) -> pa.Table:
     return _encoded(schema.empty_table())
+
+
+def actions(acted: Sequence[events.Acted]) -> pa.Table:
+    rows = [
+        {
+            "at": one.at,
+            "lateness": one.lateness,
+            "device": one.device,
+            "source": one.source,
+            "action": str(one.details.get("action")),
+            "details": json.dumps(dict(one.details)),
+        }
+        for one in acted
+    ]
+    return _encoded(pa.Table.from_pylist(rows, ACTIONS))
 
 
 def _fast(block: bytes) -> Block:

@@ -129,16 +129,15 @@ def about(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` for programs."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    """Print `value` for programs; null stands for what is not finite, which JSON does not have."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
 
 
-def finite(value: Any) -> Any:
-    """`value` with null for what is not finite, which JSON does not have."""
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -105,14 +105,18 @@ def _mean(
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
     """A bar per rule and accuracy, with 95% intervals (Student's t) over its runs of several seeds; none
     where one of these runs never reached it."""
-    best = max((float(run.evaluations["accuracy"].max()) for run in runs), default=np.nan)
+    best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)
     width = 0.8 / max(len(sets), 1)
-    layers, never = [], []
+    layers, lacking = [], []
     for index, (name, same) in enumerate(sets.items()):
-        found = [metrics.t_interval([metrics.reached(r, t).time for r in same]) for t in shown]
-        never += [f"{name} {t:.0%}" for t, one in zip(shown, found, strict=True) if np.isnan(one.mean)]
+        times = {t: [metrics.reached(run, t).time for run in same] for t in shown}
+        found = [metrics.t_interval(own) for own in times.values()]
+        for target, own in times.items():
+            if count := int(np.isnan(own).sum()):
+                some = f" ({len(own) - count} of {len(own)} did)" if count < len(own) else ""
+                lacking.append(f"{name} {target:.0%}{some}")
         columns = arrays(
             x=np.arange(len(shown)) + (index - (len(sets) - 1) / 2) * width,
             y=[one.mean for one in found],
@@ -132,5 +136,5 @@ def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None
         ),
         Axis("device time", "s", limits=(0.0, None)),
         tuple(layers),
-        note="never reached: " + ", ".join(never) if never else "",
+        note="not reached: " + ", ".join(lacking) if lacking else "",
     )

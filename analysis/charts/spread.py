@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from analysis.charts.actions import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.load import Run
@@ -20,11 +18,15 @@ def losses(runs: Sequence[Run]) -> Chart:
     layers, notes = [], []
     for index, (label, same) in enumerate(by_settings(runs).items()):
         for run in same:
-            grouped = run.parts[run.parts["part"] == "device"].groupby("version")
+            parts = run.parts[run.parts["part"] == "device"]
+            known = parts.dropna(subset=["loss"])
+            if lost := parts["version"].nunique() - known["version"].nunique():
+                notes.append(f"{names[id(run)]}: {lost} evaluations without a finite loss")
+            if known.empty:
+                continue
+            grouped = known.groupby("version")
             at, loss = grouped["at"].first(), grouped["loss"]
             ends = {"lowest": loss.idxmin(), "highest": loss.idxmax()}
-            if np.isnan(loss.mean().to_numpy()).all():
-                continue
             columns = arrays(x=at, y=loss.mean(), deviation=loss.std(ddof=0), version=at.index)
             hover = {"run": "$name", "mean loss": "y", "standard deviation": "deviation",
                      "version": "version", "device time (s)": "x"}  # fmt: skip

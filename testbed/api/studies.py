@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from testbed.api import results
 from testbed.api.given import data_root
 from testbed.api.running import read
 from testbed.errors import BadInputError, RunFailedError
@@ -33,14 +34,12 @@ class SweepResult:
     """The accuracy whose cost `table` gives, as the sweep names it; None: it names none."""
 
     def table(self, target: float | None = None) -> pd.DataFrame:
-        """What an accuracy of `target` (None: the sweep's, else the highest that all runs reached) cost
-        each configuration, over its seeds: what `testbed compare` prints, as numbers."""
+        """What an accuracy of `target` (None: the sweep's, else the highest that all runs of a task
+        reached) cost each configuration, over its seeds: what `testbed compare` prints, as numbers."""
         import pandas as pd
 
-        from analysis import comparison
-
-        chosen = target or self.target or comparison.common_target(self.runs)
-        return pd.DataFrame(comparison.compare(self.runs, chosen))
+        tasks = results.compare(self.runs, target or self.target)
+        return pd.DataFrame([row for rows in tasks for row in rows])
 
 
 def sweep(
@@ -119,6 +118,12 @@ def agree(
         raise BadInputError(
             f"{file} has one configuration, {labels[0]}, and so nothing to rank: "
             "add variants, or a grid of more than seeds"
+        )
+    cells = [cell.topology for cell in studies[0].cells]
+    if len({(cell.task.name, repr(cell.task.data), cell.evaluate.on) for cell in cells}) > 1:
+        raise BadInputError(
+            f"{file} has several tasks, or datasets, and accuracies on them do not compare: "
+            "make a sweep for each"
         )
     folder = Path(runs) / studies[0].name
     virtual, real = (

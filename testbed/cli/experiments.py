@@ -22,7 +22,7 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
 )
-from testbed.console import closing, finite, out, print_text, remark, written
+from testbed.console import closing, out, print_text, remark, written
 from testbed.errors import BadInputError, RunFailedError
 from testbed.traits import emulated
 
@@ -130,7 +130,7 @@ def agree(
     if as_json:
         verdicts = summary.verdicts(found.real)
         told = {"target": found.target, "runtime": found.runtime, "verdicts": verdicts}
-        console.print_json(told | finite(dataclasses.asdict(found.agreement)))
+        console.print_json(told | dataclasses.asdict(found.agreement))
         return
     print_text(f"\nMean time to a test accuracy of {comparison.percent(found.target)}:")
     _show(found.agreement, found.runtime)
@@ -214,7 +214,7 @@ def export(
 
 
 def step_time(names: RunsGiven, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
-    """Tell what a training step cost the devices of runs, for a topology that predicts others."""
+    """Print what a training step cost in runs, as settings with which virtual time predicts others."""
     from testbed.api import results
 
     found = results.step_time(results.load_all(names, runs))
@@ -273,9 +273,10 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
     tasks = results.compare(found, target)
     remarks = comparison.remarks(found)
     if as_json:
-        rows = [finite(dataclasses.asdict(row)) for rows in tasks for row in rows]
-        shared = {row["target"] for row in rows}
-        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": rows}
+        every = [dataclasses.asdict(row) for rows in tasks for row in rows]
+        shared = {row["target"] for row in every}
+        target = shared.pop() if len(shared) == 1 else None
+        told = {"target": target, "remarks": remarks, "rows": every}
         console.print_json(told)
         return
     for rows in tasks:

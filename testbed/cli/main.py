@@ -41,7 +41,7 @@ from testbed.cli.arguments import (
     Strict,
     Track,
 )
-from testbed.console import closing, finite, print_json, print_text, remark, show, written
+from testbed.console import closing, print_json, print_text, remark, show, written
 from testbed.errors import BadInputError, TestbedError, of_os
 from testbed.host.signals import interrupting
 from testbed.traits import RUNTIMES
@@ -316,7 +316,7 @@ def logs(
     part: Annotated[
         str | None,
         typer.Argument(
-            help="aggregator, broker, a device or a group (default: all).",
+            help="aggregator, broker, controller, router, a device or a group (default: all).",
             autocompletion=completion.parts,
         ),
     ] = None,
@@ -515,7 +515,7 @@ def _ended(run: AnalysedRun) -> dict[str, Any]:
         "versions": line.versions,
         "updates": line.updates,
         "dropped": line.dropped,
-        **finite(figures),
+        **figures,
     }
 
 

@@ -147,6 +147,8 @@ def chart(name: str, feed: Feed, run: Run) -> Chart:
         return chart.with_note(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
         )
+    if name in EMULATED and feed.held_samples < feed.samples and not feed.live:
+        return chart.with_note(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")
     if name in APART and feed.held < feed.updates:
         return chart.with_note(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from bokeh.models import CustomJS
 from bokeh.models.css import InlineStyleSheet
 from bokeh.models.widgets import Div, Select, TextInput
 
-from analysis import comparison
+from analysis import comparison, metrics
 from analysis.charts import screen
 from analysis.charts.actions import Marks
 from analysis.charts.chart import INKS, Ink, Theme
@@ -31,6 +32,8 @@ _FEW_DEVICES = 8
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Characters in a line of text of a chart, by the number of columns."""
 
+_UNKNOWN = metrics.t_interval([])
+
 _FOLDER = Path(__file__).parent
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
 
@@ -42,6 +45,10 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
     board.refresh()
     if theme is None or not board.runs:
+        hindered = {
+            feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
+        }
+        document.template_variables.update(hindered=hindered)
         document.template = TEMPLATES.get_template("wait.html")
         return
     document.template = TEMPLATES.get_template("page.html")
@@ -179,18 +186,27 @@ def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str
     parts.append((": ".join(filter(None, (title, which))), devices.cells(shown)))
     run = feed.run
     logged = run is not None and not is_simulated(run.manifest.get("runtime"))
-    held = f"counted: the newest {feed.held:,} updates" if feed.held < feed.updates else ""
+    held = [f"counted: the newest {feed.held:,} updates"] * (feed.held < feed.updates)
+    if feed.held_samples < feed.samples and not table.live:
+        since = 0.0 if run is None else run.telemetry["at"].min()
+        held.append(f"CPU, rates and memory: from {since:,.0f} s on")
     return TEMPLATES.get_template("devices.html").render(
-        parts=parts, run=feed.path.name if logged else "", planned={*every.index}, note=held
+        parts=parts, run=feed.path.name if logged else "", planned={*every.index}, note="; ".join(held)
     )
 
 
 def _compared(board: Board) -> str:
-    """What a target accuracy cost each of several runs: a table for each task."""
-    tasks = []
+    """What a target accuracy cost each of several runs: a table for each task. Where the updates of one
+    are not all held, they are not counted."""
+    tasks, remarks = [], comparison.remarks(board.runs)
+    if partial := any(feed.held < feed.updates for feed in board.feeds):
+        remarks.append("Too many updates to be counted here: testbed compare counts them.")
     for task, runs in board.tasks.items():
         target = comparison.common_target(runs)
-        headings, rows = comparison.texts(comparison.compare(runs, target))
+        found = comparison.compare(runs, target)
+        if partial:
+            found = [replace(row, updates=_UNKNOWN, bytes=_UNKNOWN) for row in found]
+        headings, rows = comparison.texts(found)
         told = None if target is None else comparison.percent(target)
         tasks.append((task, told, headings, rows))
     names = list(board.names) if len(board.feeds) > MAX_COLUMNS else []
@@ -198,7 +214,7 @@ def _compared(board: Board) -> str:
         tasks=tasks,
         apart=[*zip(names, [feed.path.name for feed in board.feeds], strict=False)],
         most=MAX_COLUMNS,
-        remarks=comparison.remarks(board.runs),
+        remarks=remarks,
     )
 
 

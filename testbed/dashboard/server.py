@@ -29,7 +29,7 @@ from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
 from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
-from testbed.dashboard.feed import Feed
+from testbed.dashboard.feed import Feed, is_live
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
@@ -150,7 +150,7 @@ class _Logs(tornado.web.RequestHandler):
         # An engine may be asked for them.
         names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, part)
         template = page.TEMPLATES.get_template("logs.html")
-        live = RunDirectory(path).controller() is not None
+        live = is_live(path)
         self.write(
             template.render(run=run, parts=names, part=shown, text=text, live=live, most=_LOG_LINES)
         )

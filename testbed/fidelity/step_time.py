@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agents.device_actions import DeviceState, Join, Restart, SetCpu, from_json
+from agents.device_actions import (
+    DeviceState,
+    Disconnect,
+    Join,
+    Reconnect,
+    Restart,
+    SetCpu,
+    SetLink,
+    from_json,
+)
 from analysis.load import Run
 from testbed.errors import BadInputError
 from testbed.plan.costs import SLICED_SHARE, StepTime, timed, update_time
@@ -94,7 +103,10 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
         counts = (updates["steps"] > 0) & (updates["train_end"] > begun)
         acted = run.scenario[run.scenario["device"] == name]
         for at, details in zip(acted["at"], acted["details"], strict=True):
-            for_good = isinstance(from_json(json.loads(details)), SetCpu)
+            action = from_json(json.loads(details))
+            if isinstance(action, SetLink | Disconnect | Reconnect):
+                continue  # training needs no link
+            for_good = isinstance(action, SetCpu)
             counts &= (updates["train_end"] < at) | ((begun > at) & (not for_good))
         steps, count = int(updates["steps"][counts].sum()), int(counts.sum())
         if count:
@@ -114,12 +126,15 @@ def _starts(run: Run) -> Iterator[float]:
     ready = run.statuses[run.statuses["state"] == "ready"]
     for device, acted in run.scenario.groupby("device"):
         times = ready["at"][ready["client"] == device].to_numpy(np.float64)
-        ends = [*acted["at"].iloc[1:], math.inf]
+        actions = [from_json(json.loads(text)) for text in acted["details"]]
+        done = [
+            (at, action)
+            for at, action in zip(acted["at"], actions, strict=True)
+            if action is not None and not isinstance(action, SetLink)
+        ]
+        ends = [*(at for at, _ in done), math.inf][1:]
         state = DeviceState()
-        for at, until, details in zip(acted["at"], ends, acted["details"], strict=True):
-            action = from_json(json.loads(details))
-            if action is None:
-                continue
+        for (at, action), until in zip(done, ends, strict=True):
             state = state.after(action)
             if isinstance(action, Restart | Join) and not state.held:
                 yield from times[(times >= at) & (times < until)][:1] - at

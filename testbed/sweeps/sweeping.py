@@ -23,19 +23,20 @@ from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
-from testbed.plan.costs import StepTime, given, measured_here, step_work, timed
+from testbed.plan.costs import given, measured_here, packets, step_work, timed
 from testbed.run import up
 from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
 from testbed.sweeps import Cell, Sweep
 from testbed.sweeps.worker import Workers, execute
-from testbed.topology import Topology
+from testbed.topology import Runtime, Topology
 
 _MAX_BYTES = 256 * 2**20
 """Of `index.json`."""
 ReportLine = Callable[[str], object]
-StepTimes = dict[str, StepTime | None]
-"""Of the cells, by `_step_work`."""
+Measured = dict[str, Runtime]
+"""Of the runs that measured on this host what virtual time needs, by `_step_work`, `_protocol_work`."""
+_PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ def run(
         if done := len(cells) - len(todo):
             report(f"{done} of {len(cells)} runs are there already, in {folder}")
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
-        runner = _Runner(index, options, report, len(todo), _step_times(cells, index))
+        runner = _Runner(index, options, report, len(todo), _measured(cells, index))
         runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))
         for cell in todo:
             if not cell.plan.traits.simulated:
@@ -195,7 +196,7 @@ class _Runner:
     report: ReportLine
     count: int
     """Of cells to run."""
-    step_times: StepTimes
+    measured: Measured
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
@@ -203,22 +204,25 @@ class _Runner:
         """Run `cells` in virtual time, side by side where `jobs` are more than one.
 
         Of the cells whose step has to be measured, the first of a task is measured, and the others take
-        its figure: measured anew for each, it would differ, and the runs would not compare. Those that
-        measure go first and one by one: beside other runs a step takes up to a fifth more.
+        its figure: measured anew for each, it would differ, and the runs would not compare. So it is
+        with what secure aggregation costs. Those that measure go first and one by one: beside other runs
+        a step takes up to a fifth more.
         """
         measuring: dict[str, Cell] = {}
         for cell in cells:
-            if _needs_step_time(cell) and _step_work(cell) not in self.step_times:
-                measuring.setdefault(_step_work(cell), cell)
-        alone = list(measuring.values())
-        others = [cell for cell in cells if measuring.get(_step_work(cell)) is not cell]
+            for work in _works(cell):
+                if work not in self.measured:
+                    measuring.setdefault(work, cell)
+        first = {cell.fingerprint: cell for cell in measuring.values()}
+        alone = list(first.values())
+        others = [cell for cell in cells if cell.fingerprint not in first]
         with Workers(jobs, self.options.data_root) as workers:
             for part in (*([cell] for cell in alone), others):
                 if jobs > 1:
                     self._side_by_side(workers, part)
                 for cell in part if jobs == 1 else ():
                     self.run_here(cell, lambda _: None)
-                self.step_times = _step_times(alone, self.index) | self.step_times
+                self.measured = _measured(alone, self.index) | self.measured
 
     def run_here(self, cell: Cell, report: ReportLine) -> None:
         """Run `cell` in this process."""
@@ -261,33 +265,55 @@ class _Runner:
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
     def _timed(self, cell: Cell) -> Topology:
-        """The topology of `cell`, with the time of a step that another cell has measured."""
-        step_time = self.step_times.get(_step_work(cell)) if _needs_step_time(cell) else None
-        if step_time is None:
-            return cell.topology
-        runtime = timed(cell.topology.runtime, step_time)
+        """The topology of `cell`, with what another cell has measured."""
+        runtime = cell.topology.runtime
+        for work in _works(cell):
+            if (other := self.measured.get(work)) is None:
+                continue
+            if work == _step_work(cell):
+                step = given(other)
+                runtime = runtime if step is None else timed(runtime, step)
+            else:
+                lacking = [name for name in _PROTOCOL if getattr(runtime, name) is None]
+                runtime = runtime.model_copy(update={name: getattr(other, name) for name in lacking})
         return cell.topology.model_copy(update={"runtime": runtime})
 
 
-def _needs_step_time(cell: Cell) -> bool:
-    """Whether a step of it has to be measured on this host, for virtual time."""
-    return cell.plan.traits.simulated and measured_here(cell.topology, cell.plan)
+def _works(cell: Cell) -> Iterator[str]:
+    """What has to be measured on this host for `cell`, in virtual time."""
+    if not cell.plan.traits.simulated:
+        return
+    if measured_here(cell.topology, cell.plan):
+        yield _step_work(cell)
+    runtime = cell.topology.runtime
+    measures = packets(cell.topology, cell.plan) and None in [getattr(runtime, it) for it in _PROTOCOL]
+    if cell.topology.secure is not None and measures:
+        yield _protocol_work(cell)
+
+
+def _protocol_work(cell: Cell) -> str:
+    """The same for cells in which secure aggregation costs the same."""
+    return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
+
+
+def _task(cell: Cell) -> tuple[Any, ...]:
+    code = cell.topology.own_code
+    return cell.topology.task.named, None if code is None else code.digest
 
 
 def _step_work(cell: Cell) -> str:
     """The same for cells whose step is the same work."""
-    facts = cell.topology.task.named, step_work(cell.plan.devices[0].local)
-    code = cell.topology.own_code
-    return repr(facts if code is None else (*facts, code.digest))
+    return repr((_task(cell), step_work(cell.plan.devices[0].local)))
 
 
-def _step_times(cells: Iterable[Cell], index: Index) -> StepTimes:
+def _measured(cells: Iterable[Cell], index: Index) -> Measured:
     """What finished runs of `cells` have measured."""
-    done = [(cell, index.run_of(cell)) for cell in cells if _needs_step_time(cell)]
+    done = [(cell, index.run_of(cell)) for cell in cells if any(_works(cell))]
     return {
-        _step_work(cell): given(topology.load(directory.topology).runtime)
+        work: topology.load(directory.topology).runtime
         for cell, directory in reversed(done)
         if directory is not None
+        for work in _works(cell)
     }
 
 

@@ -281,6 +281,14 @@ def test_fidelity(run: Run) -> None:
     assert column(CHARTS["rates"]([run]), "uplink", "y") == pytest.approx([0.9])  # Mbit/s
 
 
+def test_what_not_all_seeds_have_reached_is_told(run: Run) -> None:
+    other = {**run.topology, "seed": 1}
+    late = replace(run, topology=other, evaluations=run.evaluations.assign(accuracy=0.3))
+    unknown = replace(run, topology=other, evaluations=run.evaluations.assign(accuracy=np.nan))
+    for runs in ([run, late], [unknown, run]):
+        assert "80% (1 of 2 did)" in CHARTS["time-to-accuracy"](runs).note
+
+
 def test_time_to_accuracy(run: Run) -> None:
     chart = CHARTS["time-to-accuracy"]([run])
     assert chart.x.ticks == {0.0: "60%", 1.0: "70%", 2.0: "80%", 3.0: "85%"}

@@ -83,6 +83,14 @@ def test_runs_that_end_by_different_conditions_are_marked(by_hand: Run) -> None:
     assert comparison.remarks(runs[:1]) == []
 
 
+def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory: Path) -> None:
+    assert comparison.remarks([by_hand]) == []
+    for lines in (EVENTS[:-1], [*EVENTS[:-1], EVENTS[-1].replace("after", "interrupted")]):
+        write_run(directory, lines, "rule: {name: fedasync}\n", MANIFEST)
+        (told,) = comparison.remarks([by_hand, load(directory)])
+        assert told.startswith("Not come to their end: fedasync. ")
+
+
 def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
     (row,) = comparison.compare([by_hand], 0.9)
     assert isnan(row.time.mean)

@@ -147,9 +147,12 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
     # resumed at device time 10, when the host's clock showed 200 s
     again = events.RunStarted(10.0, 1.7e9 + 100, ("fast",), ())
     write(directory, *EVENTS, events.to_line(again).strip())
-    samples = [{"device": "fast", "at": at, "cpu": 1.0} for at in (90.0, 150.0, 203.0)]
+    samples = [{"device": "fast", "at": at, "cpu": 1.0} for at in (90.0, 107.0, 195.0, 203.0)]
     (directory / "telemetry.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
-    assert load(directory).telemetry["at"].tolist() == [-10.0, 50.0, 13.0]
+    run = load(directory)
+    # the third was taken while the clients of the second part were being started
+    assert run.telemetry["at"].fillna(-99).tolist() == [-10.0, 7.0, -99.0, 13.0]
+    assert run.duration == 13.0
 
 
 def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from math import nan
 from pathlib import Path
+from shutil import copytree
 
 import pytest
+from bokeh.document import Document
 from bokeh.server.connection import ServerConnection
 
 from analysis.load import Follower
 from testbed.dashboard import board as boards
-from testbed.dashboard import devices
+from testbed.dashboard import devices, page
 from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
@@ -85,6 +87,45 @@ def test_before_the_run_has_a_plan_there_is_nothing_to_draw(tmp_path: Path) -> N
     RunDirectory(tmp_path).write_manifest(run="t-1")
     board.refresh(at_once=True)
     assert (board.runs, board.panels, board.feeds[0].error) == ((), (), "")
+
+
+def test_a_run_that_cannot_be_shown_says_why(directory: RunDirectory) -> None:
+    feed = Feed(directory.path)
+    directory.write_manifest(devices={}, outcome="failed", error="no space for <shards>")
+    feed.refresh()
+    assert feed.run is None
+    assert feed.error == "The run ended (failed) before it began: no space for <shards>"
+    document = Document()
+    page.fill(document, Board([feed]), "light")
+    shown = document.template.render(document.template_variables)
+    assert "no space for &lt;shards&gt;" in shown
+    assert "refresh" not in shown
+    directory.manifest.write_text("{")
+    feed.refresh()
+    assert "no manifest" in feed.error
+
+
+def test_a_diverged_model_is_drawn_all_the_same(directory: RunDirectory) -> None:
+    """Without a finite loss on any device in one evaluation."""
+    line = '{"event":"evaluation_part","at":%d,"version":%d,"part":"device","name":"slow","samples":9,'
+    lines = [line % (at, at) + f'"loss":{loss},"accuracy":0.5}}' for at, loss in ((0, 1.5), (1, "null"))]
+    append(directory.events, *lines)
+    directory.topology.write_text("name: by-hand\nevaluate: {every: 1s, devices: 40}\n")
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    assert "1 evaluations without a finite loss" in note(board, "loss-by-device")
+
+
+def test_updates_that_are_not_all_held_are_not_counted(
+    directory: RunDirectory, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    copytree(directory.path, other, dirs_exist_ok=True)
+    board = Board([Feed(directory.path), Feed(other)])
+    board.refresh(at_once=True)
+    assert "testbed compare" not in page._compared(board)
+    board.feeds[0].updates += 1
+    assert "testbed compare" in page._compared(board)
 
 
 def test_a_broken_line_is_told_until_it_is_mended(directory: RunDirectory) -> None:

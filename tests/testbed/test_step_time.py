@@ -12,7 +12,7 @@ import yaml
 import testbed
 from analysis.load import Run
 from testbed.errors import BadInputError
-from testbed.topology import Runtime
+from testbed.topology import Runtime, units
 from tests.running import Testbed
 
 COSTS = {
@@ -84,6 +84,24 @@ def test_a_run_gives_back_how_long_its_starts_took(tmp_path: Path) -> None:
     ]
     found = testbed.step_time([simulated(tmp_path, scenario=scenario, runtime=costs)])
     assert as_given(found.runtime) == pytest.approx(as_given(costs), rel=1e-4)
+
+
+def test_a_link_that_changes_does_not_hinder(tmp_path: Path) -> None:
+    """Each half second, as by a trace; a training takes 0.2 or 1.2 s, and a start 3 s."""
+    halves = [at / 2 for at in range(1, 58)]
+    scenario: list[dict[str, Any]] = [
+        {"at": f"{at}s", "set": name, "link": {"up": f"{4 + at % 1}mbit"}}
+        for at in halves
+        for name in ("fast", "slow")
+    ]
+    scenario.append({"at": "9100ms", "crash": "slow-2", "restart_after": "2s"})
+    scenario.sort(key=lambda step: units.duration(step["at"]))
+    run = simulated(
+        tmp_path, devices=[DEVICES[0], DEVICES[1] | {"link": {"up": "4mbit"}}], scenario=scenario
+    )
+    found = testbed.step_time([run])
+    assert as_given(found.runtime) == pytest.approx(as_given(COSTS), rel=1e-4)
+    assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
 def test_several_runs_count_together(tmp_path: Path) -> None:

@@ -282,10 +282,12 @@ def test_a_repetition_that_is_interrupted_is_made_up_for(
     assert len(runs_in(folder / "earlier")) == 1
 
 
-def test_a_measured_step_is_the_same_in_all_cells(testbed: Testbed) -> None:
+@pytest.mark.parametrize("privacy", ["", "privacy: {secure: {colluding: 1, needed: 3}}\n"])
+def test_what_is_measured_is_the_same_in_all_cells(testbed: Testbed, privacy: str) -> None:
     Path("base.yaml").write_text(
-        "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\nrule: {name: fedavg}\n"
-        "devices: [{name: pi, count: 2, cpu: 0.5}]\nstop: {updates: 4}\nruntime: {name: virtual}\n"
+        "name: base\ntask: {name: digits-logreg, local: {steps: 2}}\n"
+        "rule: {name: fedbuff, buffer_size: 4}\ndevices: [{name: pi, count: 4, cpu: 0.2}]\n"
+        f"{privacy}stop: {{updates: 4}}\nruntime: {{name: virtual}}\n"
     )
     write_sweep("[1, 2]")
     code, _, _ = testbed("sweep", "study.yaml")
@@ -295,6 +297,7 @@ def test_a_measured_step_is_the_same_in_all_cells(testbed: Testbed) -> None:
     assert runtimes[0] == runtimes[1]
     assert None not in (runtimes[0].step_time, runtimes[0].sliced_step_time)
     assert runtimes[0].update_time == 0.003
+    assert (runtimes[0].mask_time is None) == (not privacy)
 
 
 def test_two_sweeps_in_a_folder_are_refused(testbed: Testbed) -> None:
@@ -352,7 +355,9 @@ def test_emulation_agrees_with_virtual_time(testbed: Testbed) -> None:
     assert re.search(r"endless +– +– +2 +2\n", out)
     assert "Kendall's tau-b: 1.00 (too few configurations for an interval" in out
     assert "No two configurations swap." in out
-    assert last_line(out).startswith("Verdicts: 2 ")
+    verdicts, _, _ = last_line(out).partition(" · ")
+    assert verdicts.startswith("Verdicts: ")
+    assert sum(map(int, re.findall(r"\d+", verdicts))) == 2
     assert len(runs_in(Path("runs/study"))) == 4
     code, out, _ = testbed("agree", "study.yaml", "--runtime", "process", "--json")  # nothing runs again
     assert code == 0
@@ -388,6 +393,11 @@ def test_agreement_over_seeds(testbed: Testbed, monkeypatch: pytest.MonkeyPatch)
         (VARIANTS, "vagrant", "no runtime is called 'vagrant'"),
         ("{one: {}}", "process", "study.yaml has one configuration, one, and so nothing to rank"),
         ("{a: {}, b: {devices: []}}", "process", "study.yaml:2:"),
+        (
+            "{a: {}, b: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}}}",
+            "process",
+            "study.yaml has several tasks",
+        ),
         (
             "{a: {task: {name: quadratic, centers: [[0], [1]], local: {steps: 1}}},"
             " b: {task: {name: quadratic, centers: [[0], [2]], local: {steps: 1}}}}",
