@@ -69,7 +69,10 @@ def _set(
 def _shell(
     run: Run,
     device: Annotated[
-        str, typer.Argument(help="The device, or its group of one.", autocompletion=completion.devices)
+        str,
+        typer.Argument(
+            help="A device, or a group that has only one.", autocompletion=completion.devices
+        ),
     ],
     command: Annotated[list[str] | None, typer.Argument(help="One command (default: a shell).")] = None,
     runs: Runs = DEFAULT_RUNS,

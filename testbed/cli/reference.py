@@ -17,7 +17,7 @@ from testbed.console import print_json, print_text, remark, show, table, written
 if TYPE_CHECKING:
     from testbed.api.catalog import Entry
 
-_EXPLAINED = {"metavar": "NAME", "help": "The one to explain (default: list all)."}
+_EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
 Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
@@ -40,7 +40,7 @@ def schema(
         list[str] | None,
         typer.Argument(
             metavar="COMMAND",
-            help="The one whose --json it describes, such as `ps` (default: a topology).",
+            help="Command whose --json output to describe, such as `ps` (default: the topology file).",
         ),
     ] = None,
 ) -> None:

@@ -27,7 +27,7 @@ def throughput(
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format in which it was published; a wrong name lists them.",
+            help="Format in which it was published, such as pensieve (docs/traces.md).",
             autocompletion=completion.trace_formats,
         ),
     ],

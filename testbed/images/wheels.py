@@ -44,7 +44,7 @@ def fetch(
     folder = cache.folder() / f"wheels-{digest}"
     if folder.is_dir():
         return folder
-    if not cuda and f"torch=={torch}" not in wanted:
+    if not cuda and not any(line.endswith("+cpu") for line in wanted):
         refuse_cuda(_resolve([*options, *wanted], scratch, stop))
     partial = Path(tempfile.mkdtemp(dir=scratch))
     run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)

@@ -42,7 +42,10 @@ def send(run: RunDirectory, command: dict[str, Any]) -> None:
         time.sleep(0.02)
     with suppress(FileNotFoundError):
         command_file.unlink()
-    raise RunFailedError(f"the controller of {run.run} does not answer.")
+    raise RunFailedError(
+        f"the controller of {run.run} does not answer: look at testbed logs {run.run} controller, or "
+        f"end the run with testbed down {run.run}"
+    )
 
 
 class CommandFolder:

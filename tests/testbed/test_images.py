@@ -116,6 +116,19 @@ def test_cuda_libraries_are_refused_with_the_way_out() -> None:
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"])
 
 
+def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As PyPI's for x86_64 does, whose version does not say so."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wheels, "_installed_torch", lambda: "2.13.0")
+    monkeypatch.setattr(wheels, "_resolve", lambda *_: ["torch", "nvidia-cublas"])
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("torch==2.13.0\n")
+    with pytest.raises(HostError, match="1 CUDA libraries"):
+        wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
+
+
 def test_the_image_for_gpus_has_the_same_but_for_pytorchs_build() -> None:
     plain, cuda = (
         wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
