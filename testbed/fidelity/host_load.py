@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ _COUNTED = 0.5
 else they tell nothing."""
 _NICE_FIELD = 16
 """Of `/proc/<pid>/stat`, counted from 0 after the name."""
+_STAT = Path("/proc/stat")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +105,13 @@ class Sampler:
         devices: Set[int],
         servers: Callable[[], Iterable[int]] = tuple,
         own: Callable[[], float | None] = lambda: None,
-        read: Callable[[], Sequence[Any]] = lambda: psutil.cpu_times(percpu=True),
+        read: Callable[[], Mapping[int, Any]] = lambda: _counters(),
         proc: Path = Path("/proc"),
         dilation: float = 1.0,
     ) -> None:
         """The CPUs of the run and those of its devices, by number; `servers` gives the process ids of
-        broker, aggregator and router, `own` the CPU seconds that all devices have used."""
+        broker, aggregator and router, `own` the CPU seconds that all devices have used, `read` the
+        counters of each CPU, by number."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
@@ -132,7 +134,8 @@ class Sampler:
         known = now.threads.keys() & before.threads
         loads = [min(1.0, (now.threads[one] - before.threads[one]) / elapsed) for one in known]
         foreign = elsewhere = None
-        counted = host.total >= _COUNTED * elapsed * now.cpus
+        seen = frozenset().union(*self._sets) <= now.cpus == before.cpus
+        counted = seen and host.total >= _COUNTED * elapsed * len(now.cpus)
         if counted and now.used is not None and before.used is not None:
             used = now.used - before.used
             foreign = _other(devices, used)
@@ -151,11 +154,11 @@ class Sampler:
     def _look(self, at: float) -> _Look:
         counters = self._read()
         run, devices = (
-            _times([counters[n] for n in numbers if n < len(counters)]) for numbers in self._sets
+            _times(counters[number] for number in numbers & counters.keys()) for numbers in self._sets
         )
-        threads = dict(self._demands())
+        host, threads = _times(counters.values()), dict(self._demands())
         used, servers = self._own(), self._servers_used()
-        return _Look(at, run, devices, _times(counters), threads, used, servers, len(counters))
+        return _Look(at, run, devices, host, threads, used, servers, frozenset(counters))
 
     def _servers_used(self) -> float:
         """CPU seconds of the servers and of this process."""
@@ -196,15 +199,23 @@ class CpuTimes(NamedTuple):
     steal: float
 
 
-def cpu_times(stat: str, ticks: int = 100) -> list[CpuTimes]:
-    """Those of each CPU in the text of `/proc/stat`, which counts in `ticks` a second: 100 on every
-    Linux."""
+def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
+    """Those of each CPU in the text of `/proc/stat`, by number, which counts in `ticks` a second: 100 on
+    every Linux. CPUs that are offline are not in it."""
     lines = (line.split() for line in stat.splitlines())
-    return [
-        CpuTimes(*(int(field) / ticks for field in fields[1:9]))
+    return {
+        int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
         for fields in lines
         if fields[0].startswith("cpu") and fields[0] != "cpu"
-    ]
+    }
+
+
+def _counters() -> Mapping[int, Any]:
+    """Of each CPU of this host, by number: psutil's list has the places of those that are online."""
+    try:
+        return cpu_times(_STAT.read_text(encoding="ascii"))
+    except OSError:  # no Linux
+        return dict(enumerate(psutil.cpu_times(percpu=True)))
 
 
 class _Times(NamedTuple):
@@ -228,8 +239,8 @@ class _Look(NamedTuple):
     """CPU seconds of all devices."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
-    cpus: int
-    """Of this host."""
+    cpus: frozenset[int]
+    """Those of this host that are online."""
 
 
 def _other(spent: _Times, own: float) -> float:

@@ -177,8 +177,10 @@ def load(host: Sequence[HostSample]) -> Iterator[str]:
 def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
     if _seconds(host) < _MIN_SECONDS:
         yield f"the load of this host: sampled for {_seconds(host):.1f} s, which is too short"
-    elif any(all(seen is None for seen in kind) for kind in _visible(host)):
+    elif all(sample.server_load is None for sample in host):
         yield "other work, and waiting servers: the run's processes cannot be seen from this host"
+    elif all(sample.foreign is None for sample in host):
+        yield "other work: the kernel's counters do not tell what the devices' cores did, and for whom"
     if (share := (mean(host, "elsewhere") or 0.0)) > _ELSEWHERE_SHARE:
         yield (
             f"what steps cost: other work took {share:.0%} of this host's CPU time, and may have slowed "
@@ -190,11 +192,6 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
             reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
     for found in reasons.values():
         yield f"{found[0]}{_others(len(found))}"
-
-
-def _visible(host: Sequence[HostSample]) -> Iterator[list[float | None]]:
-    yield [sample.server_load for sample in host]
-    yield [sample.foreign for sample in host]
 
 
 def _unrequested(fidelity: Fidelity) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Gates:
         """By node."""
         self._samplers: dict[str, Sampler] = {}
         """Of the load of other nodes, by node."""
-        self._looks: dict[str, tuple[list[CpuTimes], float]] = {}
+        self._looks: dict[str, tuple[dict[int, CpuTimes], float]] = {}
         """What they read: counters of the CPUs, and CPU seconds of the devices, by node."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from agents.events import Disrupted
+from testbed.fidelity import host_load
 from testbed.fidelity import table as fidelity_table
 from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
 from testbed.fidelity.host_load import FreeCores, HostSample, Sampler, cpu_times, summary
@@ -283,7 +284,8 @@ def test_the_load_of_other_hosts_is_held_against_a_run_by_their_names() -> None:
 
 def test_counters_of_cpus_as_the_kernel_writes_them() -> None:
     stat = "cpu  3 3 3 3 3 3 3 3 0 0\ncpu0 100 0 50 1000 25 0 0 10 0 0\ncpu1 1 2 3 4 5 6 7 8 9 10\n"
-    first, second = cpu_times(stat)
+    assert [*cpu_times(stat.replace("cpu1", "cpu6"))] == [0, 6]  # the others are offline
+    first, second = cpu_times(stat).values()
     assert (first.user, first.system, first.idle, first.steal) == (1.0, 0.5, 10.0, 0.1)
     assert second.steal == 0.08
 
@@ -311,8 +313,12 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     third = [second[0], second[1]._replace(idle=0.4), Times(user=2.0, guest=2.0), Times()]
     looks: list[list[Any]] = [first, second, third]
     used = iter([5.0, 5.5, 9.0])
-    sampler = Sampler(  # CPU 7 is offline
-        {0, 1, 2, 7}, {1, 2}, own=lambda: next(used), read=lambda: looks.pop(0)
+    numbers = (0, 2, 4, 6)  # the others are offline
+    sampler = Sampler(
+        {0, 2, 4},
+        {2, 4},
+        own=lambda: next(used),
+        read=lambda: dict(zip(numbers, looks.pop(0), strict=True)),
     )
     assert sampler.sample(at=1.0, tick_lateness=0.5) is None
     found = sampler.sample(at=2.0, tick_lateness=0.01)
@@ -332,6 +338,20 @@ def test_the_sampler_tells_what_happened_since_the_last_look() -> None:
     assert again is not None
     # The kernel's counters stepped back: how much of that was whose is unknown.
     assert (again.seconds, again.foreign, again.device_busy) == (0.5, None, 1.0)
+
+
+@pytest.mark.parametrize("later", [(0, 1), (0, 1, 7)])
+def test_other_work_is_unknown_where_a_cpu_of_the_run_is_not_counted(later: tuple[int, ...]) -> None:
+    """CPU 7 is offline, at least at first, or has another number in this container."""
+    looks = [{0: Times(), 1: Times()}, {number: Times(user=0.5, idle=0.5) for number in later}]
+    sampler = Sampler({0, 1, 7}, {1}, own=lambda: 0.0, read=lambda: looks.pop(0))
+    sampler.sample(0.0, 0.0)
+    found = sampler.sample(1.0, 0.0)
+    assert found is not None
+    assert (found.foreign, found.elsewhere) == (None, None)
+    assert verdict([replace(one, foreign=None) for one in QUIET], NOTHING).unjudged == (
+        "other work: the kernel's counters do not tell what the devices' cores did, and for whom",
+    )
 
 
 def test_a_servers_load_is_that_of_its_busiest_thread_without_evaluations(tmp_path: Path) -> None:
@@ -377,12 +397,21 @@ def test_what_to_expect_of_a_host(
     looks = (
         [Times(user=busy * n, steal=stolen * n, idle=(1 - busy - stolen) * n)] * 2 for n in range(3)
     )
-    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: next(looks))
+    monkeypatch.setattr(host_load, "_counters", lambda: dict(enumerate(next(looks))))
     monkeypatch.setattr(FreeCores, "QUIET_SECONDS", 0.01)
     monkeypatch.setattr(FreeCores, "SECONDS", 0.02)
     monkeypatch.setattr(FreeCores, "LONGEST", 0.03)
     monkeypatch.setattr("time.process_time", lambda: 7.0)
     assert FreeCores({0, 1}).expectation() == expected
+
+
+def test_a_host_is_not_called_quiet_where_a_core_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = ({0: Times(idle=float(n)), 2: Times(idle=float(n))} for n in range(4))
+    monkeypatch.setattr(host_load, "_counters", lambda: next(looks))
+    for name in ("QUIET_SECONDS", "SECONDS", "LONGEST"):
+        monkeypatch.setattr(FreeCores, name, 0.01)
+    expected = "How busy this host is cannot be told from the kernel's counters"
+    assert FreeCores({1, 2}).expectation() == expected
 
 
 def test_a_summary_of_the_load() -> None:
