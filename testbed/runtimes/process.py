@@ -7,6 +7,7 @@ have links, a relay (testbed.relay) stands between them and the broker.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -147,6 +148,8 @@ class ProcessRuntime:
         self._restarting: set[str] = set()
         """Devices that are to start as soon as their old process has gone."""
         self._paused: set[str] = set()
+        self._used: dict[tuple[str, int], float] = {}
+        """CPU seconds of each device's processes, by id, when last looked at."""
         self._relayed = relay.needed(spec)
         self._probes: Sequence[Probe] = ()
         """Probes that have not been reported yet."""
@@ -324,12 +327,12 @@ class ProcessRuntime:
         return [self._children[part].pid for part in parts if part in self._children]
 
     def device_cpu_seconds(self) -> float | None:
-        """Without those of clients that have ended."""
-        used = 0.0
+        """Clients that have ended have theirs in their last reading."""
         for name in filter(self._alive, self._devices):
+            child = self._children[name]
             with contextlib.suppress(psutil.NoSuchProcess):
-                used += cpu_clock(self._children[name])()
-        return used
+                self._used[name, child.pid] = cpu_clock(child)()
+        return math.fsum(self._used.values())
 
     def clocks(self) -> dict[str, float]:
         return {}

@@ -323,6 +323,20 @@ def test_who_joins_again_is_neither_frozen_nor_cut_off(make: Make, tmp_path: Pat
     assert device.status() != psutil.STATUS_STOPPED
 
 
+def test_what_devices_have_used_does_not_fall_when_one_ends(make: Make, tmp_path: Path) -> None:
+    run = spec(tmp_path, devices=1)
+    runtime = make(run, BUSY)
+    runtime.start()
+    log_of(run, "d-1")
+    used = eventually(runtime.device_cpu_seconds)
+    runtime.act("d-1", Crash())
+    eventually(lambda: "d-1" not in parts(run))
+    assert (runtime.device_cpu_seconds() or 0.0) >= used
+    runtime.act("d-1", Restart())
+    eventually(lambda: runtime.ended() == {} and "d-1" in parts(run))
+    assert eventually(lambda: (runtime.device_cpu_seconds() or 0.0) > used)
+
+
 def test_a_device_that_ends_is_reported(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), "raise SystemExit(3)")
     runtime.start()
