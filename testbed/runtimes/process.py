@@ -355,8 +355,9 @@ class ProcessRuntime:
             child.wait()
         if self._forks is not None:
             self._forks.close()
-        # What is not in self._children: their children, and one whose start was interrupted.
-        remove(self._directory.run)
+        # What is not in self._children: their children, and one whose start was interrupted. What the
+        # controller itself has started, such as trackers, has the end of the run still before it.
+        remove(self._directory.run, spare=CONTROLLER)
         if failures := self._logs.close():
             told = "; ".join(str(of_os(failure)) for failure in failures)
             run = self._directory.run
@@ -492,14 +493,14 @@ def find() -> list[ProcessInfo]:
     return found
 
 
-def remove(run: str | None = None) -> int:
+def remove(run: str | None = None, spare: str | None = None) -> int:
     """End every process of `run`, or of all runs, suspended ones too; return how many there were.
 
-    The caller's own process and its ancestors are spared.
+    The caller's own process and its ancestors are spared, and those of the part `spare`.
     """
     me = psutil.Process()
     spared = {me.pid, *(parent.pid for parent in me.parents())}
-    marked = [info.process for info in find() if run in (None, info.run)]
+    marked = [info.process for info in find() if run in (None, info.run) and info.part != spare]
     processes = [process for process in marked if process.pid not in spared]
     end(processes)
     return len(processes)

@@ -29,6 +29,7 @@ from agents.device_actions import (
     Resume,
     SetLink,
 )
+from agents.topics import CONTROLLER as CONTROLLER_PART
 from agents.topics import ROUTER, Topics
 from agents.transport import Connection, ConnectionFailedError, Received
 from testbed.errors import BadInputError, HostError
@@ -419,6 +420,22 @@ def test_remove_ends_what_a_crash_left_and_nothing_else(tmp_path: Path) -> None:
         finally:
             ours.kill()
             other.kill()
+
+
+def test_stop_leaves_what_the_controller_has_started(make: Make, tmp_path: Path) -> None:
+    """Such as a tracker, which inherits the marks of a controller in the background."""
+    run = spec(tmp_path, devices=1)
+    marks = process.environment(run.directory, CONTROLLER_PART)
+    with subprocess.Popen(python(SLEEP), env={**os.environ, **marks}) as tracker:
+        try:
+            runtime = make(run)
+            runtime.start()
+            runtime.stop()
+            assert [info.process.pid for info in of(run)] == [tracker.pid]
+            assert process.remove(run.directory.run) == 1
+            assert tracker.wait(30) == -signal.SIGTERM
+        finally:
+            tracker.kill()
 
 
 def test_remove_spares_its_caller_and_the_callers_parents(tmp_path: Path) -> None:
