@@ -13,7 +13,7 @@ from testbed.api.given import TopologyLike
 from testbed.api.handle import OnEvent, RunHandle
 from testbed.api.launching import Launch, planned
 from testbed.dashboard import serving
-from testbed.errors import BadInputError, reading
+from testbed.errors import BadInputError, HostError, TestbedError, of_os, reading
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.runtimes import LiveRun
@@ -99,14 +99,21 @@ def ps() -> list[LiveRun]:
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (its id, the beginning of that, or its directory; None: all on this machine), and remove
-    their containers, networks and processes; which these were. Raises BadInputError, HostError."""
+    their containers, networks and processes; which these were. Raises BadInputError, and HostError on
+    all that something may be left of, when the others are down."""
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
     found |= {live.run: live for live in live_runs.find()}
     named = None if given is None else finding.whole_id(Path(given).name, found)
     ended = [one for one in found.values() if given is None or one.run == named]
+    failures = []
     for each in ended:
-        live_runs.take_down(each)
+        try:
+            live_runs.take_down(each)
+        except (TestbedError, OSError) as error:
+            failures.append(str(of_os(error) if isinstance(error, OSError) else error))
+    if failures:
+        raise HostError("\n".join(failures))
     return ended
 
 

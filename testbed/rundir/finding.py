@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -31,8 +32,11 @@ def _holds_runs(path: Path) -> bool:
 
 
 def exactly(run: str, runs: Path) -> Path | None:
-    """The directory of `run`, which is a run id in `runs` or a path."""
-    return next((path for path in (runs / run, Path(run)) if (path / MANIFEST).is_file()), None)
+    """The directory of `run`, which is a run id in `runs` or a path; one that this user may not look at
+    counts as none."""
+    paths = (runs / run, Path(run))
+    # Path.is_file would raise PermissionError.
+    return next((path for path in paths if os.path.isfile(path / MANIFEST)), None)  # noqa: PTH113
 
 
 def whole_id(

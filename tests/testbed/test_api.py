@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from nbclient import NotebookClient
 
 import testbed
 from testbed.api.given import text_of
+from testbed.rundir import finding
 
 TOPOLOGY: dict[str, Any] = {
     "name": "api",
@@ -74,6 +76,20 @@ def test_a_run_with_its_events(tmp_path: Path) -> None:
         handle.kill("pi-1")
     with pytest.raises(testbed.BadInputError, match="has no device phone; it has pi, pi-1, pi-2, pi-3"):
         handle.pause("phone")
+
+
+def test_down_goes_on_after_a_run_that_cannot_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("testbed.run.live_runs.find", list)  # all else on this machine
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    for run, runtime in (("a", "docker"), ("b", "process"), ("c", "docker")):
+        (tmp_path / run / "work").mkdir(parents=True)
+        (tmp_path / run / "manifest.json").write_text(json.dumps({"runtime": runtime}))
+    with pytest.raises(testbed.HostError, match=r"(?s)a: no Docker engine answers.*\nc: no Docker"):
+        testbed.down(None, runs=tmp_path)
+    assert not (tmp_path / "b" / "work").exists()
+    assert finding.exactly("x" * 300, tmp_path) is None  # no more to look at than what is another's
 
 
 def test_the_topology_of_a_run_makes_it_again(tmp_path: Path) -> None:
