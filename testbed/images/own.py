@@ -182,6 +182,7 @@ def _seen_inside(client: docker.DockerClient, tag: str) -> dict[str, object]:
             read_only=True,
             cap_drop=["ALL"],
             remove=True,
+            use_config_proxy=False,
         )
         found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])
     except ContainerError as error:

@@ -106,6 +106,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         ports=list(container.published) or None,
         host_config=host_config,
         networking_config=networking,
+        use_config_proxy=False,  # with its password
     )["Id"]
     for other in others:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
@@ -185,6 +186,7 @@ def _as_root(
         security_opt=["no-new-privileges:true"],
         read_only=True,
         remove=True,
+        use_config_proxy=False,
         **rights,
     )
 

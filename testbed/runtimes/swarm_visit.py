@@ -88,6 +88,7 @@ def _measured(made: Doors, node: Node, image: str) -> Calibration:
         cpuset_cpus=f"{node.cores - 1}",
         read_only=True,
         remove=True,
+        use_config_proxy=False,
     )
     found = json.loads(told)
     return of_core(found, Host(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from agents import messages
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
 from testbed import images
 from testbed.errors import BadInputError, HostError
+from testbed.host import docker_engine
 from testbed.host.gpus import MPS, Gpu, Gpus
 from testbed.plan import Host, datasets, plan
 from testbed.plan.agent_configs import RunSpec
@@ -148,6 +151,28 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
     assert kept.endswith(b"x\nend\n")
     assert 2 * 2**20 < len(kept) <= 2 * LOG_BYTES
     assert not spec.directory.log("aggregator").read_bytes().startswith(CUT)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_containers_do_not_get_the_users_proxy(
+    spec: RunSpec, built: images.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's clients put it into each container, with its password."""
+    proxy = {"proxies": {"default": {"httpProxy": "http://me:secret@proxy:3128"}}}
+    (tmp_path / "config.json").write_text(json.dumps(proxy))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    run, tell = spec.directory.run, ["sh", "-c", "! env | grep -i proxy"]
+    with closing(docker_engine.connect()) as engine:
+        runtime = DockerRuntime(engine, built, spec)
+        device = replace(runtime._launch.devices[0], networks=(), mounts=(), command=tuple(tell))
+        try:
+            container = engine.containers.get(executor.start(engine, device))
+            assert container.wait()["StatusCode"] == 0
+            executor._as_root(engine, built.agent, run, tell)
+            assert not [one for one in container.attrs["Config"]["Env"] if "proxy" in one.lower()]
+        finally:
+            runtime.stop()
 
 
 @pytest.mark.docker
