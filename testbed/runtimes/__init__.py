@@ -39,7 +39,8 @@ class Runtime(Protocol):
         """Put `device` under its CPU quota: called whenever its client has become ready."""
 
     def begin(self) -> None:
-        """Prepare for the run clock, which starts now: all that is awaited is ready and limited."""
+        """Prepare for the run clock, which starts now: all that is awaited is ready and limited, or a
+        quorum of it."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """See `testbed.run.scenario_player.Actuator`."""

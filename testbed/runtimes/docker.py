@@ -40,6 +40,7 @@ from testbed.runtimes.launch import (
     launch,
     name_of,
     planned_limits,
+    starting_limits,
 )
 from testbed.view import View
 
@@ -118,6 +119,8 @@ class DockerRuntime:
         self._devices = {d.name: Device(d, d.name in absent) for d in spec.plan.devices}
         self._containers: dict[str, str] = {}
         """Id, by part."""
+        self._limited: set[str] = set()
+        """Devices that have CPU limits."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
         self._inits: dict[str, int] = {}
@@ -162,6 +165,8 @@ class DockerRuntime:
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
 
     def begin(self) -> None:
+        for device in self._devices.keys() - self._limited:
+            self._limit(device, starting_limits(self._spec, device))
         self._weigh(started=True)
 
     def _weigh(self, *, started: bool) -> None:
@@ -264,6 +269,7 @@ class DockerRuntime:
     def _limit(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
             executor.limit(self._engine, self._containers[device], limits)
+        self._limited.add(device)
 
     def _start(self, container: Container) -> str:
         self._containers[container.part] = executor.start(self._engine, container)

@@ -123,6 +123,12 @@ def planned_limits(spec: RunSpec, device: PlannedDevice) -> CpuLimits:
     )
 
 
+def starting_limits(spec: RunSpec, device: str) -> CpuLimits:
+    """CPU limits of a device that has had none when the run clock starts: its client gets ready, or
+    joins, in mid-run."""
+    return replace(UNLIMITED, cpus=spec.plan.cpus_of(device))
+
+
 @dataclass(frozen=True, slots=True)
 class _SpecificationBuilder:
     spec: RunSpec

@@ -66,7 +66,7 @@ from testbed.runtimes.containers import (
 )
 from testbed.runtimes.doors import Doors
 from testbed.runtimes.executor import as_host_error
-from testbed.runtimes.launch import launch, planned_limits
+from testbed.runtimes.launch import launch, planned_limits, starting_limits
 from testbed.runtimes.services import Placed, short
 from testbed.runtimes.swarm_gates import Gates
 from testbed.runtimes.swarm_routers import FILES, Routers
@@ -225,6 +225,8 @@ class SwarmRuntime:
         """Of the devices on this node, as `_used`."""
         self._used: dict[str, float] = {}
         """CPU seconds, when last looked at."""
+        self._limited: set[str] = set()
+        """Devices that have CPU limits."""
         self._codes: dict[str, int] = {}
         self._server_pids: list[int] = []
         self._pool = ThreadPoolExecutor(_PARALLEL)
@@ -380,6 +382,8 @@ class SwarmRuntime:
         self._limit(device, planned_limits(self._spec, self._devices[device].planned))
 
     def begin(self) -> None:
+        for device in self._devices.keys() - self._limited:
+            self._limit(device, starting_limits(self._spec, device))
         self._doors.be_patient(_PATIENCE_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
@@ -477,3 +481,4 @@ class SwarmRuntime:
     def _limit(self, device: str, limits: CpuLimits) -> None:
         with as_host_error(f"limit the CPU of {device}"):
             executor.limit(self._at[device].engine, self._at[device].id, by_itself(limits))
+        self._limited.add(device)

@@ -110,9 +110,13 @@ def test_the_engine_limits_a_device_and_tells_of_its_end(
             return container.attrs["HostConfig"]["CpuQuota"], container.attrs["HostConfig"]["CpuPeriod"]
 
         assert quota() == (0, 0)
+        runtime.begin()  # with a quorum, of which the device is none
+        assert quota()[0] == -1
+        assert [container.attrs["HostConfig"][name] for name in ("CpuShares", "CpusetCpus")] == [2, "1"]
         with pytest.raises(HostError, match="limit the CPU of d"):
             runtime.act("d", SetCpu(1e-5))
         runtime.limit("d")
+        runtime.begin()
         assert quota() == (5000, 50_000)
         runtime.act("d", Crash())
         runtime.act("d", Restart())
