@@ -385,11 +385,13 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
         if directory is not None and directory.logs.is_dir():
             unsaved = save_logs(engine, run, directory)
         image = next((str(one["Image"]) for one in containers(engine, run)), None)
-        remove_containers(engine, run)
-        for network in networks(engine, run):
-            with _if_there():
-                _remove_network(engine, network["Id"])
-        remove_cgroups(engine, image, run)
+        try:
+            remove_containers(engine, run)
+            for network in networks(engine, run):
+                with _if_there():
+                    _remove_network(engine, network["Id"])
+        finally:
+            remove_cgroups(engine, image, run)
     if unsaved:
         failures = "; ".join(sorted(unsaved))
         raise HostError(f"everything of {run} is removed, but logs could not be saved: {failures}")

@@ -15,7 +15,7 @@ from agents import messages
 from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
 from testbed import images
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine
+from testbed.host import cgroups, docker_engine
 from testbed.host.gpus import MPS, Gpu, Gpus
 from testbed.plan import Host, datasets, plan
 from testbed.plan.agent_configs import RunSpec
@@ -177,6 +177,27 @@ def test_containers_do_not_get_the_users_proxy(
             assert not [one for one in container.attrs["Config"]["Env"] if "proxy" in one.lower()]
         finally:
             runtime.stop()
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_control_groups_go_even_where_a_network_stays(
+    spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "_NETWORK_RELEASE_TIMEOUT_SECONDS", 0.0)
+    runtime = DockerRuntime(engine, built, spec)
+    data, sleep = runtime._launch.networks[0], ("sleep", "600")
+    executor.create_network(engine, data)
+    executor.start(engine, replace(runtime._launch.devices[0], networks=(), mounts=(), command=sleep))
+    other = engine.containers.run(built.agent, [*sleep], network=data.name, detach=True)
+    try:
+        with pytest.raises(HostError, match=r"could not remove the containers.*active endpoints"):
+            runtime.stop()
+        assert cgroups.folders(spec.directory.run) == []
+    finally:
+        other.remove(force=True)
+        runtime.stop()
+    assert spec.directory.run not in " ".join(left_in_docker(engine))
 
 
 @pytest.mark.docker
