@@ -47,6 +47,9 @@ _BUILD_LABEL = "testbed.build"
 _REGISTER = "images-in-use"
 """Folder of the cache, with a file for each checkout: which images it uses."""
 
+_SCRATCH = "build-"
+"""What the names of folders in the cache for temporary files begin with."""
+
 _DISCARD_TIMEOUT_SECONDS = 5.0
 
 _OWN = ("requirements", "code")
@@ -240,13 +243,16 @@ def one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for all temporary files, in the cache, since /tmp may be in memory."""
-    folder = Path(tempfile.mkdtemp(prefix="build-", dir=cache.folder()))
+    """A folder for all temporary files, in the cache, since /tmp may be in memory. What a killed build
+    has left there goes first: take the lock before."""
+    for left in cache.folder().glob(f"{_SCRATCH}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
     try:
         yield folder
     finally:
         with uninterrupted():
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # the error to report is what ended the build
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,26 @@ def test_byte_code_and_other_files_beside_the_sources_change_no_tag(inputs: tupl
     assert images.current_tags(*inputs) == before
 
 
+def test_what_a_killed_build_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is interrupted is reported as that, whatever becomes of its folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "testbed"
+    (cache / "build-1" / "wheels").mkdir(parents=True)
+    (cache / "wheels").mkdir()
+
+    def interrupted() -> None:
+        with images._scratch() as scratch:
+            assert sorted(cache.iterdir()) == [scratch, cache / "wheels"]
+            scratch.rmdir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [*cache.iterdir()] == [cache / "wheels"]
+
+
 def test_the_image_has_the_torch_of_the_project() -> None:
     pin = re.compile(r"torch==[\w.]+")
     project = pin.search((images.FOLDER.parent / "pyproject.toml").read_text())
