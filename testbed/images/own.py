@@ -92,7 +92,8 @@ class Context:
 
     @classmethod
     def read(cls, dockerfile: Path) -> Context:
-        """Without what a .dockerignore beside it names. Raises BadInputError where it is too large."""
+        """Without what a .dockerignore beside it names. Raises BadInputError where it is too large, or
+        has something else than files."""
         folder = dockerfile.parent
         if not dockerfile.is_file():
             raise BadInputError(f"there is no {dockerfile}: give its path from the topology's folder")
@@ -105,6 +106,11 @@ class Context:
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 continue
+            if not (path.is_file() or path.is_symlink()):
+                raise BadInputError(
+                    f"{path} is neither a file nor a link, and cannot go to the engine: remove it, or "
+                    "name it in a .dockerignore"
+                )
             names.append(name)
             size += path.lstat().st_size
             if size > _MAX_BYTES or len(names) > _MAX_FILES:

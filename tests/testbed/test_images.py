@@ -424,6 +424,16 @@ def test_a_users_image_is_made_anew_when_what_goes_into_it_changes(sensor: Path)
     assert tag() != first
 
 
+def test_what_is_no_file_cannot_go_into_an_image(sensor: Path) -> None:
+    (sensor.parent / "driver").symlink_to("driver.py")
+    os.mkfifo(sensor.parent / "pipe")
+    with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
+        own.Context.read(sensor)
+    with (sensor.parent / ".dockerignore").open("a") as ignored:
+        ignored.write("pipe\n")
+    assert "driver" in own.Context.read(sensor).files
+
+
 def test_a_folder_too_large_for_an_image_is_refused(
     sensor: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
