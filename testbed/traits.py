@@ -53,7 +53,7 @@ RUNTIMES: dict[str, Traits] = {
         gpus=True,
         devices_probe=True,
         counts_bytes="always",
-        lack="no Docker engine answers",
+        lack="no Docker engine that can run devices answers",
     ),
     "swarm": Traits(
         module="testbed.runtimes.swarm",

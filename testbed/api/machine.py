@@ -51,10 +51,9 @@ def doctor() -> list[Finding]:
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
             info = client.info()
-            engine = Finding("Docker engine", "ok", f"version {info['ServerVersion']}")
             listed = client.api.nodes() if manages(info) else []
             found = [
-                engine,
+                engine(info),
                 control_groups(info),
                 storage(info),
                 image_source(client),
@@ -67,6 +66,16 @@ def doctor() -> list[Finding]:
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
     return [*found, disk(info), broker(), python(), torch()]
+
+
+def engine(info: Mapping[str, Any]) -> Finding:
+    """Whether the engine of which `info` tells can run devices."""
+    name = "Docker engine"
+    if (why := docker_engine.unfit(info)) is not None:
+        detail = f"{why}: runs fall back to the process runtime (--runtime process)"
+        fix = "have the engine run as root, without userns-remap in /etc/docker/daemon.json"
+        return Finding(name, "missing", detail, fix)
+    return Finding(name, "ok", f"version {info['ServerVersion']}")
 
 
 def control_groups(info: Mapping[str, Any]) -> Finding:

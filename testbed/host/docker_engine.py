@@ -7,8 +7,9 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from typing import Any
 
 import docker
 import requests
@@ -20,6 +21,8 @@ ERRORS = (DockerException, requests.RequestException)
 """All that a call of the SDK raises: the engine's answers, and the connection that broke."""
 
 REQUEST_TIMEOUT_SECONDS = 120
+_UNFIT = {"name=rootless": "rootless", "name=userns": "with userns-remap"}
+"""Security options of an engine in whose containers nobody is root of the host."""
 _PRESENCE_TIMEOUT_SECONDS = 2
 """An engine that is there answers within this time."""
 
@@ -65,9 +68,21 @@ def if_present() -> Iterator[docker.DockerClient | None]:
 
 
 def available() -> bool:
-    """Whether an engine answers within 2 s."""
+    """Whether an engine that can run devices answers within 2 s."""
     with if_present() as client:
-        return client is not None
+        try:
+            return client is not None and unfit(client.info()) is None
+        except ERRORS:
+            return False
+
+
+def unfit(info: Mapping[str, Any]) -> str | None:
+    """Why the engine of which `info` tells cannot run devices; None where it can."""
+    options = {option.partition(",")[0] for option in info.get("SecurityOptions") or ()}
+    found = next((kind for name, kind in _UNFIT.items() if name in options), None)
+    if found is None:
+        return None
+    return f"the Docker engine runs {found}, and only one that runs as root can isolate devices"
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:

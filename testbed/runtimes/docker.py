@@ -54,6 +54,10 @@ __all__ = ["DockerRuntime", "available", "launcher", "live_runs", "logs", "take_
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
+        with as_host_error("tell of itself"):
+            why = docker_engine.unfit(client.info())
+        if why is not None:
+            raise HostError(f"{why}; or run the devices as processes: --runtime process")
         with_gpus = any(device.gpu is not None for device in spec.plan.devices)
         built = images.ensure(client, view.progress, container_files.own_image(spec), cuda=with_gpus)
         built = replace(built, groups=own.of_groups(client, spec.topology, built, view.progress))

@@ -12,6 +12,7 @@ import pytest
 from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
+from testbed.runtimes import docker as docker_runtime
 
 LIMITS: dict[str, Any] = {
     "CgroupVersion": "2",
@@ -54,6 +55,25 @@ def test_an_engine_answers_soon_but_may_work_for_long(monkeypatch: pytest.Monkey
         assert [client] == made
         assert made[0].api.timeout >= 60
     made[0].close.assert_called_once()
+
+
+@pytest.mark.parametrize("option", ["rootless", "userns"])
+def test_an_engine_without_root_is_passed_over(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["name=seccomp,profile=builtin"]
+    info = {"ServerVersion": "27.0", "SecurityOptions": options}
+    client = Mock(info=lambda: info)
+    monkeypatch.setattr("docker.from_env", lambda timeout: client)
+    assert docker_engine.available()
+    assert doctor.engine(info).status == "ok"
+    options.append(f"name={option}")
+    assert not docker_engine.available()
+    assert doctor.engine(info).status == "missing"
+    assert "--runtime process" in doctor.engine(info).detail
+    with (
+        pytest.raises(HostError, match=rf"runs .*{option}.* --runtime process"),
+        docker_runtime.launcher(Mock(), Mock()),
+    ):
+        pass
 
 
 def test_a_socket_of_others_is_fixed_by_the_group() -> None:
