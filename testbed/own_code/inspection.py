@@ -17,6 +17,7 @@ import json
 import os
 import select
 import sys
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -241,12 +242,12 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
-    """Files with the shards that the task brings."""
-    paths = []
+    """Files with the shards that the task brings, in a folder of their own, as answers are kept."""
+    paths, own = [], Path(tempfile.mkdtemp(dir=folder))
     for number, shard in enumerate(_made(cls, params).shards_for(clients)):
         if not isinstance(shard, Shard):
             raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
-        paths.append(folder / f"shard-{number}.safetensors")
+        paths.append(own / f"shard-{number}.safetensors")
         shards.save(shard, paths[-1])
     return [*map(str, paths)]
 

@@ -42,6 +42,7 @@ import numpy as np
 from agents.config import Count
 from agents.rules.interface import Rule, Send, State
 from agents.rules.fedavg import FedAvg
+from agents.shards import Shard
 from agents.tasks.interface import Task
 
 @dataclass(frozen=True)
@@ -130,6 +131,14 @@ class Bringing(Mine):
         found = {"train": train, "validation": {"x": train["x"][:20], "y": train["y"][:20]}}
         exec(self.wrong)
         return found
+
+@dataclass(frozen=True)
+class Sharded(Mine):
+    dataset: ClassVar[None] = None
+    seed: int = 0
+    def shards(self):
+        x = np.full((2, 8, 8), self.seed, np.float32)
+        return [Shard(x, np.arange(2)), Shard(x, np.arange(2))]
 
 class Bare(Task):
     pass
@@ -527,6 +536,12 @@ def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) ->
     assert said in told
     assert "inspection.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
+
+
+def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
+    one, other = (read(tmp_path, task=task("Sharded", seed=seed)) for seed in (1, 2))
+    found = [datasets.prepare(each, None).train.x.max() for each in (one, other, one)]
+    assert found == [1, 2, 1]
 
 
 def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> None:
