@@ -15,7 +15,7 @@ from agents.aggregator.parts import NO_PARTS, Part, Parts
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.flat import FlatModule, build
-from agents.shards import Shard
+from agents.shards import Shard, inputs
 from agents.tasks.interface import Task
 from agents.vectors import Vector
 
@@ -128,8 +128,7 @@ _Samples = tuple[torch.Tensor, torch.Tensor]
 
 def _tensors(shard: Shard) -> _Samples:
     """Inputs and labels."""
-    x = torch.from_numpy(shard.x).to(torch.float32, copy=True).mul_(shard.scale)
-    return x, torch.from_numpy(shard.y)
+    return inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
 def _part(part: str, name: str, losses: Vector, right: Vector, penalty: float) -> Part:

@@ -295,8 +295,8 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) ->
     torch.manual_seed(seed)
     task: Task = _made(cls, params)
     module, shard = task.model(), shards.load(Path(samples))
-    x, y = torch.from_numpy(shard.x).to(torch.float32).mul_(shard.scale), torch.from_numpy(shard.y)
-    outputs = module(x)
+    y = torch.from_numpy(shard.y)
+    outputs = module(shards.inputs(torch.from_numpy(shard.x), shard.scale))
     try:
         losses = task.loss(outputs, y)
     except (IndexError, RuntimeError) as error:  # torch names a target, and neither classes nor labels

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.buffers import NONE, Buffers
 from agents.shards import Shard
+from agents.tasks.interface import Task
 from agents.tasks.quadratic import Quadratic
 from agents.vectors import Vector
 
@@ -47,6 +49,22 @@ def test_a_loss_that_is_no_number_is_infinite() -> None:
     found = evaluator.evaluate(1, np.array([np.nan], np.float32))
     assert found.loss == np.inf
     assert np.isnan(found.accuracy)  # a quadratic has none
+
+
+@dataclass(frozen=True)
+class Tokens(Task):
+    """Token k of three has the output that is the k-th row."""
+
+    dataset: ClassVar[None] = None
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Embedding(3, 3), torch.nn.Flatten())
+
+
+def test_a_model_is_evaluated_on_tokens_as_whole_numbers() -> None:
+    test_set = Shard(np.array([[1], [2]], np.int8), np.array([1, 0]))
+    evaluator = Evaluator(Tokens(), test_set, lambda _: None)
+    assert evaluator.evaluate(1, np.eye(3, dtype=np.float32).reshape(-1)).accuracy == 0.5
 
 
 def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:

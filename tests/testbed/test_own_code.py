@@ -140,6 +140,12 @@ class Sharded(Mine):
         x = np.full((2, 8, 8), self.seed, np.float32)
         return [Shard(x, np.arange(2)), Shard(x, np.arange(2))]
 
+@dataclass(frozen=True)
+class Tokens(Mine):
+    def model(self):
+        from torch import nn
+        return nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 7))
+
 class Bare(Task):
     pass
 
@@ -536,6 +542,11 @@ def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) ->
     assert said in told
     assert "inspection.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
+
+
+def test_a_step_is_tried_with_tokens_as_whole_numbers(tmp_path: Path) -> None:
+    tokens = Shard(np.array([[1, 2], [0, 6]], np.int8), np.array([3, 4]))
+    model_check.try_step(read(tmp_path, task=task("Tokens")), tokens)
 
 
 def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
