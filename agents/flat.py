@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from agents.buffers import NONE, Buffers
 from agents.config import FROM_TASK, Start
 from agents.tasks.interface import Task
-from agents.vectors import Vector
+from agents.vectors import Vector, norm
 
 _NAMED = 3
 """Buffers or parameters of many that an error names."""
@@ -168,7 +168,8 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError where float32 parameters, and buffers, are not all of `module`."""
+    """Raise ValueError where float32 parameters, and buffers of numbers that can be sent, are not all of
+    `module`."""
     parameters = learned(module)
     if not parameters:
         raise ValueError("the model has no parameters to learn: there are none, or all are frozen")
@@ -182,6 +183,12 @@ def check(module: torch.nn.Module) -> None:
         raise ValueError(
             f"the model has buffers of a type that cannot be sent as float32 or int64 ({_some(other)}): "
             "build it in float32, or register a constant with persistent=False"
+        )
+    floating = [(name, b) for name, b in buffers if b.is_floating_point()]
+    if other := [name for name, b in floating if not norm(vector_of(b.float().reshape(-1))) < np.inf]:
+        raise ValueError(
+            f"the model has buffers that are not finite, or of a norm above 1.8e19 ({_some(other)}), "
+            "and every update would be rejected for them; register a constant with persistent=False"
         )
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}

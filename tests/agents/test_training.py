@@ -291,9 +291,19 @@ class Remembering(nn.Linear):
         return {"seen": 7}
 
 
+class Masked(nn.Linear):
+    """Its state has a mask with which to attend to nothing that comes later."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(2, 3)
+        self.register_buffer("mask", torch.full((3, 3), least).triu(1))
+
+
 @pytest.mark.parametrize(
     ("module", "told"),
     [
+        (Masked(-math.inf), r"not finite, or of a norm above 1.8e19 \(mask\).*persistent=False"),
+        (Masked(torch.finfo().min), r"not finite, or of a norm above 1.8e19 \(mask\)"),
         (
             nn.Sequential(nn.Linear(2, 3), *(nn.BatchNorm1d(3, dtype=torch.float64, affine=False),) * 2),
             r"buffers.*\(1.running_mean: torch.float64, 1.running_var: torch.float64\)",
@@ -310,7 +320,7 @@ class Remembering(nn.Linear):
         ),
         (nn.Flatten(), "no parameters"),
     ],
-    ids=["buffers", "extra", "half", "double", "frozen", "empty"],
+    ids=["infinite", "huge", "buffers", "extra", "half", "double", "frozen", "empty"],
 )
 def test_a_model_that_the_flat_vector_is_not_all_of_is_refused(module: nn.Module, told: str) -> None:
     with pytest.raises(ValueError, match=told):
