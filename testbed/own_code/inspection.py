@@ -243,13 +243,31 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
     """Files with the shards that the task brings, in a folder of their own, as answers are kept."""
+    brought = [*_made(cls, params).shards_for(clients)]
+    if len(brought) != clients:
+        raise _RefusedError(f"its shards has {len(brought)}, expected one for each of {clients} devices")
     paths, own = [], Path(tempfile.mkdtemp(dir=folder))
-    for number, shard in enumerate(_made(cls, params).shards_for(clients)):
+    for number, shard in enumerate(brought):
         if not isinstance(shard, Shard):
             raise _RefusedError(f"its shards has {shard!r:.80}, expected an agents.shards.Shard each")
+        if not len(shard.x) == len(shard.y) > 0:
+            raise _RefusedError(
+                f"its shards[{number}] has {len(shard.x)} inputs and {len(shard.y)} labels, expected as "
+                "many of both, at least one"
+            )
+        if (found := _form(shard)) != (first := _form(brought[0])):
+            raise _RefusedError(
+                f"its shards[{number}] has {found}, and the first {first}: make them alike"
+            )
         paths.append(own / f"shard-{number}.safetensors")
         shards.save(shard, paths[-1])
     return [*map(str, paths)]
+
+
+def _form(shard: Shard) -> str:
+    """What is the same in all of a task's shards."""
+    x, y = (f"{each.dtype} of shape {each.shape[1:]}" for each in (shard.x, shard.y))
+    return f"inputs {x}, labels {y}, scale {shard.scale}"
 
 
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 from agents import files, shards
 from agents.aggregator.parts import Parts
 from agents.shards import Shard
+from agents.tasks.interface import Task
 from testbed import console
 from testbed.console import Report, silent
 from testbed.errors import BadInputError, HostError
@@ -446,7 +447,7 @@ def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | 
     task, clients = topology.task, topology.device_names
     dataset = source(topology)
     if dataset is None:
-        return dict(zip(clients, map(len, task.build().shards_for(len(clients))), strict=True))
+        return dict(zip(clients, map(len, _brought(topology)), strict=True))
     scheme = task.partition.build()
     by_hand = _by_hand(topology)
     given = {client: request.samples for client, request in by_hand.items()}
@@ -482,10 +483,10 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     The same for the same topology. Raises BadInputError, naming the setting, where the data cannot
     be partitioned.
     """
-    task, clients = topology.task, topology.device_names
+    clients = topology.device_names
     chosen = source(topology)
     if chosen is None:
-        own = task.build().shards_for(len(clients))
+        own = _brought(topology)
         x, y = (np.concatenate([getattr(shard, part) for shard in own]) for part in ("x", "y"))
         train = test = Shard(x, y, own[0].scale)
         ends = np.cumsum([len(shard) for shard in own])
@@ -506,6 +507,16 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     train, indices = transforms.applied(topology, dataset.train, indices)
     prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
     return _with_evaluation_set(prepared, dataset, topology)
+
+
+def _brought(topology: Topology) -> Sequence[Shard]:
+    """The shard of each client, of a task that brings them. Raises BadInputError."""
+    task: Task = topology.task.build()
+    try:
+        return task.shards_for(len(topology.device_names))
+    except ValueError as error:
+        message = f"{topology.task.name} cannot run: {error}"
+        raise _error(topology, ("task", "name"), message) from error
 
 
 def _loaded(topology: Topology, chosen: Source, root: Path | None, report: Report) -> Dataset:

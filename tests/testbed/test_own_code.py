@@ -136,9 +136,12 @@ class Bringing(Mine):
 class Sharded(Mine):
     dataset: ClassVar[None] = None
     seed: int = 0
+    wrong: str = ""
     def shards(self):
-        x = np.full((2, 8, 8), self.seed, np.float32)
-        return [Shard(x, np.arange(2)), Shard(x, np.arange(2))]
+        x, y = np.full((2, 8, 8), self.seed, np.float32), np.arange(2)
+        found = [Shard(x, y), Shard(x, y)]
+        exec(self.wrong)
+        return found
 
 @dataclass(frozen=True)
 class Tokens(Mine):
@@ -553,6 +556,30 @@ def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:
     one, other = (read(tmp_path, task=task("Sharded", seed=seed)) for seed in (1, 2))
     found = [datasets.prepare(each, None).train.x.max() for each in (one, other, one)]
     assert found == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("del found[1]", "its shards has 1, expected one for each of 2 devices"),
+        ("found[1] = 1", "its shards has 1, expected an agents.shards.Shard each"),
+        ("found[1] = Shard(x[:0], y[:0])", "its shards[1] has 0 inputs and 0 labels, expected as many"),
+        ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected as many"),
+        ("found[1] = Shard(x, y, 0.5)", "scale 0.5, and the first inputs float32 of shape (8, 8), lab"),
+        ("found[1] = Shard(x.astype(np.uint8), y)", "its shards[1] has inputs uint8 of shape (8, 8), "),
+        ("found[1] = Shard(x[:, 0], y)", "its shards[1] has inputs float32 of shape (8,), labels int64"),
+        ("found[1] = Shard(x, y[:, None])", "labels int64 of shape (1,), scale 1.0, and the first"),
+        ("raise ValueError('no data')", "ValueError: no data"),
+    ],
+)
+def test_shards_that_do_not_fit_are_refused(wrong: str, said: str, tmp_path: Path) -> None:
+    parsed = read(tmp_path, task=task("Sharded", wrong=wrong))
+    for known in (datasets.known_samples, datasets.prepare):
+        with pytest.raises(BadInputError) as refused:
+            known(parsed, None)
+        told = str(refused.value)
+        assert said in told
+        assert ("t.yaml:4:9: task.name: own:Sharded cannot run: " in told) == ("Traceback" not in told)
 
 
 def test_a_natural_partition_needs_clients(testbed: Testbed, tmp_path: Path) -> None:
