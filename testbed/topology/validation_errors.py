@@ -108,7 +108,8 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
             where, found = (*where, tag), details["input"][tag]
         case "literal_error":
             found = details["input"]
-            expected = _among(found, _quoted(context["expected"]))
+            choices = _quoted(context["expected"]) or re.split(", | or ", context["expected"])
+            expected = _among(found, choices)
         case "value_error" if not str(context["error"]).startswith("expected"):
             return conflict(document, where, context["error"])
         case "value_error":

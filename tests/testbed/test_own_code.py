@@ -52,6 +52,7 @@ class Mine(Task):
     layers: list[int] | None = None
     kind: Literal["plain", "odd"] = "plain"
     fails: bool = False
+    groups: Literal[1, 2, 4] = 1
     def __post_init__(self):
         if self.hidden > 100:
             raise ValueError(f"hidden is {self.hidden}, expected at most 100")
@@ -244,7 +245,7 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
         tmp_path, task=task(hidden=7, layers=[1, 2]), rule={"name": "own:Plain", "period": "3s"}
     )
     assert found.task.named.params == {
-        "hidden": 7, "layers": (1, 2), "kind": "plain", "fails": False,
+        "hidden": 7, "layers": (1, 2), "kind": "plain", "fails": False, "groups": 1,
     }  # fmt: skip
     assert found.rule.named.params == {"period": 3.0}
     assert topology.parse(found.to_yaml()).to_yaml() == found.to_yaml()
@@ -263,6 +264,7 @@ def test_parameters_come_from_the_annotations(tmp_path: Path) -> None:
             {"task": task(kind="od")},
             "t.yaml:5:9: task.kind: found 'od', expected plain or odd; did",
         ),
+        ({"task": task(groups=3)}, "t.yaml:5:11: task.groups: found 3, expected 1, 2 or 4"),
         ({"task": task(hidden=101)}, "t.yaml:5:11: task.hidden: found 101, expected at most 100"),
         ({"rule": {"name": "own:Plain", "period": 3}}, "rule.period: found 3, expected a duration"),
         ({"devices": [{"name": "a", "count": 3, "timing": "1s"}]}, "task: three is a crowd"),
