@@ -528,9 +528,10 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         steps = [name for name, default in _OF_STEPS.items() if getattr(local, name) != default]
         if sends_gradients and steps:
             own = steps[0] in group.local.model_fields_set
+            mend = "take clip_gradient" if steps[0] == "clip" else "remove this"
             yield (
                 ((*where, steps[0]) if own else ("task", "local", steps[0])),
-                f"the clients of {topology.rule.name} send one gradient and take no step: remove this",
+                f"the clients of {topology.rule.name} send one gradient and take no step: {mend}",
             )
 
 
@@ -602,8 +603,16 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             )
 
 
-_OF_STEPS = {"optimizer": "sgd", "lr_by_step": None, "lr_by_version": None, "weight_decay": 0.0}
-"""Settings of local steps, with their defaults."""
+_OF_STEPS = {
+    "optimizer": "sgd",
+    "lr_by_step": None,
+    "lr_by_version": None,
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "proximal": 0.0,
+    "clip": None,
+}
+"""Settings of local steps and of what these come to, with their defaults."""
 
 
 def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:

@@ -135,6 +135,13 @@ def test_a_gradient_is_what_one_step_of_size_one_goes_down() -> None:
     assert result.steps == 1
 
 
+def test_clip_gradient_bounds_a_gradient_that_is_sent() -> None:
+    for bound in (0.01, 0.001):
+        trainer = Trainer(Tiny(), SHARD, Local(steps=1, clip_gradient=bound))
+        sent = trainer.gradient(START, np.random.default_rng(0)).end
+        assert np.linalg.norm(sent) == pytest.approx(bound)
+
+
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [

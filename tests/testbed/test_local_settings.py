@@ -77,6 +77,18 @@ def test_a_group_changes_what_it_names() -> None:
             _text(rule="asysg, gradients: 1", group="weight_decay: 0.1"),
             ":9:33: devices[0].local.weight_decay: the clients of asysg send one gradient",
         ),
+        (
+            _text("momentum: 0.9", rule="asysg, gradients: 1"),
+            "task.local.momentum: the clients of asysg send one gradient and take no step: remove this",
+        ),
+        (
+            _text("proximal: 0.1", rule="asysg, gradients: 1"),
+            "task.local.proximal: the clients of asysg send one gradient and take no step: remove this",
+        ),
+        (
+            _text(rule="asysg, gradients: 1", group="clip: 1"),
+            "local.clip: the clients of asysg send one gradient and take no step: take clip_gradient",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(text: str, told: str) -> None:
