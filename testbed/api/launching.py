@@ -203,5 +203,5 @@ def distribution(
     given = text_of(topology)
     found = resolved(topologies.parse(given.text, given.name))
     prepared = datasets.prepare(found, data_root(data), on_progress)
-    model_check.check_data(found, prepared.train)
+    model_check.check_data(found, prepared)
     return of(found, prepared)

@@ -303,16 +303,16 @@ def _array(what: str, value: Any, key: str) -> Any:
     return array
 
 
-def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) -> None:
-    """One step of training on the shard in the file `samples`, and its evaluation; not of a task that
-    trains by itself, which may take any time."""
+def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
+    """One step of training, where it `trains`, on the shard in the file `samples`, and its evaluation;
+    not of a task that trains by itself, which may take any time."""
     if cls.fits:
         return
     import torch
 
     torch.manual_seed(seed)
     task: Task = _made(cls, params)
-    module, shard = task.model(), shards.load(Path(samples))
+    module, shard = task.model().train(trains), shards.load(Path(samples))
     y = torch.from_numpy(shard.y)
     outputs = module(shards.inputs(torch.from_numpy(shard.x), shard.scale))
     try:
@@ -327,10 +327,10 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int) ->
             f"its loss has the shape {tuple(losses.shape)}, expected one of each of {len(y)} samples: "
             f"({len(y)},), as with reduction='none'"
         )
-    loss = losses.mean()
-    if not torch.isfinite(loss):
-        raise _RefusedError(f"its loss is {loss.item()} with the model that the run begins with")
-    loss.backward()  # type: ignore[no-untyped-call]
+    if trains:
+        if not torch.isfinite(loss := losses.mean()):
+            raise _RefusedError(f"its loss is {loss.item()} with the model that the run begins with")
+        loss.backward()  # type: ignore[no-untyped-call]
     right = task.correct(outputs, y)
     if right is not None and right.shape != (len(y),):
         raise _RefusedError(

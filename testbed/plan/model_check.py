@@ -24,7 +24,7 @@ from testbed import own_code
 from testbed.errors import listed
 from testbed.host import cache
 from testbed.own_code import StandIn
-from testbed.plan.datasets import DATASETS
+from testbed.plan.datasets import DATASETS, Prepared
 from testbed.topology import Topology
 
 _TRIED = 64
@@ -83,26 +83,38 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
     return count, others, buffers
 
 
-def try_step(topology: Topology, train: Shard) -> None:
-    """Try a training step of a user's task on some samples of `train`, of every label that there is as
-    far as they are not too many. Raises BadInputError where it cannot be done."""
+def try_step(topology: Topology, prepared: Prepared) -> None:
+    """Try a training step of a user's task on some samples, and its evaluation on others, of every label
+    that there is as far as they are not too many. Raises BadInputError where it cannot be done."""
     task = topology.task.build()
     if not isinstance(task, StandIn):
         return
-    _, first = np.unique(train.y, return_index=True, axis=0)
-    chosen = np.unique(np.concatenate([np.arange(min(len(train), _TRIED)), np.sort(first)[-_TRIED:]]))
-    with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
-        file = Path(folder, "samples.safetensors")
-        shards.save(Shard(train.x[chosen], train.y[chosen], train.scale), file)
+    sets = (("run", prepared.train, True), ("be evaluated on the test set", prepared.test, False))
+    for purpose, whole, trains in sets:
         try:
-            own_code.ask(task, "step", samples=str(file), seed=topology.seed)
+            _ask_step(task, _some(whole), topology.seed, trains=trains)
         except ValueError as error:
-            message = f"{topology.task.name} cannot run: {error}"
+            message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
             raise topology.source.error([problem]) from error
 
 
-def check_data(topology: Topology, train: Shard) -> None:
+def _some(whole: Shard) -> Shard:
+    """The first samples of `whole`, and one of every label as far as they are not too many."""
+    _, first = np.unique(whole.y, return_index=True, axis=0)
+    firsts = np.arange(min(len(whole), _TRIED))
+    return whole.take(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
+
+
+def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
+    """Raises ValueError with what the task refuses, BadInputError where its code raises."""
+    with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
+        file = Path(folder, "samples.safetensors")
+        shards.save(samples, file)
+        own_code.ask(task, "step", samples=str(file), seed=seed, trains=trains)
+
+
+def check_data(topology: Topology, prepared: Prepared) -> None:
     """Raises BadInputError where the task's model and loss do not take the topology's own data."""
     task: Task = topology.task.build()
     if topology.task.data is None or isinstance(task, StandIn):  # of the latter, `try_step` tries more
@@ -111,6 +123,7 @@ def check_data(topology: Topology, train: Shard) -> None:
 
     with torch.random.fork_rng(devices=[]):  # the run's draws are its own
         module = task.model().eval()
+    train = prepared.train
     some = train.take(np.arange(min(2, len(train))))
     x, y = inputs(torch.from_numpy(some.x), some.scale), torch.from_numpy(some.y)
     shape = "×".join(map(str, some.x.shape[1:]))
@@ -118,8 +131,9 @@ def check_data(topology: Topology, train: Shard) -> None:
     try:
         outputs = module(x)
         key = "label"
-        if type(task).loss is Task.loss and (message := no_classes(train.y, outputs.shape)):
-            raise ValueError(message)
+        for where, labels in (("", train.y), ("of the test set, ", prepared.test.y)):
+            if type(task).loss is Task.loss and (message := no_classes(labels, outputs.shape)):
+                raise ValueError(where + message)
         task.loss(outputs, y)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         reason = str(error).partition("\n")[0]

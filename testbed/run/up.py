@@ -231,8 +231,8 @@ def _prepare(
         view.progress(sentence)
     view.progress(f"Preparing the data: {data}")
     prepared = datasets.prepare(topology, options.data_root, view.progress)
-    model_check.check_data(topology, prepared.train)
-    model_check.try_step(topology, prepared.train)
+    model_check.check_data(topology, prepared)
+    model_check.try_step(topology, prepared)
     for remark in prepared.remarks:
         view.progress(remark)
     samples = {client: len(own) for client, own in prepared.indices.items()}

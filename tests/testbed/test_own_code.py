@@ -27,6 +27,7 @@ from testbed.errors import BadInputError, RunFailedError
 from testbed.images import wheels
 from testbed.own_code import Code
 from testbed.plan import datasets, model_check
+from testbed.plan.datasets import Prepared
 from testbed.run import up
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -236,6 +237,12 @@ def read(folder: Path, module: str = MODULE, **changes: Any) -> Topology:
     return topology.load(write(folder, module, **changes))
 
 
+def shared(train: Shard, test: Shard | None = None) -> Prepared:
+    """Two devices have half of `train` each."""
+    halves = np.array_split(np.arange(len(train)), 2)
+    return Prepared(train, test or train, dict(zip(("a-1", "a-2"), halves, strict=True)))
+
+
 def task(name: str = "Mine", **params: Any) -> dict[str, Any]:
     return {"name": f"own:{name}", **params, "local": {"steps": 2, "batch_size": 3, "lr": 0.1}}
 
@@ -366,13 +373,13 @@ def test_a_step_is_tried_before_anything_is_launched(name: str, said: str, tmp_p
     """On samples of every label."""
     x, y = np.ones((500, 8, 8), np.float32), np.zeros(500, np.int64)
     y[-1] = 9
-    model_check.try_step(read(tmp_path), Shard(x, y))
+    model_check.try_step(read(tmp_path), shared(Shard(x, y)))
     with pytest.raises(BadInputError, match=said) as raised:
-        model_check.try_step(read(tmp_path, task=task(name)), Shard(x, y))
+        model_check.try_step(read(tmp_path, task=task(name)), shared(Shard(x, y)))
     assert "inspection.py" not in str(raised.value)
     y[0] = -1
     with pytest.raises(BadInputError, match="found class -1, and the model has 10 outputs"):
-        model_check.try_step(read(tmp_path), Shard(x, y))
+        model_check.try_step(read(tmp_path), shared(Shard(x, y)))
 
 
 def test_what_a_device_raises_in_virtual_time_names_it(tmp_path: Path) -> None:
@@ -542,16 +549,26 @@ def test_an_own_task_brings_its_dataset_which_is_made_once(testbed: Testbed, tmp
 def test_what_is_no_dataset_is_refused(wrong: str, said: str, tmp_path: Path) -> None:
     parsed = read(tmp_path, task=learning("Bringing", wrong=wrong))
     with pytest.raises(BadInputError) as refused:
-        model_check.try_step(parsed, datasets.prepare(parsed, None).train)
+        model_check.try_step(parsed, datasets.prepare(parsed, None))
     told = str(refused.value)
     assert said in told
     assert "inspection.py" not in told
     assert ("t.yaml:4:9: task.name: " in told) == ("Traceback" not in told)
 
 
+def test_labels_of_the_test_set_are_tried_too(tmp_path: Path) -> None:
+    """Without training: a test set of one sample is none for BatchNorm then."""
+    train = Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 9)
+    normed = read(tmp_path, task=task("Normed"))
+    model_check.try_step(normed, shared(train, Shard(train.x[:1], train.y[:1])))
+    told = "own:Normed cannot be evaluated on the test set: found class 10, and the model has 10 outputs"
+    with pytest.raises(BadInputError, match=told):
+        model_check.try_step(normed, shared(train, Shard(train.x, np.arange(20) % 11)))
+
+
 def test_a_step_is_tried_with_tokens_as_whole_numbers(tmp_path: Path) -> None:
     tokens = Shard(np.array([[1, 2], [0, 6]], np.int8), np.array([3, 4]))
-    model_check.try_step(read(tmp_path, task=task("Tokens")), tokens)
+    model_check.try_step(read(tmp_path, task=task("Tokens")), shared(tokens))
 
 
 def test_shards_of_other_parameters_stay_as_they_are(tmp_path: Path) -> None:

@@ -374,6 +374,16 @@ def test_labels_that_do_not_fit_are_told(folder: Path, testbed: Testbed) -> None
     assert "not readable as .npz" in testbed("data", folder / "own.yaml").err
 
 
+def test_labels_of_the_test_set_are_checked_too(folder: Path, testbed: Testbed) -> None:
+    (folder / "mine" / "all.npz").unlink()
+    x = np.zeros((60, 8, 8), np.uint8)
+    np.savez(folder / "mine" / "train.npz", x=x, y=np.arange(60) % 10)
+    np.savez(folder / "mine" / "test.npz", x=x, y=np.arange(60) % 11)
+    said = testbed("data", folder / "own.yaml")
+    assert said.code == 2
+    assert "of the test set, found class 10, and the model has 10 outputs" in " ".join(said.err.split())
+
+
 def test_samples_without_classes_are_dealt_out_by_schemes_that_need_none(folder: Path) -> None:
     np.savez(folder / "mine" / "all.npz", x=np.zeros((60, 8)), y=np.arange(60) / 60)
     path = changed(folder, "local:", "partition: {scheme: iid}\n  local:")
