@@ -172,3 +172,26 @@ def test_replies_that_do_not_fit() -> None:
     silent = FlowerModule(ClientApp(lambda context: NumPyClient().to_client()), model, {})
     with pytest.raises(NotImplementedError, match="does not implement `fit`"):
         silent.fit(0, 1, 0.1)
+
+
+def test_the_first_device_is_not_alone_after_it_gave_the_initial_model() -> None:
+    from flwr.client import NumPyClient
+    from flwr.clientapp import ClientApp
+
+    from agents.tasks.flower_module import FlowerModule
+
+    asked = []
+
+    class Client(NumPyClient):  # type: ignore[misc,unused-ignore]
+        def get_parameters(self, config: Any) -> Any:
+            return [np.zeros(1, np.float32)]
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return parameters, 1, {}
+
+    def client(context: Any) -> Any:
+        asked.append(context.node_config["num-partitions"])
+        return Client().to_client()
+
+    FlowerModule(ClientApp(client), None, {}).fit(0, 3, 0.1)
+    assert asked == [1, 3]

@@ -88,6 +88,7 @@ class FlowerModule(torch.nn.Module):
                 raise ValueError(
                     f"net is missing, and the client has no get_parameters. {_NET}"
                 ) from error
+            self._contexts.clear()  # that was of a single partition, as their number is not known here
             return {name: array.numpy() for name, array in _arrays(content).items()}, set()
         made = initial() if callable(initial) else initial
         if isinstance(made, torch.nn.Module):
