@@ -104,18 +104,21 @@ class Evaluator:
                     own = labels == label
                     parts.append(_part("class", str(label), losses[own], right[own], penalty))
             if self._device_set is not None:
-                ends = np.cumsum(list(self._parts.device_samples.values()))[:-1]
-                by_device = (np.split(figures, ends) for figures in self._on(self._device_set))
+                counts = list(self._parts.device_samples.values())
+                # Own code that trains may weigh the samples of a batch against each other, as Flower's.
+                figures = self._on(self._device_set, counts if self._task.fits else _BATCH)
+                by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in figures)
                 for name, loss, correct in zip(self._parts.device_samples, *by_device, strict=True):
                     parts.append(_part("device", name, loss, correct, penalty))
         whole = _part("", "", losses, right, penalty)
         return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
 
-    def _on(self, samples: _Samples) -> tuple[Vector, Vector]:
-        """Loss of each sample, and whether its prediction is right: NaN where that means nothing."""
+    def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> tuple[Vector, Vector]:
+        """Loss of each sample, and whether its prediction is right: NaN where that means nothing.
+        `batches` is the size of all, or that of each."""
         losses: list[Vector] = []
         right: list[Vector] = []
-        for x, y in zip(*(torch.split(each, _BATCH) for each in samples), strict=True):
+        for x, y in zip(*(torch.split(each, batches) for each in samples), strict=True):
             outputs = self._flat.module(x)
             losses.append(self._task.loss(outputs, y).double().numpy())
             correct = self._task.correct(outputs, y)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from agents.aggregator.evaluation import Evaluation, Evaluator
+from agents.aggregator.parts import Parts
 from agents.buffers import NONE, Buffers
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -65,6 +66,27 @@ def test_a_model_is_evaluated_on_tokens_as_whole_numbers() -> None:
     test_set = Shard(np.array([[1], [2]], np.int8), np.array([1, 0]))
     evaluator = Evaluator(Tokens(), test_set, lambda _: None)
     assert evaluator.evaluate(1, np.eye(3, dtype=np.float32).reshape(-1)).accuracy == 0.5
+
+
+@dataclass(frozen=True)
+class Weighing(Quadratic):
+    """As Flower's: of samples that weigh x, each has the loss and accuracy ½, times its share."""
+
+    fits: ClassVar[bool] = True
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 0.5 * outputs[:, 0] / outputs[:, 0].mean()
+
+    def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+        return self.loss(outputs, y)
+
+
+def test_devices_are_not_weighed_against_each_other() -> None:
+    both = Shard(np.array([[1.0], [7.0]], np.float32), np.zeros(2, np.int64))
+    parts = Parts(device_set=both, device_samples={"a": 1, "b": 1})
+    evaluator = Evaluator(Weighing(((0.0,),)), both, lambda _: None, parts=parts)
+    found = evaluator.evaluate(1, np.zeros(1, np.float32))
+    assert [found.accuracy, *(part.accuracy for part in found.parts)] == [0.5] * 3
 
 
 def test_evaluations_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
