@@ -21,7 +21,7 @@ from agents import shards
 from agents.shards import Shard, inputs
 from agents.tasks.interface import Task, no_classes
 from testbed import own_code
-from testbed.errors import listed
+from testbed.errors import BadInputError, listed
 from testbed.host import cache
 from testbed.own_code import StandIn
 from testbed.plan.datasets import DATASETS, Prepared
@@ -97,6 +97,32 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
             raise topology.source.error([problem]) from error
+    _try_single(topology, task, prepared)
+
+
+def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
+    """Try a step on one sample, where that is all of some device's last mini-batch: BatchNorm takes no
+    such. Raises BadInputError."""
+    sends_gradients = topology.rule.build().client_side.kind == "gradient"
+    for group in topology.devices:
+        local = group.local.build()
+        for name in group.device_names:
+            own = prepared.indices[name]
+            steps = 1 if sends_gradients else local.count(len(own))
+            before_last = (len(own) - 1) // local.batch_size
+            if len(own) - before_last * local.batch_size != 1 or steps <= before_last:
+                continue
+            try:
+                _ask_step(task, prepared.train.take(own[:1]), topology.seed, trains=True)
+            except (ValueError, BadInputError) as error:
+                message = (
+                    f"{topology.task.name} does not learn from one sample, and the last mini-batch of "
+                    f"{name} has no more: it has {len(own)} samples, and batch_size is "
+                    f"{local.batch_size}. Take another batch_size\n{error}"
+                )
+                problem = topology.source.problem(("task", "local"), message)
+                raise topology.source.error([problem]) from error
+            return
 
 
 def _some(whole: Shard) -> Shard:

@@ -566,6 +566,20 @@ def test_labels_of_the_test_set_are_tried_too(tmp_path: Path) -> None:
         model_check.try_step(normed, shared(train, Shard(train.x, np.arange(20) % 11)))
 
 
+def test_a_last_mini_batch_of_one_sample_is_tried_where_there_is_one(tmp_path: Path) -> None:
+    """Both devices have ten samples, and in two steps train on six of them."""
+    prepared = shared(Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 10))
+    plain, normed = task(), task("Normed")
+    model_check.try_step(read(tmp_path, task=normed), prepared)
+    for one in plain, normed:
+        one["local"] = {"epochs": 1, "batch_size": 3}
+    model_check.try_step(read(tmp_path, task=plain), prepared)
+    with pytest.raises(
+        BadInputError, match=r"of a-1 has no more: it has 10 samples, and batch_size is 3\."
+    ):
+        model_check.try_step(read(tmp_path, task=normed), prepared)
+
+
 def test_a_step_is_tried_with_tokens_as_whole_numbers(tmp_path: Path) -> None:
     tokens = Shard(np.array([[1, 2], [0, 6]], np.int8), np.array([3, 4]))
     model_check.try_step(read(tmp_path, task=task("Tokens")), shared(tokens))
