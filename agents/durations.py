@@ -20,6 +20,8 @@ from agents.checks import at_least, positive
 from agents.config import Duration
 
 Seconds = Annotated[float, "s"]
+_MAX_SIGMA = 30.0
+"""Of a lognormal distribution: its mean, and all that is drawn of it, are numbers then."""
 
 
 class Distribution(Protocol):
@@ -111,6 +113,8 @@ class Lognormal:
     def __post_init__(self) -> None:
         positive("median", self.median)
         at_least("sigma", self.sigma, 0)
+        if self.sigma > _MAX_SIGMA:
+            raise ValueError(f"sigma is {self.sigma:g}, expected at most {_MAX_SIGMA:g}")
 
     @property
     def expectation(self) -> float:

@@ -65,6 +65,7 @@ def test_the_same_generator_draws_the_same() -> None:
         ("normal", {"mean": -1, "std": 1}),
         ("normal", {"mean": 1, "std": 1, "low": 2}),
         ("lognormal", {"median": 0, "sigma": 1}),
+        ("lognormal", {"median": 1, "sigma": 38}),
         ("exponential", {}),
         ("exponential", {"mean": 1, "rate": 1}),
         ("exponential", {"rate": 0}),
