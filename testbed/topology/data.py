@@ -43,6 +43,7 @@ def _must(holds: Callable[[Any], bool], text: str) -> AfterValidator:
 _RANGE = "a number such as 30, or the least and the most such as [-30, 30]"
 _RANGE_FROM_0 = "a number from 0 on such as 0.5, or the least and the most such as [0.5, 1.5]"
 _COLUMNS = "a column such as image, or columns such as [age, income]"
+_ALPHABET = "the characters that the model knows such as abc"
 _CLASSES = "a list of classes such as [0, 1]"
 
 _Range = Annotated[
@@ -130,7 +131,7 @@ class Data(Model):
     client: str | None = Field(
         default=None, description="Column that says whose a sample is, for the natural partition"
     )
-    alphabet: str | None = Field(
+    alphabet: Annotated[str | None, Field(min_length=1), expecting(_ALPHABET)] = Field(
         default=None,
         description="Of texts: a character becomes its place in here. One of an input that is not in "
         "here counts as the first",

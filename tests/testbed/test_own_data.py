@@ -303,6 +303,11 @@ WRONG = [
     ("path: mine, input: x", "hub: some/thing", "4:9: task.data: input is missing"),
     ("input: x, ", "", "4:9: task.data: input is missing"),
     ("input: x", "input: []", "4:29: task.data.input: found a list, expected a column such as image"),
+    (
+        "y}",
+        'y, alphabet: ""}',
+        "task.data.alphabet: found '', expected the characters that the model kn",
+    ),
     ("label: y}", "label: y, test: dev}", "4:48: task.data.test: there is no split 'dev' beside"),
     (
         "label: y}",
