@@ -240,6 +240,8 @@ _REASONS = {
     "updates": "updates made",
     "target_accuracy": "target reached",
 }
+COMPLETE = tuple(_REASONS)
+"""Reasons of an end as planned."""
 
 
 def ended_by(reason: str) -> str:

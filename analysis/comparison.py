@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
+from agents.events import COMPLETE
 from analysis import metrics, summary
 from analysis.load import Run
 from analysis.metrics import Interval
 from analysis.names import by_settings, distinct
 
-_COMPLETE = ("after", "updates", "target_accuracy")
-"""Reasons of an end by `stop`; others are an interruption, or that no client is left."""
 _NAMED = 5
 """Runs that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
@@ -91,7 +90,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
 
 
 def _came_to_its_end(run: Run) -> bool:
-    return run.ended is not None and run.ended.reason in _COMPLETE
+    return run.ended is not None and run.ended.reason in COMPLETE
 
 
 def _ends(run: Run) -> str:

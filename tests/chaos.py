@@ -34,11 +34,11 @@ from typing import Any
 
 from agents import events
 from agents.device_actions import Restart, to_json
+from agents.events import COMPLETE
 from agents.topics import AGGREGATOR, CONTROLLER
 from testbed.broker import BROKER
 from testbed.errors import TestbedError
 from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT
-from testbed.run.live_runs import COMPLETE
 from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower

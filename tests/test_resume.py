@@ -23,17 +23,22 @@ from tests.running import (
 )
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
-    """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
-    applied twice."""
-    topology = write_topology(
-        tmp_path,
+def with_one_device(folder: Path, **settings: str) -> Path:
+    """A topology of 200 updates, some seconds."""
+    return write_topology(
+        folder,
         devices=[{"name": "one", "cpu": 0.5}],
         rule={"name": "fedasync"},
         stop={"updates": 200},
         evaluate={"every": "500ms"},
-        record="updates",
+        **settings,
     )
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
+    applied twice."""
+    topology = with_one_device(tmp_path, record="updates")
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "version")
@@ -94,14 +99,7 @@ def wait_for_the_last_record(runs: Path) -> Finished:
 def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """What came after the checkpoint is taken out of the records, and the controller that resumes the
     run reads on all the same, as does the command that waits for the run clock."""
-    topology = write_topology(
-        tmp_path,
-        devices=[{"name": "one", "cpu": 0.5}],
-        rule={"name": "fedasync"},
-        stop={"updates": 200},
-        evaluate={"every": "500ms"},
-        durability="checkpoint",
-    )
+    topology = with_one_device(tmp_path, durability="checkpoint")
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         for _ in range(3):

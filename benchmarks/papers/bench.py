@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agents.events import COMPLETE
 from analysis.load import load
 from benchmarks.papers import honest, judging, results
 from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
 from benchmarks.papers.results import Cell, Result
 from testbed import sweeps
 from testbed.errors import BadInputError, RunFailedError
-from testbed.run.live_runs import COMPLETE
 from testbed.run.up import Options
 from testbed.sweeps import sweeping
 from testbed.topology import yamlfile

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from agents.events import COMPLETE
 from testbed import tracking
 from testbed.api.running import read
 from testbed.errors import BadInputError
@@ -135,7 +136,7 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     if folder is None:
         return [live_runs.located(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
-    ended = [one for one in found if one.read_manifest().get("outcome") in live_runs.COMPLETE]
+    ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:
         raise BadInputError(f"{folder}: none of its {len(found)} runs has ended")
     return ended

@@ -46,9 +46,8 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
 def requested_cpu(run: Run) -> pd.Series[float]:
     """By device: the share of a core as planned, or as last set."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
-    shares = run.scenario["details"].str.contains(
-        '"cpu"', regex=False
-    )  # few; of links there may be many
+    # Of the links there may be very many.
+    shares = run.scenario["details"].str.contains('"cpu"', regex=False)
     for device, details in run.scenario.loc[shares, ["device", "details"]].itertuples(index=False):
         action = from_json(json.loads(details))
         if isinstance(action, SetCpu) and device in requested.index:

@@ -13,14 +13,13 @@ from pathlib import Path
 import psutil
 
 from agents import events
+from agents.events import COMPLETE
 from testbed.errors import BadInputError, HostError
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator
 from testbed.traits import RUNTIMES, emulated
 
-COMPLETE = ("after", "updates", "target_accuracy")
-"""Outcomes of runs that ended as planned."""
 _STOP_TIMEOUT_SECONDS = 8.0
 """What a controller has to end its run."""
 

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 from agents import events
 from agents.clock import in_device_time
+from agents.events import COMPLETE
 from testbed import broker as brokers
 from testbed import console
 from testbed.broker import BROKER
@@ -32,7 +33,6 @@ from testbed.plan.calibration import Calibration, calibrate
 from testbed.plan.datasets import Prepared
 from testbed.plan.resolution import needs_calibration, on_host, on_nodes, resolved, with_shares
 from testbed.run import manifest
-from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Samples
 from testbed.runtimes import emulator, simulator

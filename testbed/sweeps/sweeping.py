@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from agents import files
+from agents.events import COMPLETE
 from testbed import console, topology
 from testbed.errors import BadInputError
 from testbed.fidelity.validity import Validity
 from testbed.host.signals import uninterrupted
 from testbed.plan.costs import given, measured_here, packets, step_work, timed
 from testbed.run import up
-from testbed.run.live_runs import COMPLETE
 from testbed.rundir.directory import RunDirectory, new_run_id
 from testbed.sweeps import Cell, Sweep
 from testbed.sweeps.worker import Workers, execute
