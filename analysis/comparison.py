@@ -85,7 +85,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             )
     if early := [name for name, run in distinct(runs).items() if not _came_to_its_end(run)]:
         few = ", ".join(early[:_NAMED]) + f" and {len(early) - _NAMED} more" * (len(early) > _NAMED)
-        told.append(f"Not come to their end: {few}. Their final accuracy and loss are those so far.")
+        told.append(f"Not finished: {few}. Their accuracy and loss are the latest ones, and not final.")
     return told
 
 

@@ -57,7 +57,11 @@ def participations(run: Run) -> pd.DataFrame:
     else:
         applied = run.updates[["client", "arrived", "dispatch"]].rename(columns={"arrived": "at"})
         others = run.rejected.loc[run.rejected["dispatch"] > 0, ["client", "at", "dispatch"]]
-        found = pd.concat([applied.astype({"client": object}), others.astype({"client": object})])
+        # An interrupted run tells so of what lay in the rule's buffer: it ended after they had arrived.
+        held = run.unfinished[(run.unfinished["until"] < run.unfinished["at"])]
+        held = held.loc[held["dispatch"] > 0, ["client", "until", "dispatch"]]
+        parts = (applied, others, held.rename(columns={"until": "at"}))
+        found = pd.concat([part.astype({"client": object}) for part in parts])
         found = found.drop_duplicates(["client", "dispatch"]).assign(share=1.0)
     spent = (found["share"] / float(wanted["noise"])) ** 2
     found = found.assign(spent=spent).sort_values("at", kind="stable")

@@ -153,11 +153,11 @@ def _participation(run: Run) -> _Table:
         return _Table("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)
     figures = {
-        "χ² of q̃ against p": bias.chi_square,
-        "importance never heard from (%)": 100 * bias.missed,
+        "bias χ² (0: each device counts by its importance)": bias.chi_square,
+        "importance of devices without any update (%)": 100 * bias.missed,
         "Jain's index of updates": metrics.jain(given["updates"]),
         "effective participants": metrics.effective_participants(given["updates"]),
-        "window W (aggregations)": metrics.window(run),
+        "most aggregations until every device was heard (W)": metrics.window(run),
         "mean staleness": float(run.updates["staleness"].mean()),
         "highest staleness": int(run.updates["staleness"].max()),
     }

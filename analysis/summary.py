@@ -36,6 +36,8 @@ class Headline:
     """Of the last evaluation, as is `loss`."""
     loss: float
     best_accuracy: float
+    evaluated: bool = True
+    """Whether the run has any evaluation."""
     perplexity: float = nan
     """Of the last evaluation; NaN where the task has none."""
     ended: str | None
@@ -55,7 +57,9 @@ class Headline:
         if not isnan(self.accuracy):
             best = f"(best {self.best_accuracy:.1%})"
             return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}{perplexity}"
-        return "never evaluated" if isnan(self.loss) else f"loss {self.loss:.6g}{perplexity}"
+        if isnan(self.loss):
+            return "loss nan: the model diverged" if self.evaluated else "never evaluated"
+        return f"loss {self.loss:.6g}{perplexity}"
 
 
 def _count(number: int, what: str) -> str:
@@ -73,6 +77,7 @@ def headline(run: Run) -> Headline:
         duration=run.duration,
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
+        evaluated=len(evaluations) > 0,
         best_accuracy=float(evaluations["accuracy"].max()),
         perplexity=float(last["perplexity"]) if "perplexity" in last else nan,
         ended=None if run.ended is None else run.ended.reason,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,9 @@ class Privatiser:
         bound = self.settings.clip
         length = norm(change)
         private: Vector = change.astype(np.float32)
-        if length > bound:
+        if not math.isfinite(length):
+            private.fill(np.nan)  # nothing of what diverged can be clipped, so nothing of it is told
+        elif length > bound:
             private *= np.float32(bound / length)
         if self.settings.at == "client":
             noise = self.rng(dispatch).standard_normal(private.size, np.float32)

@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from agents import arrivals, packettrain, probe_server
@@ -31,9 +32,9 @@ _MAX_LINK_SHARE = 0.25
 """Share of the link's rate that round trips use, so that none queues behind another."""
 _LOST_AFTER_SECONDS = 1.0
 """Time after which an answer counts as lost, in addition to the link's own delay."""
-_MAX_TRAINS, _SUFFICIENT_RATE_SHARE = 4, 0.98
-"""Trains are repeated until one reaches this share of the rate: a busy host slows a train, and nothing
-speeds it up."""
+_MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
+"""Transfers are repeated until one reaches this share of the rate: a busy host slows a transfer, and
+nothing speeds it up."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
 """Type, code, checksum, id, sequence number; the kernel fills in two of them."""
@@ -59,10 +60,12 @@ def measure(requested: Link, host: str, shared: str, timeout: float) -> LinkFigu
         answered = [trip for trip in trips if trip is not None]
         found: dict[str, Any] = round_trip_figures(requested, answered)
         found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
-        if requested.up is not None:
-            found["up"] = _fastest(packettrain.upload, host, requested.up, answer_timeout)
-        if requested.down is not None:
-            found["down"] = _fastest(packettrain.download, host, requested.down, answer_timeout)
+        for name, rate, train in (
+            ("up", requested.up, packettrain.upload),
+            ("down", requested.down, packettrain.download),
+        ):
+            if rate is not None:
+                found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
     return LinkFigures(**found)
 
 
@@ -87,12 +90,11 @@ def round_trip_figures(requested: Link, trips: Sequence[float]) -> dict[str, flo
     return {"rtt": rtt, "jitter": statistics.pstdev(trips)}
 
 
-def _fastest(
-    measured: Callable[[str, int, float], float], host: str, rate: int, timeout: float
-) -> float:
+def fastest(measured: Callable[[], float], rate: float) -> float:
+    """The highest rate that `measured` found, of a link for which `rate` is requested."""
     best = 0.0
-    for _ in range(_MAX_TRAINS):
-        best = max(best, measured(host, rate, timeout))
+    for _ in range(_MAX_TRANSFERS):
+        best = max(best, measured())
         if best > _SUFFICIENT_RATE_SHARE * rate:
             break
     return best

@@ -31,6 +31,10 @@ class Channels:
     def public(self) -> bytes:
         return self._private.public_key().public_bytes_raw()
 
+    def check(self, peer: bytes) -> None:
+        """Raise ChannelError where no secret can be shared with who has the public key `peer`."""
+        self._cipher(peer)
+
     def sealed(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
         """`content` for who has the public key `peer`; `about` is not sent, but must be the same when it
         is opened. Raises ChannelError."""

@@ -65,8 +65,14 @@ class Party:
         before. Raises PartyError."""
         if client not in self._places or len(key) != KEY_BYTES:
             raise PartyError("no public key of a client of this run")
-        if client != self.name:
-            self._keys[client] = bytes(key)
+        if client == self.name:
+            return
+        self._keys.pop(client, None)
+        try:
+            self._channels.check(bytes(key))
+        except ChannelError as error:  # found here, it spoils nobody's masks
+            raise PartyError(f"{error} of {client}") from error
+        self._keys[client] = bytes(key)
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
         """Make the mask of the update that will answer `dispatch`; for each client that is known, the

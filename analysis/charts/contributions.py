@@ -69,4 +69,6 @@ def _points(name: str, own: pd.DataFrame, offset: float, colour: str) -> Layer:
 def _note(run: Run) -> str:
     bias, table = metrics.bias(run), metrics.contributions(run)
     note = f"χ² = {bias.chi_square:.3g}, Jain's index {metrics.jain(table['effective']):.3g}"
-    return note + (f", {bias.missed:.1%} of the importance never heard from" if bias.missed > 0 else "")
+    return note + (
+        f", {bias.missed:.1%} of the importance without any update" if bias.missed > 0 else ""
+    )

@@ -61,17 +61,17 @@ def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = No
 def _written(mapping: Mapping[str, Any]) -> str:
     """Raises BadInputError for what YAML cannot hold."""
     try:
-        return yamlfile.write(_plain(mapping))
+        return yamlfile.write(plain(mapping))
     except yaml.YAMLError as error:
         raise BadInputError(f"<topology>: not all in it can be written as YAML: {error}") from error
 
 
-def _plain(value: Any) -> Any:
-    """Paths as texts, tuples as lists, mappings as dicts, numpy's numbers as Python's."""
+def plain(value: Any) -> Any:
+    """Paths as texts, tuples and ranges as lists, mappings as dicts, numpy's numbers as Python's."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain(inner) for inner in value]
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return str(value) if isinstance(value, Path) else value

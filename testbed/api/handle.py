@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agents import events
+from agents import events, files
 from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
 from testbed.api import background
 from testbed.api.given import data_root
@@ -259,7 +259,9 @@ class RunHandle:
         from testbed.plan import models
 
         path = self.path / "model.pt" if to is None else Path(to)
-        torch.save(models.state_of(self._directory, models.kept(self._directory, version)), path)
+        state = models.state_of(self._directory, models.kept(self._directory, version))
+        with files.whole(path) as partial, partial.open("wb") as file:
+            torch.save(state, file)
         return path
 
     def evaluate(
@@ -337,6 +339,11 @@ class _Listener(threading.Thread):
             self.error = error
 
 
+def _share(value: object) -> float:
+    """Of the command line as text: 0.02 and 2% are the same."""
+    return units.share(float(value) if isinstance(value, str) and "%" not in value else value)
+
+
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
     """The actions that set what is not None: a share of a core, and quantities of a link as a topology
     has them. Raises BadInputError, where names of settings begin with `prefix`."""
@@ -345,7 +352,7 @@ def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[S
         "down": units.rate,
         "rtt": units.duration,
         "jitter": units.duration,
-        "loss": units.share,
+        "loss": _share,
     }
     found: dict[str, float | None] = {}
     for name, value in link.items():

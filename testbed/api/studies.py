@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.api import results
-from testbed.api.given import data_root
+from testbed.api.given import data_root, plain
 from testbed.api.running import read
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run import up
@@ -68,7 +68,7 @@ def sweep(
     options = up.Options(runtime, oversubscribe, data_root(data))
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.of(study, name, Path(), options)
+        planned = sweeps.of(plain(study), name, Path(), options)
     else:
         told = str(study)
         planned = sweeps.load(Path(study), options)

@@ -256,7 +256,7 @@ def _show(result: Agreement, runtime: str) -> None:
         return
     interval = f"95% interval {result.low:.2f} to {result.high:.2f}, bootstrap over {result.resampled}"
     if math.isnan(result.low):
-        interval = "too few configurations for an interval; it takes several seeds"
+        interval = "no interval: that takes several seeds, or at least three configurations"
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     for faster, slower in result.swapped:
         print_text(
@@ -291,7 +291,7 @@ def _heading(rows: Sequence[Row], *, several: bool) -> str:
     from analysis import comparison
 
     target = rows[0].target
-    told = "No test accuracy to compare by: what the runs came to"
+    told = "These runs have no test accuracy: their losses are compared"
     if not math.isnan(target):
         told = f"What it took to reach a test accuracy of {comparison.percent(target)}"
     if any(row.runs > 1 for row in rows):

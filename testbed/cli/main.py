@@ -110,7 +110,7 @@ def up_command(
         str | None,
         typer.Option(
             "--resume",
-            help="Continue an interrupted run from its last checkpoint.",
+            help="Continue an interrupted run where it stopped.",
             autocompletion=completion.runs,
         ),
     ] = None,

@@ -115,15 +115,15 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
         "updates": [f"{int(value):,}" for value in devices["updates"]],
         "share": [_text(value, "{:.1%}") for value in devices["share"]],
         "mean staleness": [_text(value, "{:.1f}") for value in devices["staleness"]],
-        "CPU asked": [_text(value, "{:.1%}") for value in devices["asked"]],
+        "CPU requested": [_text(value, "{:.1%}") for value in devices["asked"]],
         "CPU used": [_text(value, "{:.1%}") for value in devices["used"]],
         "memory (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["memory"]],
-        "of (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["limit"]],
+        "memory limit (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["limit"]],
         "up (bit/s)": [rate(value) for value in devices["up"]],
         "down (bit/s)": [rate(value) for value in devices["down"]],
     }
     if all(value == "–" for value in shown["memory (MiB)"]):
-        del shown["of (MiB)"]
+        del shown["memory limit (MiB)"]
     kept = {
         name: values
         for name, values in shown.items()

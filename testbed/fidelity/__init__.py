@@ -112,7 +112,7 @@ def measure(
             usage.setdefault(name, []).append(_Usage(when, cpu, *counters, *demand))
     devices = []
     for one in requested:
-        used = sorted(usage.get(one.device, ()))
+        used = sorted(usage.get(one.device, ()), key=lambda sample: sample.at)
         trained = _covered((each.begin, each.end) for each in trainings.get(one.device, ()))
         found = _device(one, used, probes.get(one.device, ()), trained, clock)
         if one.gpu is not None:

@@ -29,8 +29,8 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
         elif isinstance(record, events.ClientStatus):
             found[record.client].on_status(record)
         elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
-            for device in found.values():
-                device.on_resume(record.at)
+            for name, device in found.items():
+                device.on_resume(record.at, ready=name in record.clients)
     return [device.result(spec.plan.node_of(name)) for name, device in found.items()]
 
 
@@ -107,13 +107,17 @@ class _Device:
                     elif not begins and hold != "down":  # it reports itself when it is ready
                         self._end_absence(hold, record.at)
 
-    def on_resume(self, at: float) -> None:
-        """Return to the state as planned, whatever was changed before."""
+    def on_resume(self, at: float, *, ready: bool) -> None:
+        """Return to the state as planned, whatever was changed before; `ready` or away."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:
             self._request_link(at)
         self._end_absence("frozen", at)
+        if ready:
+            self._end_absence("down", at)
+        else:
+            self._begin_absence("down", at)
 
     def on_status(self, record: events.ClientStatus) -> None:
         if record.state == "offline":

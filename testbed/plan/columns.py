@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,13 @@ from agents.shards import Shard
 from testbed.errors import BadInputError
 from testbed.topology.data import Data
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 Array = NDArray[Any]
+
+_ID_DIGITS = 20
+"""Of a client's number, as a name: those of the largest of 64 bits."""
 
 
 class DataError(BadInputError):
@@ -309,15 +315,15 @@ def _lists(column: Any, data: Data, place: str, first: int) -> Array:
 
 def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
     """Images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour."""
-    from PIL import Image
+    import PIL.Image
 
     decoded: list[Array] = []
     for row, content in enumerate(encoded):
         if content is None:
             raise DataError(None, f"{place}, row {first + row}: has no image in it, only its path")
         try:
-            image = Image.open(io.BytesIO(content))
-            one = np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+            image = PIL.Image.open(io.BytesIO(content))
+            one = np.asarray(_in_bytes(image))
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(None, f"{place}, row {first + row}: {error}") from error
         if decoded and one.ndim < decoded[0].ndim:  # a grey one among those in colour
@@ -329,6 +335,18 @@ def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
     if stacked.ndim == 4:  # colours: channels first, as torch's convolutions take them
         stacked = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
     return stacked
+
+
+def _in_bytes(image: Image) -> Image:
+    """`image` with a byte for each pixel or colour. Raises ValueError where that would lose values."""
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"its pixels have more than 8 bits (mode {image.mode}): convert the images to 8 bits, or "
+            "write them as arrays of float32"
+        )
+    if image.mode in ("1", "LA"):
+        return image.convert("L")
+    return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
 def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...]) -> str:
@@ -353,8 +371,8 @@ def _as_names(column: Array) -> Array:
     if column.ndim > 1:
         raise DataError("client", "found lists, expected names or numbers")
     if column.dtype.kind in "iu":  # in the order of the numbers, not of their digits
-        width = len(str(int(column.max(initial=0))))
-        return np.array([f"{value:0{max(width, 12)}d}" for value in column.tolist()])
+        # One width for all batches, or an id would have two names; of negative ones the order is lost.
+        return np.array([f"{value:0{_ID_DIGITS}d}" for value in column.tolist()], dtype=np.str_)
     return column.astype(np.str_)
 
 

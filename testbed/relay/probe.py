@@ -18,15 +18,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from agents.config import Link
-from agents.device.probe import pace, round_trip_figures
+from agents.device.probe import fastest, pace, round_trip_figures
 from agents.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 
-_TRANSFERS = 2
-"""The faster one counts: a busy host makes them slower, and nothing makes them faster."""
 _TRANSFER_SECONDS = 1.0
 """Duration of a transfer at the requested rate."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
@@ -48,7 +47,8 @@ def measure(requested: Link, host: str, port: int) -> LinkFigures:
     found: dict[str, Any] = round_trip_figures(requested, trips)
     for name, rate, transfer in (("up", requested.up, upload), ("down", requested.down, download)):
         if rate is not None:
-            found[name] = _ON_WIRE * max(transfer(host, port, rate) for _ in range(_TRANSFERS))
+            payload = partial(transfer, host, port, rate)
+            found[name] = _ON_WIRE * fastest(payload, rate / _ON_WIRE)
     return LinkFigures(**found)
 
 

@@ -548,7 +548,22 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             f"clients of {rule.name} remember what they trained, and not the noise, which would add up: "
             "remove this",
         )
+    if topology.durability == "checkpoint":
+        yield (
+            where,
+            "durability: checkpoint makes versions anew after a crash, and noise that was drawn for one "
+            "would be added to another: write durability: update",
+        )
     if wanted.at == "server":
+        yield from (
+            (
+                ("devices", index, "link", "compression"),
+                "what is sent may be longer than clip, as it is compressed after it was clipped, and "
+                "noise at the server would not hide it: remove this, or write at: client",
+            )
+            for index, group in enumerate(topology.devices)
+            if group.link is not None and group.link.compression is not None
+        )
         try:
             rule.build().sums()
         except ValueError as error:

@@ -196,7 +196,7 @@ class FullScreenView(LiveView):
         """In a thread: the controller that is to answer may be us."""
         messages = self._screen.messages
         if self._overview.virtual:
-            messages.append("Virtual time takes no orders.")
+            messages.append("In virtual time devices are changed by the topology's scenario only.")
             return
         if self._screen.outcome:
             messages.append("The run is over.")
@@ -223,7 +223,8 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Nothing: the header shows it."""
+        """The header shows it; what the tally keeps for a line about it can go."""
+        self._tally.updates_in(evaluation.version)
 
     def _finished(self, ended: events.RunEnded) -> None:
         """Nothing: the summary shows it."""

@@ -61,7 +61,9 @@ def _planned(directory: RunDirectory, console: Console) -> Overview:
     announced = False
     while (known := overview.read(directory)) is None:
         if directory.controller() is None:
-            raise BadInputError(f"{directory.run} never got as far as its first device")
+            raise BadInputError(
+                f"{directory.run} ended before any device was planned (testbed logs {directory.run})"
+            )
         if not announced:
             console.print(f"{directory.run} is being prepared", markup=False, highlight=False)
             announced = True

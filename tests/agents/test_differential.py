@@ -32,6 +32,15 @@ def test_a_long_update_is_clipped_and_a_short_one_is_not() -> None:
     assert np.array_equal(long, np.full(_D, 0.1, np.float32))  # the trained model is not changed
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
+def test_of_a_training_that_diverged_nothing_is_told(wrong: float) -> None:
+    """Not even the coordinates that are finite, which cannot be clipped."""
+    change = np.full(_D, 1000, np.float32)
+    change[0] = wrong
+    for at in ("client", "server"):
+        assert np.isnan(_privatiser(at).private(1, change)).all()
+
+
 def test_noise_at_the_client_has_its_deviation_and_differs_by_update() -> None:
     client = _privatiser("client")
     zero = np.zeros(_D, np.float32)

@@ -270,7 +270,7 @@ def test_contributions(run: Run) -> None:
     chart = CHARTS["contributions"]([run])
     assert column(chart, "pi", "y") == pytest.approx([200 / 3, 100 / 3])
     assert column(chart, "nano", "importance") == [20.0]
-    assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance never heard from"
+    assert chart.note == "χ² = 0.045, Jain's index 0.6, 20.0% of the importance without any update"
 
 
 def test_fidelity(run: Run) -> None:

@@ -88,7 +88,7 @@ def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory:
     for lines in (EVENTS[:-1], [*EVENTS[:-1], EVENTS[-1].replace("after", "interrupted")]):
         write_run(directory, lines, "rule: {name: fedasync}\n", MANIFEST)
         (told,) = comparison.remarks([by_hand, load(directory)])
-        assert told.startswith("Not come to their end: fedasync. ")
+        assert told.startswith("Not finished: fedasync. ")
 
 
 def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:

@@ -86,6 +86,25 @@ def test_at_the_client_every_update_that_arrived_counts_once(tmp_path: Path) -> 
     assert written["epsilon"]["fast"] == pytest.approx(found["fast"], abs=1e-6)
 
 
+def test_at_the_client_what_an_interrupted_run_held_in_its_buffer_counts(tmp_path: Path) -> None:
+    """And what never came does not; what was applied after a resume counts once."""
+    run = _run(
+        tmp_path,
+        "client",
+        _update("fast", 1, 1, 0.5, 1.0),
+        events.RoundUnfinished(5.0, "fast", 1, 1.5, 3.0, 2),
+        events.RoundUnfinished(5.0, "slow", 0, 0.5, 4.0, 3),
+        events.RoundUnfinished(5.0, "fast", 1, 3.5, 5.0, 4),
+        _update("slow", 3, 2, 0.5, 4.0),
+    )
+    found = privacy.participations(run)
+    assert list(zip(found["client"], found["at"], strict=True)) == [
+        ("fast", 1.0),
+        ("fast", 3.0),
+        ("slow", 4.0),
+    ]
+
+
 def test_at_the_server_a_version_counts_with_the_weight_of_a_client_in_it(tmp_path: Path) -> None:
     """Noise is z times the heaviest update's bound: one of half its weight spends a quarter, two of one
     client in one version as one of both weights together."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def test_headline(directory: Path) -> None:
         best_accuracy=0.85,
         ended="after",
     )
+
+
+def test_a_task_without_accuracy_that_diverged_was_evaluated(directory: Path) -> None:
+    run = load(directory)
+    run.evaluations[["accuracy", "loss"]] = nan
+    assert summary.headline(run).quality == "loss nan: the model diverged"
+    never = replace(run, evaluations=run.evaluations[:0])
+    assert summary.headline(never).quality == "never evaluated"
 
 
 def test_updates_that_were_dropped_are_counted(directory: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -74,6 +75,11 @@ def test_a_run_with_its_events(tmp_path: Path) -> None:
     assert len(testbed.load(handle.id, runs=tmp_path).updates) == len(testbed.load(handle).updates) == 12
     with pytest.raises(testbed.BadInputError, match="is not running"):
         handle.kill("pi-1")
+    with pytest.raises(OSError, match="missing"):
+        handle.save_model(tmp_path / "missing" / "model.pt")
+    with pytest.raises(IsADirectoryError):
+        handle.save_model(tmp_path)
+    assert not list(tmp_path.glob(".*"))
     with pytest.raises(testbed.BadInputError, match="has no device phone; it has pi, pi-1, pi-2, pi-3"):
         handle.pause("phone")
 
@@ -173,6 +179,19 @@ def test_a_sweep(tmp_path: Path) -> None:
     assert (found.failed, found.folder, found.target) == (0, tmp_path / "mine", None)
     assert told[0] == f"mine: 4 runs, into {tmp_path / 'mine'}"
     assert found.table()["runs"].tolist() == [2, 2]
+
+
+def test_a_sweep_may_have_paths_and_numbers_of_numpy(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(text_of(TOPOLOGY).text)
+    study: dict[str, Any] = {
+        "topology": base,
+        "grid": {"seed": range(1, 3), "stop.updates": np.arange(3, 4)},
+    }
+    found = testbed.sweep(study, jobs=1, runs=tmp_path)
+    assert [len(run.updates) for run in found.runs] == [3, 3]
+    with pytest.raises(testbed.BadInputError, match="not all in it can be written as YAML"):
+        testbed.sweep({**study, "variants": {"a": object()}}, runs=tmp_path)
 
 
 def test_topologies_as_they_are_given(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from agents.shards import Shard
 from testbed import simulate, sweeps, topology
@@ -518,3 +520,31 @@ def test_tokens_reach_a_model_as_whole_numbers() -> None:
     assert inputs(torch.from_numpy(tokens.x), 1.0).dtype == torch.int64
     pixels = torch.tensor([[0, 255]], dtype=torch.uint8)
     assert inputs(pixels, 1 / 255).tolist() == [[0.0, 1.0]]
+
+
+def test_a_clients_number_is_one_name_in_all_batches(tmp_path: Path) -> None:
+    """Batches have at most 1,000 rows; numbers may have up to 20 digits."""
+    numbers = [7, 12] * 600 + [7, 10**13] * 600 + [2**64 - 1]
+    columns = {"x": np.arange(2401.0), "y": np.arange(2401) % 2, "who": np.array(numbers, np.uint64)}
+    found = read(write(tmp_path, columns), label="y", client="who", split=Split(test=0.2))
+    assert found.clients is not None
+    assert set(found.clients.tolist()) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("1", (6, 6)), ("LA", (6, 6)), ("RGBA", (3, 6, 6))])
+def test_images_are_grey_or_in_colour(tmp_path: Path, mode: str, shape: tuple[int, ...]) -> None:
+    write(tmp_path, {"x": [_png(mode)] * 10, "y": np.arange(10) % 2})
+    assert read(tmp_path, label="y", split=Split(test=0.2)).train.x.shape[1:] == shape
+
+
+def test_images_of_more_than_8_bits_are_refused(tmp_path: Path) -> None:
+    """A conversion would make white of all that is above 255."""
+    write(tmp_path, {"x": [_png("I;16")] * 10, "y": np.arange(10) % 2})
+    with pytest.raises(BadInputError, match=r"row 0: its pixels have more than 8 bits \(mode I;16\)"):
+        read(tmp_path, label="y", split=Split(test=0.2))
+
+
+def _png(mode: str) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (6, 6)).save(file, "png")
+    return file.getvalue()

@@ -100,10 +100,15 @@ def test_differential_privacy() -> None:
         ),
         ("noise: 2", "noise: 0", "expected a number above 0"),
         ("noise: 2", "noise: 2, delta: 0", "delta: found 0, expected above 0"),
+        ("stop:", "durability: checkpoint\nstop:", "write durability: update"),
     ]:
         with pytest.raises(BadInputError) as refused:
             topology.parse(DIFFERENTIAL.replace(old, new))
         assert message in str(refused.value)
+    compressed = DIFFERENTIAL.replace("cpu:", "link: {compression: {kind: int8}}, cpu:")
+    assert topology.parse(compressed).differential
+    with pytest.raises(BadInputError, match="compressed after it was clipped"):
+        topology.parse(compressed.replace("noise: 2", "noise: 2, at: server"))
     fedasync = DIFFERENTIAL.replace("fedbuff, buffer_size: 4, staleness: inverse_sqrt", "fedasync")
     assert topology.parse(fedasync).differential
     with pytest.raises(BadInputError, match="no sum of a buffer to which noise could be added"):

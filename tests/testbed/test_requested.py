@@ -115,6 +115,25 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
     assert a.away == ((7.0, 10.0),)
 
 
+def test_a_device_that_was_down_works_from_a_resume_on(tmp_path: Path) -> None:
+    """The run clock starts only when it is ready, so that no status tells it."""
+    topology = parse(TOPOLOGY)
+    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    a, b = requested.devices(
+        spec,
+        [
+            events.RunStarted(0.0, 1e9, ("a",), ("b",)),
+            events.ClientStatus(5.0, "a", "offline"),
+            events.ClientStatus(6.0, "b", "ready"),
+            events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
+            events.ClientStatus(12.0, "b", "ready"),
+        ],
+    )
+    assert a.away == ((5.0, 10.0),)
+    assert b.away == ((0.0, 6.0), (10.0, 12.0))
+
+
 def _step(at: float, device: str, action: Action) -> Step:
     return Step(from_seconds(at), device, action)
 

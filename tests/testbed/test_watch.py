@@ -193,7 +193,7 @@ def test_what_is_no_run_cannot_be_watched(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     done = cli("watch", tmp_path)
     assert done.returncode == 2
-    assert "never got as far" in done.stderr
+    assert "ended before any device was planned" in done.stderr
 
 
 def test_a_run_directory_tells_what_is_to_be_shown(ended: RunDirectory) -> None:

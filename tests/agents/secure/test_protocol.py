@@ -272,6 +272,18 @@ def _two() -> tuple[Party, Party]:
     return a, b
 
 
+@pytest.mark.parametrize("key", [bytes(32), bytes([1]) + bytes(31)])
+def test_a_key_of_low_order_is_refused_and_spoils_no_mask(key: bytes) -> None:
+    """With such a key nothing can be sealed; the others are sent their shares as before."""
+    settings = _settings(FedBuff(buffer_size=2), 3, 2, 1)
+    a, b, _ = (Party("run", name, settings, _D) for name in settings.clients)
+    a.meet("c1", b.public)
+    a.meet("c2", b.public)
+    with pytest.raises(PartyError, match="no public key of c2"):
+        a.meet("c2", key)
+    assert [name for name, _ in a.prepare(1)] == ["c1"]
+
+
 def _shares(party: Party, dispatch: int) -> bytes:
     ((_, payload),) = party.prepare(dispatch)
     return payload
