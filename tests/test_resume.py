@@ -112,7 +112,9 @@ def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     after = Finished.only_one_in(runs)
     assert after.manifest["outcome"] == "updates"
-    assert after.manifest["validity"] is not None
+    lost = "1 earlier part of the run: ended without a verdict"
+    assert lost in after.manifest["validity"]["unjudged"]
+    assert after.manifest["judged_parts"] == 2
     assert sum(isinstance(record, events.RunStarted) for record in after.records) == 2
     (note,) = [record.message for record in after.records if isinstance(record, events.Note)]
     assert "goes on from its last checkpoint" in note

@@ -111,6 +111,15 @@ class Validity:
             "unjudged": list(self.unjudged),
         }
 
+    def after(self, earlier: Validity, without: int = 0) -> Validity:
+        """Of a run that was resumed, as a whole: this is of its last part, `earlier` of those before,
+        and so many of them ended `without` a verdict."""
+        lost = (f"{without} earlier part{'s' * (without > 1)} of the run: ended without a verdict",)
+        return Validity(
+            tuple(dict.fromkeys(earlier.reasons + self.reasons)),
+            tuple(dict.fromkeys(earlier.unjudged + lost * (without > 0) + self.unjudged)),
+        )
+
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Validity:
         """Of a manifest's entry."""

@@ -23,7 +23,7 @@ from testbed.broker import BROKER
 from testbed.errors import BadInputError, of_os
 from testbed.fidelity import Clock, host_load, measure, requested
 from testbed.fidelity.host_load import FreeCores
-from testbed.fidelity.validity import Judgement, verdict
+from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.host.cpu_latency import keep_awake
 from testbed.host.nodes import Node
 from testbed.host.signals import uninterrupted
@@ -289,9 +289,9 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
                 )
             if controller.epoch is not None:
                 with suppress(ValueError):  # a record that cannot be read has failed the run already
-                    judgement = _judged(spec, controller, controller.epoch)
+                    judgement, parts = _judged(spec, controller, controller.epoch)
                     entries["host_load"] = host_load.summary(controller.host_samples)
-                    entries["validity"] = judgement.validity.as_dict()
+                    entries |= {"validity": judgement.validity.as_dict(), "judged_parts": parts}
                     view.judged(judgement)
 
 
@@ -308,10 +308,12 @@ def _refused(spec: RunSpec) -> dict[str, int]:
     return brokers.refusals(log, accounts)
 
 
-def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
-    """The run's fidelity, saved in the run directory, and its validity."""
+def _judged(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
+    """The fidelity of the run's last part, saved in the run directory; the validity of the whole run;
+    and of how many parts it is, each from a start of the run clock."""
     records = list(events.read(spec.directory.events))
-    begin = next((r.at for r in reversed(records) if isinstance(r, events.RunStarted)), 0.0)
+    begins = [record.at for record in records if isinstance(record, events.RunStarted)]
+    begin = begins[-1] if begins else 0.0
     end = max((record.at for record in records), default=math.inf)
     dilation = spec.plan.dilation
     devices = requested.devices(spec, records)
@@ -336,4 +338,8 @@ def _judged(spec: RunSpec, controller: Controller, epoch: float) -> Judgement:
             record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
         ],
     )
-    return Judgement(fidelity, judged, steps)
+    former = spec.directory.read_manifest()
+    earlier = former.get("validity")
+    covered = 0 if earlier is None else former.get("judged_parts", 1)
+    whole = judged.after(Validity.from_dict(earlier or {}), max(0, len(begins) - 1 - covered))
+    return Judgement(fidelity, whole, steps), len(begins)
