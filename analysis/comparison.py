@@ -9,6 +9,7 @@ from math import isnan, nan
 from agents.events import COMPLETE
 from analysis import metrics, summary
 from analysis.load import Run
+from analysis.manifest import verdict
 from analysis.metrics import Interval
 from analysis.names import by_settings, distinct
 
@@ -82,6 +83,13 @@ def remarks(runs: Sequence[Run]) -> list[str]:
             told.append(
                 f"{which} end by different conditions ({'; '.join(ends)}): do not compare their final "
                 "accuracy and loss."
+            )
+    for name, same in by_settings(runs).items():
+        seeds = [run.topology.get("seed") for run in same if verdict(run.manifest) == "simulated"]
+        if len(set(seeds)) < len(seeds):
+            told.append(
+                f"Runs of {name} have the same seed: in virtual time they are the same run, so leave "
+                "out all but one, or their interval is too narrow."
             )
     if early := [name for name, run in distinct(runs).items() if not _came_to_its_end(run)]:
         few = ", ".join(early[:_NAMED]) + f" and {len(early) - _NAMED} more" * (len(early) > _NAMED)

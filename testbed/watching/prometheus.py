@@ -134,6 +134,7 @@ class _Totals:
         match record:
             case events.RunStarted():
                 self.online |= dict.fromkeys(record.clients, True)
+                self.online |= dict.fromkeys(record.missing, False)
             case events.ClientStatus(client=client, state="ready" | "offline" as state):
                 self.online[client] = state == "ready"
             case events.UpdateApplied(client=client, staleness=staleness):

@@ -91,6 +91,25 @@ def test_runs_that_did_not_come_to_their_end_are_marked(by_hand: Run, directory:
         assert told.startswith("Not finished: fedasync. ")
 
 
+def test_runs_of_different_code_are_no_seeds_of_each_other(by_hand: Run) -> None:
+    """Though their topologies are the same to the letter."""
+    runs = [
+        replace(by_hand, path=Path(name), manifest={**by_hand.manifest, "code": name[0]})
+        for name in ("a1", "b1", "b2")
+    ]
+    assert [row.runs for row in comparison.compare(runs, None)] == [1, 2]
+
+
+def test_a_seed_that_counts_twice_in_virtual_time_is_told(by_hand: Run) -> None:
+    virtual = {key: value for key, value in by_hand.manifest.items() if key not in ("validity", "cpus")}
+    runs = [replace(by_hand, manifest=virtual, topology={**by_hand.topology, "seed": s}) for s in (1, 2)]
+    assert comparison.remarks(runs) == []
+    (told,) = comparison.remarks([*runs, runs[0]])
+    assert told.startswith("Runs of fedbuff have the same seed")
+    emulated = [replace(one, manifest={**virtual, "cpus": {}}) for one in (runs[0], runs[0])]
+    assert comparison.remarks(emulated) == []
+
+
 def test_a_target_that_was_not_reached_has_no_cost(by_hand: Run) -> None:
     (row,) = comparison.compare([by_hand], 0.9)
     assert isnan(row.time.mean)

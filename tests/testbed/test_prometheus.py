@@ -57,6 +57,17 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert scraped(registry)["testbed_updates_total", "fast"] == 2  # asking twice counts nothing twice
 
 
+def test_a_device_that_is_missing_at_a_start_is_offline(tmp_path: Path) -> None:
+    """Also at that of a later part: an alert on 0 is to meet it."""
+    directory = RunDirectory(tmp_path)
+    records = [events.RunStarted(0.0, 1e9, ("a",), ("b",)), events.RunStarted(9.0, 2e9, ("b",), ("a",))]
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    for count, online in ((1, {"a": 1, "b": 0}), (2, {"a": 0, "b": 1})):
+        directory.events.write_text("".join(map(events.to_line, records[:count])))
+        assert {name: scraped(registry)["testbed_online", name] for name in "ab"} == online
+
+
 def test_there_are_only_so_many_time_series_of_reasons(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_manifest(run="t-1", **MANIFEST)
