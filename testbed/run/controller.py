@@ -278,7 +278,8 @@ class Controller:
     def _follow(self, connection: Connection) -> events.RunEnded:
         for _ in self._ticks():
             self._read_records()
-            self._commands.serve(self._execute)
+            if self.epoch is not None:  # before, there is no time to record an action with
+                self._commands.serve(self._execute)
             if not self._over:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
