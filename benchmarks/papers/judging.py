@@ -207,11 +207,12 @@ def _unfit(experiment: Experiment, claim: Claim, result: Result, best: Mapping[s
 
 
 def _tolerances(result: Result, variant: str) -> dict[int, float]:
-    """log10 of the largest tolerated step size, by seed, where that went through a grid."""
-    found = {}
+    """log10 of the largest tolerated step size, by seed, where that went through the whole grid."""
+    score, found = MEASURES["accuracy"].score, {}
+    grid = result.of_seed(variant, tuning_seed(result), score).keys()
     for seed in sorted({cell.seed for cell in result.cells}):
-        accuracies = result.of_seed(variant, seed, MEASURES["accuracy"].score)
-        if len(accuracies) > 1:
+        accuracies = result.of_seed(variant, seed, score)
+        if len(accuracies) > 1 and accuracies.keys() >= grid:
             least = max(accuracies.values()) - TOLERATED
             found[seed] = max(log10(lr) for lr, accuracy in accuracies.items() if accuracy >= least)
     return found

@@ -15,6 +15,7 @@ from typing import Any
 
 from agents import files
 from analysis.load import Run
+from analysis.manifest import verdict
 from analysis.metrics import crossed, final
 from testbed.errors import BadInputError
 
@@ -93,7 +94,7 @@ def measured(run: Run, target: float | None) -> Cell:
         updates=len(run.updates),
         seconds=sum(float(seconds) for seconds in run.manifest.get("timings", {}).values()),
         manifest=hashlib.sha256((run.path / "manifest.json").read_bytes()).hexdigest()[:12],
-        valid=(run.manifest.get("validity") or {}).get("valid") is not False,
+        valid=verdict(run.manifest) in ("valid", "simulated"),
     )
 
 

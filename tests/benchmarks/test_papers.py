@@ -192,6 +192,13 @@ class TestJudging:
         assert better.difference.startswith("+3.0 (")
         assert (tolerated.verdict, tolerated.difference) == (Verdict.HOLDS, "×3.3 (×3.3 to ×3.3)")
 
+    def test_tolerance_is_of_seeds_that_tried_the_whole_grid(self) -> None:
+        """Of the others only step sizes that are nearly as good ran: what they tolerate is not known."""
+        whole = result(88, 85, seeds=3)
+        more = [cell(name, seed, 85, lr) for name in "AB" for seed in (4, 5) for lr in (0.1, 0.3)]
+        _, tolerated = judging.rows(EXPERIMENT, replace(whole, cells=(*whole.cells, *more)))
+        assert (tolerated.seeds, tolerated.difference) == (3, "×3.3 (×3.3 to ×3.3)")
+
     def test_a_step_nearly_as_good_for_the_other_can_take_a_verdict_back(self) -> None:
         """The seed that chooses prefers 0.1 for B by half a point; on the others 0.3 is as good as A."""
         steps: dict[str, dict[float, float]] = {
