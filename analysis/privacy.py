@@ -58,9 +58,8 @@ def participations(run: Run) -> pd.DataFrame:
         applied = run.updates[["client", "arrived", "dispatch"]].rename(columns={"arrived": "at"})
         others = run.rejected.loc[run.rejected["dispatch"] > 0, ["client", "at", "dispatch"]]
         # An interrupted run tells so of what lay in the rule's buffer: it ended after they had arrived.
-        held = run.unfinished[(run.unfinished["until"] < run.unfinished["at"])]
-        held = held.loc[held["dispatch"] > 0, ["client", "until", "dispatch"]]
-        parts = (applied, others, held.rename(columns={"until": "at"}))
+        held = run.unfinished.query("until < at and dispatch > 0").assign(at=lambda rows: rows["until"])
+        parts = (applied, others, held[["client", "at", "dispatch"]])
         found = pd.concat([part.astype({"client": object}) for part in parts])
         found = found.drop_duplicates(["client", "dispatch"]).assign(share=1.0)
     spent = (found["share"] / float(wanted["noise"])) ** 2

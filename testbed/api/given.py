@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from testbed.errors import BadInputError
 from testbed.topology import Topology, yamlfile
@@ -41,7 +40,7 @@ def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = No
         case Topology():
             given = Given(wanted.source.name, wanted.to_yaml())
         case Mapping():
-            given = Given("<topology>", _written(wanted))
+            given = Given("<topology>", yamlfile.write(plain(wanted), "<topology>"))
         case str() if "\n" in wanted:
             given = Given("<topology>", wanted)
         case str() | Path():
@@ -55,15 +54,7 @@ def text_of(wanted: TopologyLike | Given, changes: Mapping[str, Any] | None = No
     data = yamlfile.parse(given.text, given.name).data
     if not isinstance(data, Mapping):
         raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
-    return Given(given.name, _written({**data, **changes}))
-
-
-def _written(mapping: Mapping[str, Any]) -> str:
-    """Raises BadInputError for what YAML cannot hold."""
-    try:
-        return yamlfile.write(plain(mapping))
-    except yaml.YAMLError as error:
-        raise BadInputError(f"<topology>: not all in it can be written as YAML: {error}") from error
+    return Given(given.name, yamlfile.write(plain({**data, **changes}), "<topology>"))
 
 
 def plain(value: Any) -> Any:

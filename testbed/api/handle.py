@@ -339,11 +339,6 @@ class _Listener(threading.Thread):
             self.error = error
 
 
-def _share(value: object) -> float:
-    """Of the command line as text: 0.02 and 2% are the same."""
-    return units.share(float(value) if isinstance(value, str) and "%" not in value else value)
-
-
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
     """The actions that set what is not None: a share of a core, and quantities of a link as a topology
     has them. Raises BadInputError, where names of settings begin with `prefix`."""
@@ -352,7 +347,7 @@ def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[S
         "down": units.rate,
         "rtt": units.duration,
         "jitter": units.duration,
-        "loss": _share,
+        "loss": units.share_as_typed,
     }
     found: dict[str, float | None] = {}
     for name, value in link.items():

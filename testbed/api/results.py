@@ -14,7 +14,7 @@ from testbed.errors import BadInputError
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
-from testbed.topology.units import share as share
+from testbed.topology.units import share_as_typed as share_as_typed
 from testbed.tracking import TRACKERS as TRACKERS
 from testbed.tracking import processes
 

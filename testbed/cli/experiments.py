@@ -305,7 +305,7 @@ def _share(text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        return results.share(text if text.endswith("%") else float(text))
+        return results.share_as_typed(text)
     except ValueError:
         raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
 

@@ -29,11 +29,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import AfterValidator, Field
 
 from testbed import topology
-from testbed.errors import BadInputError
 from testbed.plan import Plan, datasets
 from testbed.run import up
 from testbed.topology import Topology, validation_errors, yamlfile
@@ -116,11 +114,7 @@ def of(mapping: Mapping[str, Any], name: str, folder: Path, options: up.Options)
 
     Raises BadInputError as `load` does, of `mapping` written as YAML.
     """
-    try:
-        text = yamlfile.write(mapping)
-    except yaml.YAMLError as error:
-        raise BadInputError(f"{name}: not all in it can be written as YAML: {error}") from error
-    return _read(yamlfile.parse(text, name), name, folder, options)
+    return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
 
 def _read(document: Document, name: str, folder: Path, options: up.Options) -> Sweep:

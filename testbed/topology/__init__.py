@@ -555,15 +555,12 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             "would be added to another: write durability: update",
         )
     if wanted.at == "server":
-        yield from (
-            (
-                ("devices", index, "link", "compression"),
+        for place in _compressed(topology):
+            yield (
+                place,
                 "what is sent may be longer than clip, as it is compressed after it was clipped, and "
                 "noise at the server would not hide it: remove this, or write at: client",
             )
-            for index, group in enumerate(topology.devices)
-            if group.link is not None and group.link.compression is not None
-        )
         try:
             rule.build().sums()
         except ValueError as error:
@@ -609,13 +606,19 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             "with privacy.secure the server sees no update whose norm it could bound: remove this; "
             "task.local.clip bounds it at the client",
         )
+    for place in _compressed(topology):
+        yield (
+            place,
+            "masked updates look random and cannot be made smaller: remove this, or lower "
+            "privacy.secure.bits",
+        )
+
+
+def _compressed(topology: Topology) -> Iterator[Where]:
+    """Where compression is asked for."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
-            yield (
-                ("devices", index, "link", "compression"),
-                "masked updates look random and cannot be made smaller: remove this, or lower "
-                "privacy.secure.bits",
-            )
+            yield ("devices", index, "link", "compression")
 
 
 _OF_STEPS = {
@@ -654,13 +657,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 "take a rule that does (testbed rules shows them)",
             )
     accesses: dict[str, config.Access] = {}
+    for place in _compressed(topology) if side.kind == "residual" else ():
+        yield (
+            place,
+            f"clients of {topology.rule.name} count on what they sent to be applied whole: remove this",
+        )
     for index, group in enumerate(groups):
-        if side.kind == "residual" and group.link is not None and group.link.compression is not None:
-            yield (
-                ("devices", index, "link", "compression"),
-                f"clients of {topology.rule.name} count on what they sent to be applied whole: remove "
-                "this",
-            )
         access = None if group.access is None else group.access.build()
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 
@@ -76,6 +77,14 @@ def power(value: object) -> float:
 def share(value: object) -> float:
     """A share from 0 to 1, out of `90%` or of the number 0.9 itself."""
     return _ratio(value, 1, "expected a share from 0 to 1 such as 0.9, or 90%")
+
+
+def share_as_typed(value: object) -> float:
+    """`share`, where the number may be text, as on a command line."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    return share(value)
 
 
 def relative_error(value: object) -> float:

@@ -118,11 +118,15 @@ def dotted(where: Where) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def write(data: Any) -> str:
-    """`data` as YAML; `parse` reads the same back."""
-    return yaml.dump(
-        data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
-    )
+def write(data: Any, name: str = "<text>") -> str:
+    """`data` as YAML; `parse` reads the same back. Raises BadInputError, which calls it `name`, where
+    YAML cannot hold it."""
+    try:
+        return yaml.dump(
+            data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        )
+    except yaml.YAMLError as error:
+        raise BadInputError(f"{name}: not all in it can be written as YAML: {error}") from error
 
 
 def read(path: Path) -> Document:

@@ -223,8 +223,7 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """The header shows it; what the tally keeps for a line about it can go."""
-        self._tally.updates_in(evaluation.version)
+        """Nothing: the header shows it."""
 
     def _finished(self, ended: events.RunEnded) -> None:
         """Nothing: the summary shows it."""

@@ -71,7 +71,7 @@ class Tally:
     _began: float = 0.0
     _applied: deque[float] = field(default_factory=deque)
     _updates_by_version: dict[int, int] = field(default_factory=dict)
-    """Updates in each version, from the version last passed to `updates_in` on."""
+    """Updates in each version, from the last one evaluated on."""
 
     def take(self, record: events.Record) -> Notice | None:
         """Count `record`; returns a notice where it deserves a line of its own."""
@@ -97,6 +97,8 @@ class Tally:
                 self._updates_by_version[record.version] = self.updates
             case events.Evaluated():
                 self.evaluation = record
+                while (first := next(iter(self._updates_by_version), record.version)) < record.version:
+                    del self._updates_by_version[first]
                 self.version = max(self.version, record.version)  # the first one, of a resumed run
             case events.Disrupted(at, since, reason):
                 return Notice(at, "disrupted", f"{reason} from {since:.1f} s on")
@@ -131,10 +133,7 @@ class Tally:
         return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Number of updates in `version`. Versions must be passed in ascending order; evaluations may
-        lag."""
-        while (first := next(iter(self._updates_by_version), version)) < version:
-            del self._updates_by_version[first]
+        """Number of updates in `version`, the last one evaluated or a later one."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:

@@ -51,14 +51,18 @@ stop: {after: 60s}
 """
 
 
+def _spec(folder: Path) -> RunSpec:
+    topology = parse(TOPOLOGY)
+    planned = plan(topology, "docker", Host((0, 1), 2**34))
+    return RunSpec(RunDirectory.create(folder, "asked"), topology, planned, {"a": 1, "b": 1})
+
+
 def _acted(at: float, device: str, lateness: float = 0.0, **details: Any) -> events.Acted:
     return events.Acted(at, device, "scenario", lateness, details)
 
 
 def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
-    topology = parse(TOPOLOGY)
-    planned = plan(topology, "docker", Host((0, 1), 2**34))
-    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    spec = _spec(tmp_path)
     records: list[events.Record] = [
         _acted(5.0, "a", action="set", cpu=0.5),
         _acted(6.0, "a", action="set", link={"up": 2_000_000}),
@@ -75,14 +79,12 @@ def test_changes_and_absences_are_told_in_device_time(tmp_path: Path) -> None:
     assert b.away == ((0.0, 12.0), (20.0, float("inf")))
     assert [(s.what, s.due, s.done) for s in requested.steps(records)][2] == ("pause of a", 7.0, 7.25)
     assert requested.devices(spec, [])[0].link == (RequestedLink(up=1e6, delay=0.04),)
-    assert topology.devices[0].link is not None
-    assert topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
+    assert spec.topology.devices[0].link is not None
+    assert spec.topology.devices[0].link.plain() == Link(up=1_000_000, rtt=0.08)
 
 
 def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
-    topology = parse(TOPOLOGY)
-    planned = plan(topology, "docker", Host((0, 1), 2**34))
-    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    spec = _spec(tmp_path)
     a, _ = requested.devices(
         spec,
         [
@@ -97,9 +99,7 @@ def test_who_joins_again_works_whatever_held_it_before(tmp_path: Path) -> None:
 
 def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) -> None:
     """What a user had set by hand is not set again."""
-    topology = parse(TOPOLOGY)
-    planned = plan(topology, "docker", Host((0, 1), 2**34))
-    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    spec = _spec(tmp_path)
     a, _ = requested.devices(
         spec,
         [
@@ -117,9 +117,7 @@ def test_a_resumed_run_begins_with_devices_as_they_were_planned(tmp_path: Path) 
 
 def test_a_device_that_was_down_works_from_a_resume_on(tmp_path: Path) -> None:
     """The run clock starts only when it is ready, so that no status tells it."""
-    topology = parse(TOPOLOGY)
-    planned = plan(topology, "docker", Host((0, 1), 2**34))
-    spec = RunSpec(RunDirectory.create(tmp_path, "asked"), topology, planned, {"a": 1, "b": 1})
+    spec = _spec(tmp_path)
     a, b = requested.devices(
         spec,
         [

@@ -76,3 +76,14 @@ def test_what_is_no_share_is_refused(value: object) -> None:
 def test_what_is_no_relative_error_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a relative error from 0 on"):
         units.relative_error(value)
+
+
+@pytest.mark.parametrize("value", ["0.02", "2%", 0.02])
+def test_a_share_that_is_typed_may_be_a_number(value: object) -> None:
+    assert units.share_as_typed(value) == 0.02
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "1.5", "-1%"])
+def test_what_is_typed_and_no_share_is_refused_with_what_would_be(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a share from 0 to 1 such as 0\.9, or 90%"):
+        units.share_as_typed(text)
