@@ -1,10 +1,12 @@
 """What the dashboard costs: the browser and its page for 1,000 devices, and the run that is watched.
 
-    python -m benchmarks.dashboard page       # needs chromium and chromedriver
-    python -m benchmarks.dashboard watching   # needs a Docker engine, and a quiet machine
+    python -m benchmarks.dashboard page             # needs chromium and chromedriver
+    python -m benchmarks.dashboard page processes   # and 12 GB of memory
+    python -m benchmarks.dashboard watching         # needs a Docker engine, and a quiet machine
 
-`page`: a run of 1,000 devices in virtual time, that goes on; seconds until the page is drawn, seconds
-between two updates of it, rows drawn, and the browser's and the server's memory, early and late.
+`page`: a run of 1,000 devices in virtual time, or as real `processes`, that goes on; seconds until the
+page is drawn, seconds between two updates of it, rows drawn, and the browser's and the server's memory,
+early and late.
 `watching`: updates per second of one run in containers, in turns with a page that somebody looks at and
 without; the ratio is what watching costs. Who looks takes in all that the page is sent and draws
 nothing: a browser's drawing is its own machine's affair. Trainings take a set time, as the speed of
@@ -20,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import psutil
@@ -43,7 +47,7 @@ _TURNS, _TURN = 8, 20.0
 """Turns with a page, and as many without, and the seconds of each that count."""
 _SETTLE = 8.0
 """Seconds before these: the page's server starts, and the page is prepared."""
-_PAGE = {
+_PAGE: dict[str, Any] = {
     "name": "thousand",
     "task": {"name": "digits-logreg", "partition": {"scheme": "resampled"}, "local": {"steps": 5}},
     "rule": {"name": "fedbuff", "buffer_size": 50},
@@ -54,6 +58,14 @@ _PAGE = {
     "evaluate": {"every": "5s"},
     "stop": {"after": "30000s"},
     "runtime": {"name": "virtual"},
+}
+_SHARE = 0.01
+"""Of a core, that each of as many processes has."""
+_PROCESSES = _PAGE | {
+    "devices": [{**group, "cpu": _SHARE} for group in _PAGE["devices"]],
+    "dilation": "auto",
+    "start": {"timeout": "10min"},
+    "runtime": {"name": "process"},
 }
 _WATCHED = {
     "name": "watched",
@@ -70,12 +82,16 @@ _WATCHED = {
 }
 
 
-def page(folder: Path) -> None:
+def page(folder: Path, content: dict[str, Any] = _PAGE) -> None:
     topology = folder / "thousand.yaml"
-    topology.write_text(yaml.safe_dump(_PAGE))
-    command = ("up", topology, "--runs", folder / "runs", "--dashboard")
+    topology.write_text(yaml.safe_dump(content))
+    runs = folder / "runs"
+    command = ("up", topology, "--runs", runs, "--dashboard", "--oversubscribe")
     with _testbed(folder / "log", *command) as up, browser.opened() as shown:
         url = up.url()
+        eventually(
+            lambda: any(file.stat().st_size for file in runs.glob("*/events.jsonl")), seconds=600.0
+        )
         (server,) = eventually(lambda: _pages(up.process.pid))
         print(f"first paint {shown.open(url):.1f} s")
         early = _look(shown, server)
@@ -201,7 +217,12 @@ def main() -> None:
     if sys.argv[-1].startswith("http"):
         visit(sys.argv[-1])
         return
-    chosen = {"page": page, "watching": watching}.get(sys.argv[-1])
+    benchmarks: dict[str, Callable[[Path], None]] = {
+        "page": page,
+        "processes": partial(page, content=_PROCESSES),
+        "watching": watching,
+    }
+    chosen = benchmarks.get(sys.argv[-1])
     if chosen is None:
         sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as folder:
