@@ -47,8 +47,9 @@ from testbed.topology.scenario import Churn, Entry
 from testbed.topology.yamlfile import Document, Problem, Source, Where
 from testbed.traits import RUNTIMES
 
-RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS)
-"""Names of the run's other processes."""
+RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
+"""Names of the run's other processes, and host names of its broker: a device of such a name would find
+itself in its place."""
 
 
 _MAX_GROUPS = 2_000
@@ -767,7 +768,7 @@ def _name_problems(document: Document) -> Iterator[Problem]:
         for name in _names(group):
             if name in RESERVED:
                 yield document.source.problem(
-                    where, f"found {name!r}, expected another name: the {name} of the run has it"
+                    where, f"found {name!r}, expected another name: a process of the run has it"
                 )
             elif name in first:
                 line = document.source.place(("devices", first[name], "name")).line

@@ -18,8 +18,9 @@ from testbed.images import Images
 from testbed.plan import Host, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.containers import Launch
 from testbed.runtimes.launch import launch, planned_limits
-from testbed.topology import parse
+from testbed.topology import RESERVED, parse
 
 GOLDEN = Path(__file__).parent / "golden"
 FLEET = """
@@ -56,8 +57,8 @@ devices:
 GPUS = Gpus((Gpu("GPU-1", "A40", 48 * 2**30, (8, 6)), Gpu("GPU-2", "A40", 48 * 2**30, (8, 6))))
 
 
-def described(name: str) -> str:
-    """The launch of TOPOLOGIES[name] on a host of four cores, as YAML; what is not given is left out."""
+def launched(name: str) -> tuple[Launch, RunSpec]:
+    """The launch of TOPOLOGIES[name] on a host of four cores."""
     topology = parse(TOPOLOGIES[name])
     host = Host((0, 1, 2, 3), 2**34, "this kernel has no netem", gpus=GPUS)
     planned = plan(topology, "docker", host)
@@ -65,11 +66,14 @@ def described(name: str) -> str:
     ours = Images("testbed-agent:1", "testbed-broker:1", "testbed-base:1", "testbed-agent-cuda:1")
     images = replace(ours, groups={"nano": "my-agent:1"} if name == "direct" else {})
     cubic, driver = ("cubic", "systemd") if name == "routed" else (None, "cgroupfs")
-    launched = asdict(
-        launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver)
-    )
-    limits = {device.name: asdict(planned_limits(spec, device)) for device in planned.devices}
-    told = _plain({**launched, "limits of devices once they are ready": limits})
+    return launch(spec, images, owner=(1000, 100), congestion_control=cubic, cgroup_driver=driver), spec
+
+
+def described(name: str) -> str:
+    """The launch of TOPOLOGIES[name], as YAML; what is not given is left out."""
+    made, spec = launched(name)
+    limits = {device.name: asdict(planned_limits(spec, device)) for device in spec.plan.devices}
+    told = _plain({**asdict(made), "limits of devices once they are ready": limits})
     return yaml.safe_dump(told, sort_keys=False, width=100, default_flow_style=None)
 
 
@@ -83,6 +87,16 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_what_is_launched(name: str) -> None:
     assert described(name) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_no_device_can_have_a_host_name_of_the_others(name: str) -> None:
+    """Docker answers with a container's own name, too."""
+    made, _ = launched(name)
+    others = [one for one in (made.broker, made.aggregator, made.router, made.mps) if one is not None]
+    names = {one.part for one in others}
+    names |= {alias for one in others for network in one.networks for alias in network.aliases}
+    assert names <= set(RESERVED)
 
 
 if __name__ == "__main__":
