@@ -7,13 +7,14 @@ import shutil
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import docker
 import requests
-from docker.errors import DockerException
+from docker.errors import ContainerError, DockerException, ImageNotFound
+from docker.types import LogConfig
 
 from testbed.errors import HostError
 
@@ -93,6 +94,42 @@ def registry_has(image: str, timeout: int = 5) -> bool:
         except ERRORS:
             return False
     return True
+
+
+def output(
+    engine: docker.DockerClient,
+    image: str,
+    command: Sequence[str],
+    labels: Mapping[str, str],
+    **rights: Any,
+) -> bytes:
+    """What `command` prints in a container of its own, whatever the engine's log driver, with no other
+    `rights` than are given. The container is removed, also on Ctrl-C. Raises ERRORS: ContainerError
+    where the command fails."""
+    options: dict[str, Any] = {
+        "command": list(command[1:]),
+        "entrypoint": command[0],
+        "labels": dict(labels),
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "read_only": True,
+        "log_config": LogConfig(type="json-file"),
+        "use_config_proxy": False,
+        **rights,
+    }
+    try:
+        container = engine.containers.create(image, **options)
+    except ImageNotFound:
+        engine.images.pull(image)
+        container = engine.containers.create(image, **options)
+    try:
+        container.start()
+        if (code := container.wait()["StatusCode"]) != 0:
+            told = container.logs(stdout=False, stderr=True)
+            raise ContainerError(container, code, list(command), image, told.decode("utf-8", "replace"))
+        return bytes(container.logs(stdout=True, stderr=False))
+    finally:
+        container.remove(v=True, force=True)
 
 
 def fix(error: BaseException) -> str:

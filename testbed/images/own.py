@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,14 @@ _CLIENT = "10001:10001"
 
 
 def of_groups(
-    client: docker.DockerClient, topology: Topology, ours: Images, progress: Progress
+    client: docker.DockerClient,
+    topology: Topology,
+    ours: Images,
+    progress: Progress,
+    labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """The tag of the image of each group that has one of its own, built where that is missing.
+    """The tag of the image of each group that has one of its own, built where that is missing. The
+    containers in which they are looked at have `labels`.
 
     Raises BadInputError that says what is wrong with each, and where; HostError where the engine fails.
     """
@@ -48,7 +53,7 @@ def of_groups(
         base = ours.agent if group.gpu is None else ours.gpu
         try:
             tag = _tag_of(client, group, base, progress, with_code=topology.code is not None)
-            _check(client, tag, base)
+            _check(client, tag, base, labels)
             tags[group.name] = tag
         except BadInputError as error:
             problems.append(topology.source.problem(("devices", index, "image"), str(error)))
@@ -156,7 +161,7 @@ def _built(client: docker.DockerClient, context: Context, base: str, progress: P
     return tag
 
 
-def _check(client: docker.DockerClient, tag: str, base: str) -> None:
+def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
     """Look at the image from inside, once for each image and version of ours. Raises BadInputError."""
     image = client.images.get(tag)
     expected = inside.digest(images.AGENTS)
@@ -168,7 +173,7 @@ def _check(client: docker.DockerClient, tag: str, base: str) -> None:
             f"{tag} has an ENTRYPOINT ({' '.join(entrypoint)}), and devices are started by a command of "
             "ours: write ENTRYPOINT [] at the end of its Dockerfile"
         )
-    if faults := list(_faults(_seen_inside(client, tag), expected)):
+    if faults := list(_faults(_seen_inside(client, tag, labels), expected)):
         raise BadInputError(
             f"{tag} cannot be a device: it lacks {', '.join(faults)}. Build it on top of ours: ARG BASE,"
             f" FROM ${{BASE}} in a Dockerfile whose path is given here, or FROM {base}"
@@ -176,25 +181,15 @@ def _check(client: docker.DockerClient, tag: str, base: str) -> None:
     cache.keep(known, "")
 
 
-def _seen_inside(client: docker.DockerClient, tag: str) -> dict[str, object]:
+def _seen_inside(client: docker.DockerClient, tag: str, labels: Mapping[str, str]) -> dict[str, object]:
     script = Path(inside.__file__).read_text(encoding="utf-8")
     try:
-        output = client.containers.run(
-            tag,
-            ["-c", script],
-            entrypoint="python3",
-            user=_CLIENT,
-            network_mode="none",
-            read_only=True,
-            cap_drop=["ALL"],
-            remove=True,
-            use_config_proxy=False,
+        output = docker_engine.output(
+            client, tag, ["python3", "-c", script], labels, user=_CLIENT, network_mode="none"
         )
         found = json.loads(output.decode("utf-8", "replace").splitlines()[-1])
     except ContainerError as error:
-        text = error.stderr or ""
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        said = text.strip().splitlines()[-1:]
+        said = (error.stderr or "").strip().splitlines()[-1:]
         return {"lacks": [f"a Python that works ({' '.join(said) or f'exit {error.exit_status}'})"]}
     except APIError as error:
         if "executable file not found" not in str(error) and "no such file" not in str(error):

@@ -25,7 +25,7 @@ from docker.errors import APIError, NotFound
 from agents import isolation
 from agents.isolation import Endpoint
 from testbed.errors import HostError, of_os
-from testbed.host import cgroups
+from testbed.host import cgroups, docker_engine
 from testbed.host.docker_engine import ERRORS
 from testbed.rundir.directory import RunDirectory, last_lines
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL, Container, CpuLimits, Network
@@ -176,19 +176,12 @@ def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
     """Run `command` as root of this host, with no other `rights` than are given. Raises ERRORS."""
-    engine.containers.run(
-        image,
-        list(command[1:]),
-        entrypoint=command[0],
-        labels={RUN_LABEL: run, PART_LABEL: "helper"},  # for `testbed down`
-        user="0:0",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
-        read_only=True,
-        remove=True,
-        use_config_proxy=False,
-        **rights,
-    )
+    docker_engine.output(engine, image, command, helper(run), user="0:0", **rights)
+
+
+def helper(run: str) -> dict[str, str]:
+    """Labels of a short-lived container of `run`, by which `testbed down` finds it."""
+    return {RUN_LABEL: run, PART_LABEL: "helper"}
 
 
 def isolate(

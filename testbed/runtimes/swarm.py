@@ -102,7 +102,9 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
         built = images.ensure(client, view.progress, container_files.own_image(spec))
-        built = replace(built, groups=own.of_groups(client, spec.topology, built, view.progress))
+        labels = executor.helper(spec.directory.run)
+        groups = own.of_groups(client, spec.topology, built, view.progress, labels)
+        built = replace(built, groups=groups)
         registry = spec.topology.runtime.registry
         built = swarm_images.pushed(client, built, registry, view.progress)
         spec.directory.write_manifest(images=asdict(built))

@@ -76,19 +76,15 @@ def calibrations(
 
 def _measured(made: Doors, node: Node, image: str) -> Calibration:
     """Of a node: on its last core, which is for devices."""
-    told = made.engines[node.id].containers.run(
+    script = Path(elementary.__file__).read_text("utf-8")
+    told = docker_engine.output(
+        made.engines[node.id],
         image,
-        ["-c", Path(elementary.__file__).read_text("utf-8"), "--core", "--seconds", f"{_SECONDS:g}"],
-        entrypoint="python3",
-        labels={RUN_LABEL: made.run, PART_LABEL: _PART},
+        ["python3", "-c", script, "--core", "--seconds", f"{_SECONDS:g}"],
+        {RUN_LABEL: made.run, PART_LABEL: _PART},
         user=f"{agent_configs.CLIENT_USER}:{agent_configs.CLIENT_USER}",
-        cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
         network_mode="none",
         cpuset_cpus=f"{node.cores - 1}",
-        read_only=True,
-        remove=True,
-        use_config_proxy=False,
     )
     found = json.loads(told)
     return of_core(found, Host(cpu=found["cpu"], cores=node.cores, torch=found["torch"]))

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 import time
+import uuid
 import zipfile
 from pathlib import Path
 from shutil import copytree
@@ -18,10 +19,11 @@ from types import SimpleNamespace
 
 import docker
 import pytest
+from docker.errors import ContainerError
 
 from testbed import images
 from testbed.errors import BadInputError, HostError
-from testbed.host import subprocesses
+from testbed.host import docker_engine, subprocesses
 from testbed.images import debian, expectation, inside, inventory, own, wheels
 from testbed.topology import parse
 from tests.waiting import eventually
@@ -471,8 +473,44 @@ def test_an_image_that_cannot_be_a_device_is_refused_with_its_group(
         f"devices:\n  - {{name: a, cpu: 0.1, image: no-such-image:1}}\n"
         f"  - {{name: b, cpu: 0.1, image: '{built.broker}'}}\nstop: {{after: 1s}}\n"
     )
+    begun, label = int(time.time()), f"testbed.run={uuid.uuid4()}"
     with pytest.raises(BadInputError) as caught:
-        own.of_groups(engine, read, built, print)
+        own.of_groups(engine, read, built, print, dict([label.split("=")]))
     text = str(caught.value)
     assert "devices[0].image: a is to run in no-such-image:1, and the engine has no such image" in text
     assert f"devices[1].image: {built.broker} cannot be a device: it lacks torch" in text
+    events = engine.events(
+        begun, int(time.time()) + 1, {"type": "container", "label": label}, decode=True
+    )
+    assert {"create", "die", "destroy"} <= {one["Action"] for one in events}
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_a_container_that_is_to_print_can_be_read_and_leaves_nothing(
+    engine: docker.DockerClient, built: images.Images
+) -> None:
+    """Whatever the engine does with logs by default; also on Ctrl-C."""
+    label = f"testbed.run={uuid.uuid4()}"
+    labels = dict([label.split("=")])
+    shell = ["sh", "-c", "echo printed; [ $0 = 0 ] || echo failed >&2; exit $0"]
+    assert docker_engine.output(engine, built.broker, [*shell, "0"], labels) == b"printed\n"
+    with pytest.raises(ContainerError, match="failed") as error:
+        docker_engine.output(engine, built.broker, [*shell, "3"], labels)
+    assert error.value.exit_status == 3
+
+    drivers = []
+
+    def interrupt() -> None:
+        while not (found := engine.containers.list(filters={"label": label})):
+            time.sleep(0.1)
+        drivers.append(found[0].attrs["HostConfig"]["LogConfig"]["Type"])
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        docker_engine.output(engine, built.broker, ["sleep", "600"], labels)
+    thread.join()
+    assert drivers == ["json-file"]
+    assert engine.containers.list(all=True, filters={"label": label}) == []
