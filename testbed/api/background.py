@@ -21,8 +21,6 @@ from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower, last_start
 
 _TICK_SECONDS = 0.1
-_STOP_TIMEOUT_SECONDS = 60.0
-"""What a controller has to end its run: to remove a fleet of containers takes some seconds."""
 _others: list[subprocess.Popen[bytes]] = []
 """Those that are not tied to us: ended ones are reaped when another is started."""
 ERROR = "error: "
@@ -68,21 +66,23 @@ def start(
                     if fine:  # else it is raised
                         report(line.rstrip("\n"))
         except BaseException:
-            end(controller)
+            end(controller, directory)
             raise
     if not tied:
         _others[:] = [one for one in _others if one.poll() is None] + [controller]
     if code:
-        end(controller)
+        end(controller, directory)
         raise failure(directory, code, begin)
     return controller
 
 
-def end(controller: subprocess.Popen[bytes]) -> None:
+def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
     """Have it end its run in order, or, where it takes too long, just end; it is gone then."""
+    from testbed.run import live_runs
+
     controller.terminate()
     try:
-        controller.wait(_STOP_TIMEOUT_SECONDS)
+        controller.wait(live_runs.stop_timeout(directory))
     except subprocess.TimeoutExpired:
         controller.kill()
         controller.wait()

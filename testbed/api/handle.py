@@ -162,7 +162,8 @@ class RunHandle:
         if self._controller is not None and not self.live:
             with self._lock:
                 atexit.unregister(self.down)
-                background.end(self._controller)  # which has ended: only its pipe is left
+                # It has ended: only its pipe is left.
+                background.end(self._controller, self._directory)
         if not self._taken_down and (problem := self._problem()) is not None:
             raise problem
         return self.result
@@ -174,7 +175,7 @@ class RunHandle:
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
             if self._controller is not None:
-                background.end(self._controller)
+                background.end(self._controller, self._directory)
             self._sweep_up()
         self._finish_listening(quietly=True)
 

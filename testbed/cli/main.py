@@ -173,7 +173,8 @@ def down(
 
     if (run is None) != everything:
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
-    ended = running.down(run, runs=runs)
+    with console.busy("Ending what runs, and keeping its logs"):
+        ended = running.down(run, runs=runs)
     if as_json:
         print_json([{"run": each.run} for each in ended])
         return

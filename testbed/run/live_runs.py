@@ -20,8 +20,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun, emulator
 from testbed.traits import RUNTIMES, emulated
 
-_STOP_TIMEOUT_SECONDS = 8.0
-"""What a controller has to end its run."""
+_STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1.0, 600.0
 
 
 def find() -> list[LiveRun]:
@@ -145,7 +144,17 @@ def _ask_controller(directory: RunDirectory) -> None:
         if (controller := directory.controller()) is None:
             return
         controller.terminate()
-        process.still_alive([controller], _STOP_TIMEOUT_SECONDS)
+        controller.resume()  # where somebody has suspended it
+        process.still_alive([controller], stop_timeout(directory))
+
+
+def stop_timeout(directory: RunDirectory) -> float:
+    """Seconds that a controller has to end its run: a fleet of containers takes the engine a while to
+    remove, and without its verdict and its logs a run is worth little."""
+    devices = 0
+    with suppress(BadInputError):  # it is damaged
+        devices = len(directory.read_manifest().get("devices", {}))
+    return min(_STOP_TIMEOUT_SECONDS + _STOP_SECONDS_PER_DEVICE * devices, _LONGEST_STOP_SECONDS)
 
 
 def _existing(live: LiveRun) -> RunDirectory | None:

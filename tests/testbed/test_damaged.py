@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
 from math import isnan
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agents import events, files
@@ -20,6 +23,7 @@ from testbed.run import live_runs, replay
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.listing import listing
 from testbed.rundir.tail import Samples
+from testbed.runtimes import LiveRun
 from testbed.topology import traces
 from testbed.topology.devices import LinkTrace
 from testbed.watching import usage
@@ -76,6 +80,27 @@ def test_what_a_killed_controller_has_left_is_removed_and_nothing_else(
     assert testbed("down", "--all", "--runs", tmp_path).out.endswith("two: down\n")
     assert [directory.work.exists() for directory in directories] == [False, False, True]
     assert all((directory.models / "final.safetensors").exists() for directory in directories)
+
+
+def test_a_controller_ends_its_run_even_if_suspended_and_has_time_for_a_fleet(tmp_path: Path) -> None:
+    fleet = {f"d-{number}": {"group": "d"} for number in range(1, 51)}
+    directory = manifest(tmp_path, "a", devices=fleet)
+    assert live_runs.stop_timeout(directory) == 110.0
+    assert live_runs.stop_timeout(manifest(tmp_path, "b", created="damaged")) == 60.0
+    ending = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(1, flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{ending}; signal.pause()"], stdout=subprocess.PIPE
+    ) as controller:
+        assert controller.stdout is not None
+        controller.stdout.readline()
+        known = psutil.Process(controller.pid)
+        directory.write_manifest(controller={"pid": known.pid, "started": known.create_time()})
+        known.suspend()
+        try:
+            live_runs.take_down(LiveRun("a", None, 0, directory.path))
+            assert controller.wait(1) == 7
+        finally:
+            controller.kill()
 
 
 @pytest.mark.parametrize(
