@@ -41,7 +41,6 @@ from agents.device_actions import (
 )
 from agents.messages import DeviceOrder, MessageError, RemoteAction
 from agents.nanoseconds import to_seconds
-from agents.retry import retry
 from agents.transport import Connection, ConnectionFailedError, Received
 
 _NO_NEW_PRIVILEGES = 38
@@ -92,8 +91,12 @@ class Init:
         ConnectionFailedError."""
         if self._config.link is not None:
             self._shape(self._config.link)
-        # Before that it could reach other devices, and, where there is a router, the broker not yet.
-        retry(Path(self._config.isolated).stat, self._config.timeout_s)
+        # Before that it could reach other devices, and, where there is a router, the broker not yet. The
+        # launch of a large fleet takes as long as it takes: timeouts are for what comes then.
+        while not Path(self._config.isolated).exists():
+            if self._stopped:
+                return 0
+            time.sleep(0.1)
         for path, digest in self._config.hashes.items():
             with Path(path).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:

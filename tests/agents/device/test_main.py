@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -166,19 +167,26 @@ def test_an_order_that_cannot_be_read_is_told_and_the_client_goes_on(init: Init)
     assert b"the message that of nano" in init._connection.published[1][1]
 
 
-def test_no_client_starts_before_the_device_is_isolated(
+def test_no_client_starts_before_the_device_is_isolated_however_long_that_takes(
     monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(link, "interface", lambda: "eth0")
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr("agents.device.main.Connection", Connection)
-    started: list[str] = []
-    monkeypatch.setattr(Init, "_start", lambda _: started.append("client"))
-    init = Init(replace(CONFIG, isolated=str(tmp_path / "isolated")))
-    with pytest.raises(FileNotFoundError):
-        init.run()
-    assert started == []
-    (tmp_path / "isolated").touch()
+    isolated = tmp_path / "isolated"
+    started: list[bool] = []
+    monkeypatch.setattr(Init, "_start", lambda _: started.append(isolated.exists()))
+    init = Init(replace(CONFIG, isolated=str(isolated)))
+    launch = threading.Timer(4 * CONFIG.timeout_s, isolated.touch)
+    launch.start()
     with pytest.raises(AttributeError, match="open"):  # it goes on to the broker
         init.run()
-    assert started == ["client"]
+    launch.join()
+    assert started == [True]
+
+    isolated.unlink()
+    end = threading.Timer(0.1, init._stop, (signal.SIGTERM, None))
+    end.start()
+    assert init.run() == 0
+    end.join()
+    assert started == [True]
