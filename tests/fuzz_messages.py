@@ -268,7 +268,7 @@ def fuzzing(seed: int) -> Iterator[Fuzz]:
         patch.setattr("agents.aggregator.main.Connection", _Silent)
         patch.setattr("agents.router.main.Connection", _Silent)
         patch.setattr("agents.router.main.DelayServer", _Silent)
-        patch.setattr("agents.router.main.iptables", lambda: "iptables")
+        patch.setattr("agents.router.main.iptables", lambda: ["iptables"])
         patch.setattr("agents.router.main.run", lambda _: "")
         patch.setattr(Allowance, "has", lambda *_: True)
         patch.setattr(Allowance, "give_back", lambda *_: None)

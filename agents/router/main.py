@@ -112,17 +112,18 @@ def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
     ]
 
 
-def iptables() -> str:
-    """The iptables that this kernel takes. Raises LinkError."""
+def iptables() -> list[str]:
+    """The iptables that this kernel takes, waiting for each other. Raises LinkError."""
     problem = ""
     for name in _TABLES:
+        command = [name, "-w"]
         try:
-            run([name, "-t", "nat", "-S"])
-            run([name, "-t", "mangle", "-S"])
+            run([*command, "-t", "nat", "-S"])
+            run([*command, "-t", "mangle", "-S"])
         except (LinkError, OSError) as error:
             problem = problem or str(error)
         else:
-            return name
+            return command
     raise LinkError(f"the kernel takes no iptables rules: {problem}")
 
 
@@ -161,7 +162,7 @@ class Router:
                 self._hold(name)
         # Last, as packets pass from here on, and none may pass without its impairment.
         for rule in forwarding_rules(self._targets(found), inside, outside):
-            run([self._iptables, *rule])
+            run([*self._iptables, *rule])
         self._connection.open()
         ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
         self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
@@ -191,13 +192,13 @@ class Router:
             known = found
             try:
                 for rule in new_forwarding_rules(self._targets(known), inside, outside):
-                    run([self._iptables, *rule])
+                    run([*self._iptables, *rule])
             except LinkError as error:
                 self._fail(str(error))
 
     def _hold(self, name: str) -> None:
         for rule in queue_rules(self._config.addresses[name], *self._queues[name]):
-            run([self._iptables, *rule])
+            run([*self._iptables, *rule])
         self._held.add(name)
 
     def _carry_out(self, message: Received) -> None:

@@ -246,6 +246,7 @@ class _SpecificationBuilder:
             self._container(ROUTER, self.images.agent),
             user=0,
             command=("python3", "-m", "agents.router.main", agent_configs.ROUTER_CONFIG),
+            environment={"XTABLES_LOCKFILE": "/tmp/xtables.lock"},  # noqa: S108  # iptables-legacy's
             networks=(
                 self._on("data", agent_configs.SERVER),
                 self._on("server", ROUTER),

@@ -182,7 +182,7 @@ def test_the_router(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("agents.router.main.DelayServer", Delays)
-    monkeypatch.setattr("agents.router.main.iptables", lambda: "iptables")
+    monkeypatch.setattr("agents.router.main.iptables", lambda: ["iptables"])
     monkeypatch.setattr("agents.router.main.run", lambda _: "")
     router = Router(
         RouterConfig(

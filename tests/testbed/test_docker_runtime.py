@@ -181,6 +181,26 @@ def test_containers_do_not_get_the_users_proxy(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
+def test_a_router_finds_room_for_the_lock_of_the_older_iptables(
+    engine: docker.DockerClient, built: images.Images, tmp_path: Path
+) -> None:
+    """Its root file system is read-only."""
+    runtime = DockerRuntime(engine, built, spec_of(tmp_path, "name: d, cpu: 0.1, link: {rtt: 20ms}"))
+    router = runtime._launch.router
+    assert router is not None
+    tell = ("iptables-legacy", "-w", "-t", "nat", "-S")
+    try:
+        container = engine.containers.get(
+            executor.start(engine, replace(router, networks=(), mounts=(), command=tell))
+        )
+        container.wait()
+        assert b"lock" not in container.logs()  # whether or not the kernel has its tables
+    finally:
+        runtime.stop()
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
 def test_control_groups_go_even_where_a_network_stays(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
