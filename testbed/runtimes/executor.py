@@ -196,13 +196,16 @@ def isolate(
     """Isolate the containers `found` (MAC and IPv4 address, by id) on `network`; `here` says whether
     they may be on this host. Raises HostError."""
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
-    ends = [Endpoint(_process(engine, container), *each) for container, each in found.items()]
+    pids = {container: _process(engine, container) for container in found}
+    ends = [Endpoint(pids[container], *each) for container, each in found.items()]
     try:
         if (
             here
             and os.getuid() == 0
             and Path("/sys/class/net", bridge).exists()
             and shutil.which("bridge")
+            # In another namespace one that is not there has not ended, and must not be passed over.
+            and all(_is_seen(pids[container], container) for container in found)
         ):
             isolation.isolate(bridge, ends)
         else:
@@ -329,11 +332,15 @@ def _process(engine: docker.DockerClient, container: str) -> int:
 def pid(engine: docker.DockerClient, container: str) -> int:
     """Id of its first process; 0 where it has ended or this host does not see it."""
     found = _process(engine, container)
+    return found if _is_seen(found, container) else 0
+
+
+def _is_seen(process: int, container: str) -> bool:
+    """Whether `process` of the engine's is the same here, and of `container`."""
     try:
-        seen = container in Path(f"/proc/{found}/cgroup").read_text()
+        return container in Path(f"/proc/{process}/cgroup").read_text()
     except OSError:
-        seen = False
-    return found if seen else 0
+        return False
 
 
 def published_port(engine: docker.DockerClient, container: str, port: int) -> int | None:

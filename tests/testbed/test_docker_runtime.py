@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -195,6 +199,41 @@ def test_a_router_finds_room_for_the_lock_of_the_older_iptables(
         )
         container.wait()
         assert b"lock" not in container.logs()  # whether or not the kernel has its tables
+    finally:
+        runtime.stop()
+
+
+ISOLATE = """
+import sys
+from contextlib import closing
+from testbed.host import docker_engine
+from testbed.runtimes import executor
+image, run, network = sys.argv[1:]
+with closing(docker_engine.connect()) as engine:
+    executor.isolate(engine, image, run, network, executor.addresses(engine, network))
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may make namespaces")
+def test_a_controller_in_a_pid_namespace_of_its_own_isolates_devices_too(
+    spec: RunSpec, engine: docker.DockerClient, built: images.Images
+) -> None:
+    """It does not see their processes, and must not take them for ended ones."""
+    runtime = DockerRuntime(engine, built, spec)
+    data, device, run = runtime._launch.networks[0], runtime._launch.devices[0], spec.directory.run
+    own = ("unshare", "--pid", "--fork", "--mount-proc")
+    try:
+        executor.create_network(engine, data)
+        executor.start(engine, replace(device, mounts=(), command=("sleep", "600")))
+        isolate = [*own, sys.executable, "-c", ISOLATE, built.agent, run, data.name]
+        subprocess.run(isolate, check=True)
+        bridge = f"br-{engine.api.inspect_network(data.name)['Id'][:12]}"
+        ports = subprocess.check_output(["bridge", "-d", "link", "show"], text=True)
+        port = re.search(rf"master {bridge} .*\n(.*)", ports)
+        assert port is not None
+        assert "isolated on" in port[1]
     finally:
         runtime.stop()
 
