@@ -139,7 +139,8 @@ def ensure(
         try:
             with one_at_a_time(), _scratch() as scratch:
                 todo = set(tags) if force else _missing(client, tags)
-                _Builder(client, tags, scratch, progress, Expectation(todo), own).build(todo)
+                expected = Expectation(todo)
+                _Builder(client, tags, scratch, progress, expected, own, force=force).build(todo)
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     gpu = tags[_of_agents(tags, _CUDA)] if cuda else ""
@@ -265,6 +266,8 @@ class _Builder:
     progress: Progress
     expected: Expectation
     own: Own | None = None
+    force: bool = False
+    """Whether libraries are downloaded again, in their newest versions."""
 
     def build(self, kinds: set[str]) -> None:
         names = ", ".join(kind for kind in self.tags if kind in kinds)
@@ -303,17 +306,17 @@ class _Builder:
 
     def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
         inputs = FOLDER / kind
-        fetched = self._fetched(kind, machine, stop)
+        fetched = self._fetched(kind, machine, stop, again=self.force)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
             wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
         return context
 
-    def _fetched(self, kind: str, machine: str, stop: threading.Event) -> Path:
+    def _fetched(self, kind: str, machine: str, stop: threading.Event, *, again: bool = False) -> Path:
         """The folder with the wheels of `libraries`, or of that with CUDA."""
         requirements = FOLDER / kind / "requirements.txt"
         cuda = kind.endswith(_CUDA)
-        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda)
+        return wheels.fetch(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
 
     def _own_context(self, kind: str, own: Own, machine: str, stop: threading.Event) -> Path:
         plain = kind.removesuffix(_CUDA)

@@ -10,6 +10,7 @@ import fnmatch
 import hashlib
 import importlib.metadata
 import json
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -29,9 +30,16 @@ _GLIBC = 36
 
 
 def fetch(
-    requirements: Path, machine: str, scratch: Path, stop: threading.Event, *, cuda: bool = False
+    requirements: Path,
+    machine: str,
+    scratch: Path,
+    stop: threading.Event,
+    *,
+    cuda: bool = False,
+    again: bool = False,
 ) -> Path:
-    """The folder with the wheels for `requirements` on `machine` (as in `x86_64`), downloaded once.
+    """The folder with the wheels for `requirements` on `machine` (as in `x86_64`), downloaded once, or
+    `again`.
 
     Raises HostError where pip fails, or where torch would bring CUDA libraries; with `cuda`, where it
     brings none.
@@ -42,7 +50,7 @@ def fetch(
     options = platform_options(machine)
     digest = hashlib.sha256("\n".join([*options, *wanted]).encode()).hexdigest()[:12]
     folder = cache.folder() / f"wheels-{digest}"
-    if folder.is_dir():
+    if folder.is_dir() and not again:
         return folder
     if not cuda and not any(line.endswith("+cpu") for line in wanted):
         refuse_cuda(_resolve([*options, *wanted], scratch, stop))
@@ -50,6 +58,8 @@ def fetch(
     run([*_PIP, "download", "--dest", str(partial), *options, *wanted], temporary=scratch, stop=stop)
     if cuda:
         require_cuda([wheel.name for wheel in partial.glob("*.whl")])
+    if folder.is_dir():
+        shutil.rmtree(folder)
     partial.rename(folder)  # in one step: an interrupted download leaves no folder that looks whole
     return folder
 

@@ -151,6 +151,30 @@ def test_a_torch_of_the_hosts_version_is_refused_too_where_it_brings_cuda(
         wheels.fetch(requirements, "x86_64", tmp_path, threading.Event())
 
 
+def test_wheels_are_downloaded_once_and_again_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `images build --force` does: newer ones may be there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("thing\n")
+
+    def fetched(version: int, *, again: bool) -> list[str]:
+        with zipfile.ZipFile(tmp_path / f"thing-{version}-py3-none-any.whl", "w") as wheel:
+            about = f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n"
+            wheel.writestr(f"thing-{version}.dist-info/METADATA", about)
+            wheel.writestr(f"thing-{version}.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+        folder = wheels.fetch(requirements, "x86_64", tmp_path, threading.Event(), again=again)
+        return [path.name for path in folder.iterdir()]
+
+    (tmp_path / "testbed").mkdir()
+    assert fetched(1, again=False) == ["thing-1-py3-none-any.whl"]
+    assert fetched(2, again=False) == ["thing-1-py3-none-any.whl"]
+    assert fetched(2, again=True) == ["thing-2-py3-none-any.whl"]
+
+
 def test_the_image_for_gpus_has_the_same_but_for_pytorchs_build() -> None:
     plain, cuda = (
         wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
