@@ -27,7 +27,7 @@ from testbed.broker import SOCKET, Account, Limits, init_user
 from testbed.host.die_with_parent import cpu_numbers
 from testbed.plan import Plan, PlannedDevice, model_check, rounds
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, scenario, traces
+from testbed.topology import Topology, scenario, seeds, traces
 from testbed.topology.timeline import Step, timeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -284,9 +284,15 @@ def write_router(spec: RunSpec, account: Account, places: Places, addresses: Map
 
 
 def router(
-    spec: RunSpec, login: Broker, places: Places, addresses: Mapping[str, str], *, several: bool = False
+    spec: RunSpec,
+    login: Broker,
+    places: Places,
+    addresses: Mapping[str, str],
+    node: str | None = None,
 ) -> RouterConfig:
-    """The configuration of the router of the devices with `addresses`, one of `several` or not."""
+    """The configuration of the router of the devices with `addresses`: those of `node`, where there are
+    several, each with random numbers of its own."""
+    seed = spec.topology.seed
     devices = [device for device in spec.plan.devices if device.name in addresses]
     links = {d.name: d.host_link for d in devices if d.host_link is not None}
     return RouterConfig(
@@ -300,8 +306,8 @@ def router(
             if not spec.netem
         },
         access={d.name: d.host_access for d in devices if d.host_access is not None},
-        seed=spec.topology.seed,
-        several=several,
+        seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
+        several=node is not None,
     )
 
 

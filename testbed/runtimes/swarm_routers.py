@@ -68,7 +68,7 @@ class Routers:
             login = accounts[router_user(node)].at(*places.router, certificate)
             found = site.addresses(node)
             addresses = {name: found[devices[name].id] for name in site.on(node)}
-            config = agent_configs.router(site.spec, login, places, addresses, several=True)
+            config = agent_configs.router(site.spec, login, places, addresses, site.names[node])
             file = site.spec.directory.config(part)
             dump(config, file)
             name = Path(agent_configs.ROUTER_CONFIG).name

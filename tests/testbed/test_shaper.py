@@ -123,6 +123,18 @@ def test_device_and_router_are_told(tmp_path: Path, host: Host, netem: bool) -> 
     assert router["links"] == ({} if netem else {"pi": {"rtt": 0.08, "jitter": 0.0, "loss": 0.0}})
 
 
+def test_routers_of_several_nodes_draw_random_numbers_of_their_own(tmp_path: Path) -> None:
+    spec, places = _spec(tmp_path, LACKING), agent_configs.in_containers(None)
+    login = broker.accounts("shaped", ["pi"])[ROUTER].at(*places.router)
+    one, other, again, alone = (
+        agent_configs.router(spec, login, places, {}, node) for node in ("a", "b", "a", None)
+    )
+    assert one.seed == again.seed
+    assert len({one.seed, other.seed, alone.seed}) == 3
+    assert alone.seed == spec.topology.seed
+    assert (one.several, alone.several) == (True, False)
+
+
 def test_the_manifest_says_which_and_why(tmp_path: Path) -> None:
     told = manifest.describe(_spec(tmp_path, LACKING), {"pi": [1]})
     assert (told["shaper"], told["shaper_why"]) == ("tbf+delay", f"auto: {LACKING.lack_of_netem}")
