@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -91,7 +92,9 @@ def nothing_is_left(engines: tuple[Engine, Engine]) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) -> None:
+def test_a_run_on_both_engines(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a scenario; then the broker is killed, then the controller; the run is resumed, changed by
     hand, its aggregator killed, and it is interrupted."""
     file = topology(
@@ -113,18 +116,25 @@ def test_a_run_on_both_engines(on_swarm: tuple[Engine, Engine], tmp_path: Path) 
         # Over each node's router to the new one; second-2 may still be starting.
         ended = "the broker ended with exit code 137"
         run = until(up, runs, lambda run: since(run, ended) >= {"first", "second-1"})
-        (second,) = parts(on_swarm[1], "second-1")
-        executor.put(on_swarm[1].client, second, DISK, {"kept": b"by its client"})
+        for one, device in zip(on_swarm, ("first", "second-1"), strict=True):
+            (container,) = parts(one, device)
+            executor.put(one.client, container, DISK, {"kept": b"by its client"})
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     name = run.path.name
-    assert name in cli("ps", cwd=tmp_path).stdout
+    runtimes = {live["run"]: live["runtime"] for live in json.loads(cli("ps", "--json").stdout)}
+    assert runtimes[name] == "swarm"
+    with monkeypatch.context() as patch:
+        patch.setenv("DOCKER_HOST", on_swarm[1].url)
+        assert name not in cli("ps").stdout  # whose containers a worker has is the manager's to say
     assert "Denied" not in cli("logs", name, cwd=tmp_path).stdout
     down = subprocess.run([*NO_OTHER_PROCESSES, *TESTBED, "down", "--all"], cwd=tmp_path)
     assert down.returncode == 0
     nothing_is_left(on_swarm)
     assert "aggregator" in {path.stem for path in (run.path / "logs").iterdir()}
-    assert (run.path / "state/clients/second-1/kept").read_text() == "by its client"
+    for device in ("first", "second-1"):
+        kept = run.path / "state/clients" / device / "kept"
+        assert kept.read_text() == "by its client"
 
     before = Finished.only_one_in(runs)
     with started("up", "--resume", name, "--runs", runs) as up:

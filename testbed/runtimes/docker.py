@@ -72,7 +72,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs that have a container or network here."""
+    """Runs that have a container or network here, which no Swarm has made."""
     with docker_engine.if_present() as client:
         if client is None:
             return []
@@ -80,9 +80,10 @@ def live_runs() -> list[LiveRun]:
         directories: dict[str, str | None] = {}
         with as_host_error("list the containers"):
             for thing in [*executor.networks(client), *executor.containers(client)]:
-                labels = thing["Labels"]
-                directories.setdefault(labels[RUN_LABEL], labels.get(DIRECTORY_LABEL))
-                running[labels[RUN_LABEL]] += thing.get("State") == "running"
+                if not executor.is_swarms(thing):
+                    labels = thing["Labels"]
+                    directories.setdefault(labels[RUN_LABEL], labels.get(DIRECTORY_LABEL))
+                    running[labels[RUN_LABEL]] += thing.get("State") == "running"
     return [LiveRun.labelled(run, "docker", running[run], folder) for run, folder in directories.items()]
 
 

@@ -44,8 +44,6 @@ NAME = "node"
 PARTS = DOORS, HUB = "node.doors", "node.hub"
 """Parts of a run that its engines are reached by, and so the last ones to go. No device's name has a
 dot."""
-_SERVICE = "com.docker.swarm.service.id"
-"""The engine's label of a service's containers."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -230,7 +228,7 @@ class Doors:
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
         """Whether it is one of these doors, and not of an earlier process that was killed."""
-        return bool(container["Labels"].get(_SERVICE) == self._service)
+        return bool(container["Labels"].get(executor.SERVICE_LABEL) == self._service)
 
     def _close(self) -> None:
         for node in [node for node in self.engines if node != self.here]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import docker
 from docker import types
-from docker.errors import APIError, NotFound
+from docker.errors import APIError, DockerException, NotFound
 
 from agents import isolation
 from agents.isolation import Endpoint
@@ -37,11 +37,14 @@ PARALLEL = 2
 """Containers that are started, or removed, at once. More are hardly faster, as the engine does one thing
 after the other, and occasionally make it miscount what is on a network, which it then keeps until it is
 restarted (moby issue 42119)."""
+SERVICE_LABEL = "com.docker.swarm.service.id"
+"""The engine's label of the containers of a Swarm's service."""
 _REMOVED_EXIT_CODE = 137
 """Reported for a container that has been removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """After this a network stays that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 20.0
+"""Within which one more of a run's containers has to go."""
 
 
 @contextmanager
@@ -374,8 +377,13 @@ def _label(run: str | None) -> str:
     return RUN_LABEL if run is None else f"{RUN_LABEL}={run}"
 
 
+def is_swarms(thing: Mapping[str, Any]) -> bool:
+    """Whether a container or network is a Swarm's, that this engine may be but a worker of."""
+    return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
+
+
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
-    """Remove every container, network and volume of `run`, by label.
+    """Remove every container, network and volume of `run`, by label, but for a Swarm's.
 
     Their logs go to `directory`, where there is one; that one cannot be saved keeps nothing from being
     removed. What is already gone, or removed by another at the same time, is no error. Raises HostError.
@@ -383,13 +391,14 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
         if directory is not None and directory.logs.is_dir():
-            unsaved = save_logs(engine, run, directory)
+            unsaved = save_logs(engine, run, directory, is_swarms)
         image = next((str(one["Image"]) for one in containers(engine, run)), None)
         try:
-            remove_containers(engine, run)
+            remove_containers(engine, run, is_swarms)
             for network in networks(engine, run):
-                with _if_there():
-                    _remove_network(engine, network["Id"])
+                if not is_swarms(network):
+                    with _if_there():
+                        _remove_network(engine, network["Id"])
         finally:
             remove_cgroups(engine, image, run)
     if unsaved:
@@ -425,23 +434,31 @@ def save_logs(
 
 
 def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lambda _: False) -> None:
-    """Remove the containers of `run`, but for those to `spare`. Raises ERRORS."""
+    """Remove the containers of `run`, but for those to `spare`, however many these are. Raises
+    ERRORS."""
+    deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
+
+    def found() -> list[dict[str, Any]]:
+        return [one for one in containers(engine, run) if not spare(one)]
 
     def end(container: dict[str, Any]) -> None:
+        nonlocal deadline
         try:
             with _if_there():
                 engine.api.remove_container(container["Id"], v=True, force=True)
+                deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
         except APIError:  # on an overloaded host the engine may give up on one that is slow to die
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
-    deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     with ThreadPoolExecutor(PARALLEL) as pool:
-        while left := [one for one in containers(engine, run) if not spare(one)]:
-            if time.monotonic() > deadline:
-                break
+        left = found()
+        while left:
             list(pool.map(end, left))
+            left = found()
+            if left and time.monotonic() > deadline:
+                raise DockerException(f"{len(left)} containers of {run} do not go")
 
 
 def remove_volumes(engine: docker.DockerClient, run: str) -> None:

@@ -27,7 +27,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import executor
 from testbed.runtimes.container_actions import Device, respond
 from testbed.runtimes.containers import PART_LABEL, CpuLimits, Mount
-from testbed.runtimes.docker import DockerRuntime
+from testbed.runtimes.docker import DockerRuntime, live_runs
 from testbed.runtimes.launch import UNLIMITED
 from testbed.runtimes.logwriter import CUT, LOG_BYTES
 from testbed.topology import parse
@@ -201,6 +201,34 @@ def test_a_router_finds_room_for_the_lock_of_the_older_iptables(
         assert b"lock" not in container.logs()  # whether or not the kernel has its tables
     finally:
         runtime.stop()
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(600)
+def test_containers_go_however_long_that_takes_but_for_a_swarms(
+    spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's engine has them, and the Swarm would start them again."""
+    monkeypatch.setattr(executor, "_REMOVAL_TIMEOUT_SECONDS", 0.0)
+    run = spec.directory.run
+    device = replace(
+        DockerRuntime(engine, built, spec)._launch.devices[0],
+        networks=(),
+        mounts=(),
+        command=("sleep", "600"),
+    )
+    of_a_service = {**device.labels, executor.SERVICE_LABEL: "s"}
+    try:
+        for number in range(4):
+            labels = of_a_service if number == 3 else device.labels
+            executor.start(engine, replace(device, name=f"{device.name}-{number}", labels=labels))
+        assert [live.parts for live in live_runs() if live.run == run] == [3]
+        executor.remove(engine, run)
+        assert len(executor.containers(engine, run)) == 1
+        assert run not in {live.run for live in live_runs()}
+    finally:
+        executor.remove_containers(engine, run)
+    assert executor.containers(engine, run) == []
 
 
 ISOLATE = """
