@@ -43,6 +43,8 @@ def choose(topology: Topology, runtime: Traits, lack: str | None) -> tuple[Shape
         return None, [topology.source.problem(("runtime", "shaper"), text)]
     if requested != "auto":
         return Shaper(requested, "asked for"), []
+    if runtime.many_hosts:
+        lack = "other machines' kernels may have no netem"
     if lack is not None:
         return Shaper("tbf+delay", f"auto: {lack}"), []
     return Shaper("netem", "auto: this kernel has it"), []

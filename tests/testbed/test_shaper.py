@@ -15,11 +15,12 @@ from testbed import broker
 from testbed.errors import BadInputError
 from testbed.plan import Host, agent_configs, plan
 from testbed.plan.agent_configs import RunSpec
-from testbed.plan.shaper import Shaper, lack_of_netem
+from testbed.plan.shaper import Shaper, choose, lack_of_netem
 from testbed.run import manifest
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.container_actions import Device, respond
 from testbed.topology import Topology, parse
+from testbed.traits import RUNTIMES
 
 LACKING = Host((0, 1), 2**34, "this kernel has no netem (Specified qdisc kind is unknown)")
 HAVING = Host((0, 1), 2**34, None)
@@ -62,6 +63,16 @@ def test_only_links_have_a_shaper() -> None:
     assert found is not None
     assert found.netem
     assert plan(asking("auto"), "virtual", HAVING).shaper is None
+
+
+def test_on_many_hosts_netem_has_to_be_asked_for() -> None:
+    """No other machine's kernel is tried."""
+    found, _ = choose(asking("auto"), RUNTIMES["swarm"], None)
+    assert found is not None
+    assert found.name == "tbf+delay"
+    found, _ = choose(asking("netem"), RUNTIMES["swarm"], None)
+    assert found is not None
+    assert found.netem
 
 
 def test_links_of_processes_are_a_relays() -> None:
