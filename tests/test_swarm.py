@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,21 @@ from agents import events
 from agents.topics import AGGREGATOR
 from testbed import images
 from testbed.broker import BROKER
-from testbed.plan.agent_configs import DISK
-from testbed.runtimes import executor
+from testbed.errors import HostError
+from testbed.host.swarm import nodes
+from testbed.plan import Host, plan
+from testbed.plan.agent_configs import DISK, SHARD, RunSpec
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes import doors, executor, swarm_executor, swarm_removal
 from testbed.runtimes.containers import PART_LABEL, RUN_LABEL
+from testbed.runtimes.swarm import launcher
+from testbed.runtimes.swarm_gates import GATE
+from testbed.topology import load
+from testbed.view import View
 from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
 from tests.two_engines import Engine, carry, lacking, swarm
+from tests.waiting import eventually
 
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
 DEVICES: list[dict[str, Any]] = [
@@ -167,6 +177,59 @@ def test_a_run_on_both_engines(
     assert {s["device"] for s in run.telemetry} == NAMES
     assert '"clocks"' in (run.path / "fidelity.json").read_text()
     assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.gate"}
+
+
+def test_what_ends_by_itself_ends_the_run_with_its_name(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """A device while the fleet is launched, and a node's gate, without which nobody hears of its devices
+    any more."""
+    file, worker = topology(tmp_path, stop={"after": "5min"}), on_swarm[1]
+    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "device") as up:
+        eventually(lambda: [one for one in parts(worker, "second-1") if has_shard(worker, one)], 90)
+        worker.client.api.kill(*parts(worker, "second-1"))
+        told = up.communicate(timeout=90)[0]
+    assert up.returncode == 1, told
+    assert "second-1 ended before the run clock could start" in told
+
+    with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "gate") as up:
+        until_printed(up, "the run clock starts")
+        worker.client.api.kill(*parts(worker, GATE))
+        told = up.communicate(timeout=90)[0]
+    assert up.returncode == 1, told
+    assert f"the gate of the node {os.uname().nodename}-2 has ended" in told
+    nothing_is_left(on_swarm)
+
+
+def test_what_an_absent_node_owes_is_fetched_through_doors_of_the_same_image(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    """It may have that from a registry, and under no other name."""
+    manager, image = on_swarm[0].client, "registry.example:5000/testbed-base:1"
+    made = doors.Doors(manager, nodes(manager), image, "r-1", {RUN_LABEL: "r-1"}, tmp_path)
+    made.lost |= {made.others[0].id}
+    try:
+        with pytest.raises(HostError, match=f"{os.uname().nodename} does not answer .* down r-1"):
+            swarm_removal.remove(manager, made, "r-1", None)
+        assert doors.image_of(manager, "r-1") == image
+    finally:
+        swarm_executor.remove_rest(manager, "r-1")
+    nothing_is_left(on_swarm)
+
+
+def test_a_node_that_has_gone_since_the_run_was_planned_is_told(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path
+) -> None:
+    read, here = load(topology(tmp_path)), nodes(on_swarm[0].client)
+    gone = replace(here[1], id="gone")
+    planned = plan(read, "swarm", Host((0, 1), 2**34, nodes=(here[0], gone)))
+    spec = RunSpec(RunDirectory.create(tmp_path, "r"), read, planned, {})
+    with pytest.raises(HostError, match=f"{gone.name} can take no work"), launcher(spec, View()):
+        pass
+
+
+def has_shard(engine: Engine, device: str) -> bool:
+    return executor.read_file(engine.client, device, SHARD) is not None
 
 
 def until(up: subprocess.Popen[str], runs: Path, there: Callable[[Finished], bool]) -> Finished:

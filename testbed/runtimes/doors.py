@@ -44,6 +44,9 @@ NAME = "node"
 PARTS = DOORS, HUB = "node.doors", "node.hub"
 """Parts of a run that its engines are reached by, and so the last ones to go. No device's name has a
 dot."""
+IMAGE_LABEL = "testbed.image"
+"""Of what stays of a run that still owes something to a node: the image of its doors, which the node may
+have from a registry."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -68,7 +71,7 @@ class Doors:
         made while others of the run may still be there."""
         self._manager = manager
         self._nodes = nodes
-        self._image = image
+        self.image = image
         self.run = run
         self._labels = labels
         self._folder = folder
@@ -174,17 +177,14 @@ class Doors:
         return swarm_executor.configure(self._manager, name, data, labels, target)
 
     def _running(self, expected: Mapping[str, int]) -> dict[str, list[dict[str, Any]]]:
-        names = self.names
         try:
-            return swarm_executor.running(
-                self._manager, expected, lambda _: "the door", lambda node: names.get(node, node)
-            )
+            return swarm_executor.running(self._manager, expected, lambda _: "the door", self.names)
         except HostError as error:
             if "No such image" not in str(error):
                 raise
             raise HostError(
-                f"a node of the Swarm has no image {self._image}, and no registry has it: {error}. On "
-                f"this machine, for each node that lacks it: docker save {self._image} | ssh NODE "
+                f"a node of the Swarm has no image {self.image}, and no registry has it: {error}. On "
+                f"this machine, for each node that lacks it: docker save {self.image} | ssh NODE "
                 "docker load"
             ) from error
 
@@ -192,7 +192,7 @@ class Doors:
         return node_container(
             part,
             self._named(part),
-            self._image,
+            self.image,
             self._labelled(part),
             (Attachment(network, ()),),
             mounts,
@@ -244,11 +244,13 @@ def is_last(container: Mapping[str, Any]) -> bool:
 
 
 def image_of(manager: docker.DockerClient, run: str) -> str | None:
-    """What the doors of `run` were made of, if there are any."""
+    """What the doors of `run` are made of, or were where there is only something owed."""
     for one in swarm_executor.services(manager, run):
         if one["Spec"]["Labels"].get(PART_LABEL) == DOORS:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
-    return None
+    api: Any = manager.api
+    found = (one["Spec"]["Labels"] for one in api.configs(filters=swarm_executor.labelled(run)))
+    return next((labels[IMAGE_LABEL] for labels in found if IMAGE_LABEL in labels), None)
 
 
 def node_container(

@@ -101,6 +101,12 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
     """See `testbed.runtimes.Emulator`."""
     with closing(docker_engine.connect()) as client:
         nodes = swarm.nodes(client)
+        there = {node.id for node in nodes}
+        if gone := [node.name for node in spec.plan.nodes if node.id not in there]:
+            raise HostError(
+                f"the Swarm has changed since the run was planned: {', '.join(gone)} can take no work "
+                "now. Start the run again"
+            )
         built = images.ensure(client, view.progress, container_files.own_image(spec))
         labels = executor.helper(spec.directory.run)
         groups = own.of_groups(client, spec.topology, built, view.progress, labels)
@@ -151,7 +157,8 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
             again = f"-{secrets.token_hex(2)}"
             made = Doors(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder), again)
             try:
-                made.open()
+                with as_host_error("reach the other nodes"):
+                    made.open()
             except HostError:
                 made.lost |= {node.id for node in made.others if node.id not in made.engines}
                 raise
@@ -255,8 +262,8 @@ class SwarmRuntime:
             self._make_networks()
             self._start_servers(identity.certificate)
             routers = self._routers.start(used)
-            for node in self._doors.engines:
-                self._site.serve(node)
+            for planned in self._spec.plan.nodes:  # another may have come since
+                self._site.serve(planned.id)
             self._start_devices(routers)
             self._at |= self._routers.at
             for node in used:
@@ -420,6 +427,7 @@ class SwarmRuntime:
             with self._site.asking(node):
                 found = executor.containers(engine, self._run)
             alive |= {one["Id"] for one in found if one["State"] not in ("exited", "dead")}
+        self._gates.check(alive)
         with as_host_error("look at the containers"):
             for part, at in self._at.items():
                 if at.id in alive or part in self._codes:

@@ -80,23 +80,29 @@ def running(
     manager: docker.DockerClient,
     expected: Mapping[str, int],
     named: Callable[[str], str],
-    node_name: Callable[[str], str],
+    nodes: Mapping[str, str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
     """Wait until each service of `expected`, by id, has so many tasks that run, beside those that were
-    there `earlier`, by id; return them. `named` and `node_name` tell what a service and a node are
-    called. Raises HostError."""
+    there `earlier`, by id; return them. `named` tells what a service is called; `nodes` are those of the
+    run, with their names: what the Swarm starts on one that has just come is passed over. Raises
+    HostError."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
     while True:
         for one, every in tasks(manager, left).items():
-            found = [task for task in every if task["ID"] not in earlier]
+            found = [
+                task
+                for task in every
+                if task["ID"] not in earlier and task.get("NodeID", "") in (*nodes, "")
+            ]
             for task in found:
                 status = task["Status"]
                 if status["State"] in _DEAD:
+                    where = nodes.get(task.get("NodeID", ""), "any node")
                     raise HostError(
-                        f"{named(one)} could not start on {node_name(task.get('NodeID', ''))}: "
-                        f"{status.get('Err') or status.get('Message')}"
+                        f"{named(one)} could not start on {where}: "
+                        f"{status.get('Err') or status.get('Message')}{log(manager, one)}"
                     )
             up = [task for task in found if task["Status"]["State"] in ("running", "complete")]
             if len(up) >= left[one]:

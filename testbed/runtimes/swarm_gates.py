@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from testbed.broker import SOCKET
@@ -97,6 +97,14 @@ class Gates:
         """Those of the services that `create` has made."""
         for task in tasks:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
+
+    def check(self, alive: Collection[str]) -> None:
+        """Raises HostError where one is not among the containers that are `alive`: its devices can be
+        told nothing any more, nor tell anything."""
+        for node, container in self._containers.items():
+            if container not in alive:
+                name = self._site.names.get(node, node)
+                raise HostError(f"the gate of the node {name} has ended: see its log")
 
     def put(self, node: str, name: str, content: bytes) -> None:
         """Put a file into the control folder of a node."""

@@ -87,7 +87,8 @@ def remove(manager: docker.DockerClient, made: Doors, run: str, directory: RunDi
         executor.remove_containers(manager, run)
         swarm_executor.remove_rest(manager, run)
         if failed:
-            labels = {RUN_LABEL: run, _OWED_LABEL: ",".join(failed)}
+            owed = ",".join(failed)
+            labels = {RUN_LABEL: run, _OWED_LABEL: owed, doors.IMAGE_LABEL: made.image}
             swarm_executor.configure(manager, name_of(run, "owed"), b"-", labels, "")
     if told := "; ".join([*unsaved, *failed.values()]):
         raise HostError(

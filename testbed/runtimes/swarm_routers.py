@@ -67,7 +67,10 @@ class Routers:
         for node, part in self._parts.items():
             login = accounts[router_user(node)].at(*places.router, certificate)
             found = site.addresses(node)
-            addresses = {name: found[devices[name].id] for name in site.on(node)}
+            on = {name: devices[name].id for name in site.on(node)}
+            addresses = {name: found[at] for name, at in on.items() if at in found}  # else it has ended
+            if not addresses:  # the barrier will tell
+                continue
             config = agent_configs.router(site.spec, login, places, addresses, site.names[node])
             file = site.spec.directory.config(part)
             dump(config, file)

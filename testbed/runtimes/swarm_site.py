@@ -83,7 +83,7 @@ class Site:
             self.manager,
             expected,
             lambda service: parts[service],
-            lambda node: self.names.get(node, node),
+            self.names,
             earlier,
         )
 
