@@ -5,6 +5,7 @@ Building an image removes none: another checkout, version or user may work with 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import docker_engine
 
-_OURS = "testbed-"
+_OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
+"""Tags of ours, and, after a registry's name, those that a Swarm's nodes pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,12 @@ def entries(
         used = one["Id"] in in_containers
         size, shared = int(one["Size"]), max(0, int(one["SharedSize"]))  # -1: not known
         for tag in one.get("RepoTags") or ():
-            if tag.startswith(_OURS):
-                user = "containers" if used else registered.get(tag, "")
-                if tag in here and not used:
+            if (match := _OURS.fullmatch(tag)) is not None:
+                plain = match[1] or tag
+                user = "containers" if used else registered.get(plain, "")
+                if plain in here and not used:
                     user = "this checkout"
-                ours.append(Listed(tag, size, size - shared, user, used or tag in here))
+                ours.append(Listed(tag, size, size - shared, user, used or plain in here))
     return sorted(ours, key=lambda one: (-one.size, one.image))
 
 

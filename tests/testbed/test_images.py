@@ -369,12 +369,17 @@ def test_pruning_leaves_what_anyone_uses() -> None:
             image(3, "testbed-agent:other", shared=-1),
             image(4, "testbed-broker:old"),
             image(5),
+            image(6, "registry.example:5000/team/testbed-base:0123456789ab", "team/testbed-runner:1"),
+            image(7, "registry.example:5000/team/testbed-base:ba9876543210"),
         ],
-        here={"testbed-agent:here"},
+        here={"testbed-agent:here", "testbed-base:ba9876543210"},
         registered={"testbed-agent:here": "/a", "testbed-agent:other": "/b", "testbed-agent:gone": "/c"},
         in_containers={"sha256:2"},
     )
+    pushed = "registry.example:5000/team/testbed-base:"
     assert [(one.image, one.alone, one.user, one.kept) for one in found] == [
+        (f"{pushed}0123456789ab", 400, "", False),
+        (f"{pushed}ba9876543210", 400, "this checkout", True),
         ("testbed-agent:here", 400, "this checkout", True),
         ("testbed-agent:other", 1000, "/b", False),
         ("testbed-agent:running", 400, "containers", True),
@@ -384,8 +389,9 @@ def test_pruning_leaves_what_anyone_uses() -> None:
     def removed(*, everything: bool) -> list[str]:
         return [one.image for one in inventory.removable(found, everything=everything)]
 
-    assert removed(everything=False) == ["testbed-broker:old"]
-    assert removed(everything=True) == ["testbed-agent:other", "testbed-broker:old"]
+    old = f"{pushed}0123456789ab"
+    assert removed(everything=False) == [old, "testbed-broker:old"]
+    assert removed(everything=True) == [old, "testbed-agent:other", "testbed-broker:old"]
 
 
 @pytest.mark.docker
