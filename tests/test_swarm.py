@@ -21,8 +21,9 @@ from agents.topics import AGGREGATOR
 from testbed import images
 from testbed.broker import BROKER
 from testbed.errors import HostError
+from testbed.host.nodes import Node
 from testbed.host.swarm import nodes
-from testbed.plan import Host, plan
+from testbed.plan import Host, datasets, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import doors, executor, swarm_executor, swarm_removal
@@ -217,15 +218,29 @@ def test_what_an_absent_node_owes_is_fetched_through_doors_of_the_same_image(
     nothing_is_left(on_swarm)
 
 
-def test_a_node_that_has_gone_since_the_run_was_planned_is_told(
+def test_a_node_that_has_gone_since_the_run_was_planned_is_told_and_one_that_has_come_does_no_harm(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    read, here = load(topology(tmp_path)), nodes(on_swarm[0].client)
-    gone = replace(here[1], id="gone")
-    planned = plan(read, "swarm", Host((0, 1), 2**34, nodes=(here[0], gone)))
-    spec = RunSpec(RunDirectory.create(tmp_path, "r"), read, planned, {})
-    with pytest.raises(HostError, match=f"{gone.name} can take no work"), launcher(spec, View()):
-        pass
+    here, other = nodes(on_swarm[0].client)
+    read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2, "link": LINK}]))
+
+    def planned(name: str, *known: Node) -> RunSpec:
+        made = plan(read, "swarm", Host((0, 1), 2**34, nodes=known))
+        return RunSpec(RunDirectory.create(tmp_path, name), read, made, {"first": 1})
+
+    gone = replace(other, id="gone", name="the-gone-one")
+    with pytest.raises(HostError, match="the-gone-one can take no work"):
+        launcher(planned("gone", here, gone), View()).__enter__()
+
+    spec = planned("come", here)
+    datasets.write(datasets.prepare(read, None), spec.directory)
+    with launcher(spec, View()) as runtime:
+        try:
+            runtime.start()
+            assert len(parts(on_swarm[0], "first")) == 1
+        finally:
+            runtime.stop()
+    nothing_is_left(on_swarm)
 
 
 def has_shard(engine: Engine, device: str) -> bool:
