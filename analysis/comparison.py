@@ -14,7 +14,7 @@ from analysis.metrics import Interval
 from analysis.names import by_settings, distinct
 
 _NAMED = 5
-"""Runs that a remark names."""
+"""Runs, or rows, that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 
@@ -84,6 +84,17 @@ def remarks(runs: Sequence[Run]) -> list[str]:
                 f"{which} end by different conditions ({'; '.join(ends)}): do not compare their final "
                 "accuracy and loss."
             )
+    cells: dict[tuple[object, ...], int] = {}
+    for same in by_settings(runs).values():
+        manifest = same[0].manifest
+        if (label := manifest.get("label")) is not None:  # of a sweep, in which it has one row
+            cell = (label, manifest.get("runtime"), same[0].path.parent)
+            cells[cell] = cells.get(cell, 0) + 1
+    if changed := list(dict.fromkeys(str(label) for (label, *_), rows in cells.items() if rows > 1)):
+        told.append(
+            f"Several rows are of {_few(changed)}: the sweep's file, own code or data files changed "
+            "between these runs. To leave out former ones, remove their run directories."
+        )
     for name, same in by_settings(runs).items():
         seeds = [run.topology.get("seed") for run in same if verdict(run.manifest) == "simulated"]
         if len(set(seeds)) < len(seeds):
@@ -92,9 +103,14 @@ def remarks(runs: Sequence[Run]) -> list[str]:
                 "out all but one, or their interval is too narrow."
             )
     if early := [name for name, run in distinct(runs).items() if not _came_to_its_end(run)]:
-        few = ", ".join(early[:_NAMED]) + f" and {len(early) - _NAMED} more" * (len(early) > _NAMED)
-        told.append(f"Not finished: {few}. Their accuracy and loss are the latest ones, and not final.")
+        told.append(
+            f"Not finished: {_few(early)}. Their accuracy and loss are the latest ones, and not final."
+        )
     return told
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
 
 
 def _came_to_its_end(run: Run) -> bool:

@@ -42,13 +42,13 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their settings, their own code and their runtime but for the seed, each set with a short
-    name."""
+    """Runs by their settings, their own code and data files, and their runtime but for the seed, each
+    set with a short name."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
-        code, runtime = (run.manifest.get(key) for key in ("code", "runtime"))
-        sets.setdefault(repr((settings, code, runtime)), []).append(run)
+        others = [run.manifest.get(key) for key in ("code", "data_files", "runtime")]
+        sets.setdefault(repr((settings, others)), []).append(run)
     return dict(zip(distinct([same[0] for same in sets.values()]), sets.values(), strict=True))
 
 

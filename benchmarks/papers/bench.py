@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.events import COMPLETE
 from analysis.load import load
 from benchmarks.papers import honest, judging, results
 from benchmarks.papers.experiments import MEASURES, TOLERATED, Experiment
@@ -76,14 +75,17 @@ class Bench:
         return found, scores
 
     def so_far(self, experiment: Experiment) -> Result | None:
-        """Of the runs that are done in the experiment's folder; None where there are none."""
-        folder = self._folder / experiment.name
-        done = [
-            folder / str(entry["run"])
-            for entry in sweeping.Index.read(folder).cells.values()
-            if entry.get("outcome") in COMPLETE
-        ]
-        cells = [results.measured(load(path), experiment.target) for path in done]
+        """Of the runs of the sweep, as its file is now, that are done in the experiment's folder, with
+        all step sizes that were tried; None where there are none. Raises BadInputError."""
+        study, grid = self._study(experiment)
+        index = sweeping.Index.read(self._folder / experiment.name)
+        tried = {entry["changes"][LR] for entry in index.cells.values()}
+        if not tried:
+            return None
+        runtimes = sorted({"virtual", experiment.runtime})
+        read = self._sweep(experiment, study, study["variants"], tried, grid["seed"], runtimes)
+        done = [run for run in map(index.run_of, read.cells) if run is not None]
+        cells = [results.measured(load(run.path), experiment.target) for run in done]
         return results.of_runs(tuple(cells)) if cells else None
 
     def _study(self, experiment: Experiment) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -111,17 +113,8 @@ class Bench:
         """Of runs of `steps`, step sizes by variant, each with each of `seeds`."""
         found: list[Cell] = []
         for chosen in dict.fromkeys(steps.values()):
-            part = {
-                **study,
-                "variants": {v: study["variants"][v] for v, own in steps.items() if own == chosen},
-                "grid": {
-                    **study["grid"],
-                    LR: list(chosen),
-                    "seed": list(seeds),
-                    "runtime.name": [runtime],
-                },
-            }
-            read = sweeps.of(part, experiment.name, self._files, self._options)
+            variants = [variant for variant, own in steps.items() if own == chosen]
+            read = self._sweep(experiment, study, variants, chosen, seeds, [runtime])
             self._say(f"{experiment.name}: {len(read.cells)} runs")
             folder = self._folder / experiment.name
             done = sweeping.run(read, self._options, folder, self._jobs, self._say)
@@ -129,3 +122,21 @@ class Bench:
                 raise RunFailedError(f"{failed} of {len(read.cells)} runs of {experiment.name} failed")
             found += [results.measured(load(run.path), experiment.target) for run in done]
         return found
+
+    def _sweep(
+        self,
+        experiment: Experiment,
+        study: Mapping[str, Any],
+        variants: Iterable[str],
+        steps: Iterable[float],
+        seeds: Iterable[int],
+        runtimes: Iterable[str],
+    ) -> sweeps.Sweep:
+        """That part of `study`."""
+        given = {LR: list(steps), "seed": list(seeds), "runtime.name": list(runtimes)}
+        part = {
+            **study,
+            "variants": {variant: study["variants"][variant] for variant in variants},
+            "grid": {**study["grid"], **given},
+        }
+        return sweeps.of(part, experiment.name, self._files, self._options)

@@ -238,8 +238,9 @@ def _prepare(
     samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(directory, topology, plan, samples, options.verbose)
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
+    own = {"data_files": files} if (files := datasets.own_files(topology)) else {}
     described = manifest.describe(spec, datasets.label_counts(prepared))
-    directory.write_manifest(**described, **remarks)
+    directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 
 

@@ -100,6 +100,26 @@ def test_runs_of_different_code_are_no_seeds_of_each_other(by_hand: Run) -> None
     assert [row.runs for row in comparison.compare(runs, None)] == [1, 2]
 
 
+def test_what_a_former_version_of_a_sweep_left_is_a_row_of_its_own_and_told(by_hand: Run) -> None:
+    """Data files beside the topology were changed, and the sweep run again."""
+    cell = {**by_hand.manifest, "label": "slow link", "runtime": "process"}
+    seeds = [
+        replace(
+            by_hand,
+            path=Path("study", f"{files}-{seed}"),
+            manifest={**cell, "data_files": files},
+            topology={**by_hand.topology, "seed": seed},
+        )
+        for files, seed in (("old", 1), ("old", 2), ("new", 1))
+    ]
+    assert [row.runs for row in comparison.compare(seeds, None)] == [2, 1]
+    (told,) = comparison.remarks(seeds)
+    assert told.startswith("Several rows are of slow link: the sweep's file, own code or data files")
+    assert comparison.remarks(seeds[:2]) == []
+    elsewhere = replace(seeds[2], path=Path("other", "new-1"))
+    assert comparison.remarks([*seeds[:2], elsewhere]) == []
+
+
 def test_a_seed_that_counts_twice_in_virtual_time_is_told(by_hand: Run) -> None:
     virtual = {key: value for key, value in by_hand.manifest.items() if key not in ("validity", "cpus")}
     runs = [replace(by_hand, manifest=virtual, topology={**by_hand.topology, "seed": s}) for s in (1, 2)]

@@ -329,6 +329,8 @@ def test_from_a_sweep_to_a_page(tmp_path: Path) -> None:
     so_far = bench.so_far(experiment)
     assert so_far is not None
     assert set(so_far.cells) == set(done.cells)
+    (tmp_path / "base.yaml").write_text(BASE.replace("after: 4s", "after: 3s"))
+    assert bench.so_far(experiment) is None, "runs of a former version of the sweep are taken in"
     results.write(so_far, kept)
     again = results.read(kept)
     assert again is not None

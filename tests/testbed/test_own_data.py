@@ -97,6 +97,7 @@ def test_a_run_learns_from_a_folder_beside_its_topology(
     run = simulate(folder / "own.yaml", runs=tmp_path / "runs")
     assert len(run.updates) == 3
     assert [device["samples"] for device in run.manifest["devices"].values()] == [20, 20, 20, 20]
+    assert re.fullmatch("[0-9a-f]{8,}", run.manifest["data_files"])  # which tell it from runs of others
     again = topology.load(run.path / "topology.yaml")  # as --resume and workers of a sweep read it
     assert len(datasets.prepare(again, None).test) == 20
 
