@@ -86,7 +86,8 @@ class Run:
     telemetry: pd.DataFrame
     """One row per sample: `device`, `at` (s), `cpu` (CPU time so far, s of one host core), `periods`,
     `throttled_periods` (CFS, so far), `throttled` (s), `memory` (bytes), `received`, `sent` (bytes so
-    far), `monotonic` (the host's clock, s). Without `monotonic_zero` in the manifest `at` is NaN."""
+    far), `monotonic` (the host's clock in the last part of the run, s). Without `monotonic_zero` in the
+    manifest `at` is NaN."""
     probes: pd.DataFrame
     """What devices measured of their links: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter`
     (s), `loss` (share), `monotonic` (s)."""
@@ -160,6 +161,8 @@ class Follower:
             "probe": [records.empty(records.PROBES)],
             events.Acted.event: [records.empty(records.ACTIONS)],
         }
+        self._zero: float | None = None
+        """`monotonic_zero` of the newest samples."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
         """One of each part of the run: a resumed one has several."""
@@ -227,7 +230,8 @@ class Follower:
                     case events.RunEnded():
                         self._ended = record
         for block in self._telemetry.blocks():
-            for kind, table in zip(("telemetry", "probe"), records.parse_samples(block), strict=True):
+            samples, probes, self._zero = records.parse_samples(block, self._zero)
+            for kind, table in (("telemetry", samples), ("probe", probes)):
                 if table.num_rows:
                     self._hold(kind, table)
                     yield kind, table
@@ -255,8 +259,9 @@ class Follower:
         while it is interrupted or about to go on, there is none, and `at` is NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        monotonic = samples["at"].to_numpy()
-        timed = samples.assign(at=np.nan, monotonic=monotonic)
+        earlier = (samples["monotonic_zero"] - zero).fillna(0.0)  # reboots and sleep are between parts
+        monotonic = (samples["at"] + earlier).to_numpy()
+        timed = samples.drop(columns="monotonic_zero").assign(at=np.nan, monotonic=monotonic)
         if self._starts:
             unix = monotonic + zero
             began = np.array([start.wall_clock for start in self._starts])

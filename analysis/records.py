@@ -57,8 +57,12 @@ _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()]
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
+_TAKEN = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
+"""By which device and when, on the host's monotonic clock; and the Unix time at which that showed 0, in
+the part of the run that it was in. A line of its own tells that at the begin of each part; of older
+runs, none does."""
 _SAMPLE = pa.schema(
-    [("device", pa.string()), ("at", pa.float64())]
+    _TAKEN
     + [(name, pa.float64()) for name in _NUMBERS]
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
@@ -66,7 +70,7 @@ _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
 """What lines of objects do not have, but in a text: a closing brace, and then neither the next object
 nor the rest of one that is around it."""
 SAMPLES = pa.schema([field for field in _SAMPLE if field.name != "probe"])
-PROBES = pa.schema([("device", pa.string())] + [(name, pa.float64()) for name in ("at", *PROBED)])
+PROBES = pa.schema(_TAKEN + [(name, pa.float64()) for name in PROBED])
 
 
 _Figure = Annotated[float, Field(ge=-events.LARGEST, le=events.LARGEST)] | None
@@ -87,8 +91,9 @@ class _Sample(BaseModel):
     """What `_SAMPLE` has."""
 
     model_config = ConfigDict(strict=True)
-    device: str
-    at: Annotated[float, Field(ge=-events.LARGEST, le=events.LARGEST)]
+    device: str | None = None
+    at: _Figure = None
+    monotonic_zero: _Figure = None
     cpu: _Figure = None
     periods: _Figure = None
     throttled_periods: _Figure = None
@@ -147,19 +152,26 @@ def parse_events(tail: Tail, block: bytes) -> Block:
         return _by_line(tail, block)
 
 
-def parse_samples(block: bytes) -> tuple[pa.Table, pa.Table]:
-    """Telemetry and probes of `block`. What is no sample (a crash in mid-write) is left out."""
+def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
+    """Telemetry and probes of `block`, where `zero` is the `monotonic_zero` at its begin, and that at
+    its end. What is no sample (a crash in mid-write) is left out."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:
         table = pa.Table.from_pylist(list(filter(None, map(_sample, block.splitlines()))), _SAMPLE)
+    zeros = pc.fill_null_forward(table["monotonic_zero"])
+    if zero is not None:
+        zeros = pc.fill_null(zeros, zero)
+    zero = zeros[-1].as_py() if len(zeros) else zero
+    table = table.set_column(table.schema.get_field_index("monotonic_zero"), "monotonic_zero", zeros)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
     probed = table["probe"].is_valid()
     of_cpu = pc.and_(pc.invert(probed), table["cpu"].is_valid())  # others are of GPUs
     samples, probes = table.filter(of_cpu), table.filter(probed)
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
-    probe_table = pa.table({"device": probes["device"], "at": probes["at"], **flat}, schema=PROBES)
-    return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table)
+    taken = {name: probes[name] for name, _ in _TAKEN}
+    probe_table = pa.table({**taken, **flat}, schema=PROBES)
+    return _encoded(samples.select(SAMPLES.names)), _encoded(probe_table), zero
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:

@@ -146,7 +146,7 @@ class Finished:
     @property
     def telemetry(self) -> list[dict[str, Any]]:
         lines = (self.path / "telemetry.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return [line for line in map(json.loads, lines) if "device" in line]
 
     def of_group(self, group: str) -> list[events.UpdateApplied]:
         devices = self.manifest["devices"]

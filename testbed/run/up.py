@@ -273,6 +273,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
 
     datasets.write(prepared, spec.directory)
     datasets.write_device_set(prepared, spec.topology, spec.directory)
+    spec.directory.begin_telemetry()
     with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:

@@ -146,6 +146,17 @@ class RunDirectory:
         except psutil.Error:
             return None
 
+    def begin_telemetry(self) -> None:
+        """Note, before the samples of a part of the run, what tells the time of their clock: after a
+        reboot, or the host's sleep, it is another than before."""
+        with self.telemetry.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                torn = file.read() != b"\n"  # by a crash
+                file.write(b"\n" * torn)
+            clock = {"monotonic_zero": self.read_manifest()["monotonic_zero"]}
+            file.write(json.dumps(clock).encode() + b"\n")
+
     def last_words(self, part: str, lines: int = 12) -> str:
         """The end of a process's log, to stand below an error message; empty if there is none."""
         path = self.log(part)

@@ -79,14 +79,20 @@ class Samples:
         self._lines = _Lines(path)
         if last is not None:
             self._lines.skip_to_last(last)
+        self._zero: float | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """The new samples, each with `device` and `at`; what is no sample is passed over."""
-        samples = []
+        """The new samples, each with `device` and `at`, by the host's clock in the newest part of the
+        run; what is no sample is passed over."""
+        samples: list[dict[str, Any]] = []
         for line in self._lines.read():
             with suppress(ValueError):
                 match files.from_json(line):
                     case {"device": str(), "at": int() | float() as at} as sample:
                         if abs(at) <= events.LARGEST:
                             samples.append(sample)
+                    case {"monotonic_zero": int() | float() as zero} if abs(zero) <= events.LARGEST:
+                        for sample in samples:
+                            sample["at"] += (zero if self._zero is None else self._zero) - zero
+                        self._zero = zero
         return samples

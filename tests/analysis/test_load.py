@@ -155,6 +155,27 @@ def test_each_part_of_a_resumed_run_has_its_own_clock(directory: Path) -> None:
     assert run.duration == 13.0
 
 
+def test_after_a_reboot_the_hosts_clock_is_another(directory: Path) -> None:
+    """It was up for 100 s as the first part began, and for 90 s as the second did, at device time 10."""
+    again = events.RunStarted(10.0, 1.7e9 + 1000, ("fast",), ())
+    write(directory, *EVENTS, events.to_line(again).strip())
+    first, second = 1.7e9 - 100, 1.7e9 + 910
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "monotonic_zero": second}))
+    lines = [{"monotonic_zero": first}, *({"device": "fast", "at": at, "cpu": 1.0} for at in (95, 107))]
+    lines += [{"monotonic_zero": second}, {"device": "fast", "at": 93.0, "cpu": 1.0}]
+    probe = {"device": "slow", "at": 94.0, "probe": {"up": 5e5}}
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    for torn in ("", '{"device": "fa\n'):  # Arrow reads the one, we the other
+        (directory / "telemetry.jsonl").write_text(torn + text)
+        follower = Follower(directory)
+        assert follower.run().telemetry["at"].tolist() == [-5.0, 7.0, 13.0]
+        with (directory / "telemetry.jsonl").open("a") as file:  # read later than what tells its clock
+            file.write(json.dumps(probe) + "\n")
+        run = follower.run()
+        assert run.probes["at"].tolist() == [14.0]
+        assert run.telemetry["monotonic"].tolist() == [-915.0, -903.0, 93.0]  # one clock for all
+
+
 def test_probes_are_told_by_the_devices_clock(directory: Path) -> None:
     (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 2.0}))
     probe = {"device": "slow", "at": 98.0, "probe": {"up": 5e5, "rtt": 0.2}}

@@ -110,7 +110,7 @@ def test_no_line_ends_the_process(line: bytes) -> None:
     """Arrow's reader of JSON crashes where a line is `null`."""
     whole = b'{"device":"a","at":1.0,"cpu":2.0,"more":"}x"}\n'
     for block in (line + b"\n", whole + line + b"\n" + whole):
-        samples, probes = records.parse_samples(block)
+        samples, probes, _ = records.parse_samples(block, None)
         assert samples["cpu"].to_pylist() == [2.0] * block.count(whole)
         assert not len(probes)
     tail = records.Tail(Path("events.jsonl"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agents import events
+from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import Follower, Samples
 from tests.testbed.record_factories import STARTED
 
@@ -38,6 +39,20 @@ def test_a_follower_reads_a_long_past_in_pieces(tmp_path: Path) -> None:
         pieces.append(piece)
     assert len(pieces) > 2
     assert [record for piece in pieces for record in piece] == records
+
+
+def test_samples_are_by_the_clock_of_the_newest_part(tmp_path: Path) -> None:
+    """A run was resumed 1000 s later, after a reboot."""
+    directory = RunDirectory(tmp_path)
+    directory.write_manifest(monotonic_zero=1.7e9)
+    directory.begin_telemetry()
+    with directory.telemetry.open("a") as file:
+        file.write('{"device": "pi-1", "at": 500}\n{"device": "pi-1", "at')
+    directory.write_manifest(monotonic_zero=1.7e9 + 1400)
+    directory.begin_telemetry()
+    with directory.telemetry.open("a") as file:
+        file.write('{"device": "pi-1", "at": 100}\n')
+    assert [sample["at"] for sample in Samples(directory.telemetry).read()] == [-900, 100]
 
 
 def test_of_telemetry_the_end_is_read_and_what_follows(tmp_path: Path) -> None:
