@@ -111,7 +111,7 @@ def read(
     names, clients, done = Names(), Names(), 0
     columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
     for batch in part.batches(columns):
-        arrays = [_array(batch[name], data, f"{part.name}, column {name}", done) for name in inputs]
+        arrays = [_input(batch[name], data, f"{part.name}, column {name}", done) for name in inputs]
         some = _inputs(arrays, data, part.name, done)
         if x is None:
             x = np.empty((part.rows, *some.shape[1:]), some.dtype)
@@ -153,6 +153,22 @@ def _as_classes(numbers: Array, names: Names, train: Samples | None, part: str) 
     if unknown := [name for name in names.known if name not in place]:
         raise DataError("label", f"{part} has samples of {unknown[0]!r}, the training samples have none")
     return np.array([place[name] for name in names.known], np.int64)[numbers]
+
+
+def _input(column: Any, data: Data, place: str, first: int) -> Array:
+    """A column of inputs. Flat lists of bytes may be tokens or pixels: they are tokens where `length` is
+    given, and refused where it is not."""
+    array = _array(column, data, place, first)
+    if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
+        return array
+    if data.length is None:
+        raise DataError(
+            "input",
+            f"{place} holds lists of uint8, which may be tokens or pixels: if they are tokens, add "
+            f"length: {array.shape[1]}; write pixels as lists of rows (height, width), or as an array "
+            "in a .npz file",
+        )
+    return array.astype(np.int16)
 
 
 def _inputs(arrays: Sequence[Array], data: Data, part: str, first: int) -> Array:

@@ -512,6 +512,17 @@ def test_simulate_finds_datasets_where_the_environment_says(
     assert len(simulate(text, runs=tmp_path / "runs", data=tmp_path / "root").updates) == 3
 
 
+def test_lists_of_bytes_are_tokens_or_pixels_as_their_user_says(tmp_path: Path) -> None:
+    flat = write(tmp_path / "flat", {"x": [np.array([7, 200], np.uint8)] * 4, "y": [0, 1, 0, 1]})
+    with pytest.raises(BadInputError, match="may be tokens or pixels: if they are tokens, add length: 2"):
+        read(flat, label="y")
+    tokens = read(flat, label="y", length=2).train
+    assert (tokens.x[0].tolist(), tokens.x.dtype.kind, tokens.scale) == ([7, 200], "i", 1.0)
+    rows = [[np.array([7, 200], np.uint8)] * 3] * 4
+    pixels = read(write(tmp_path / "rows", {"x": rows, "y": [0, 1, 0, 1]}), label="y").train
+    assert (pixels.x.shape[1:], pixels.scale) == ((3, 2), 1 / 255)
+
+
 def test_tokens_reach_a_model_as_whole_numbers() -> None:
     import torch
 
