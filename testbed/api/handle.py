@@ -290,8 +290,7 @@ class RunHandle:
         names = [devices] if isinstance(devices, str) else devices
         expanded = [device for name in names for device in self._directory.devices(name)]
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
-        for command in sent:
-            commands.send(self._directory, command)
+        commands.send(self._directory, *sent)
         return sent
 
     def _problem(self) -> RunFailedError | None:

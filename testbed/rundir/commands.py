@@ -19,33 +19,45 @@ from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir.directory import RunDirectory
 
 _ANSWER_TIMEOUT_SECONDS = 5.0
+"""For each order."""
+_LOOK_SECONDS = 0.02
 
 
-def send(run: RunDirectory, command: dict[str, Any]) -> None:
-    """Have the run's controller carry out `command`. Raises BadInputError where it refuses or there is
-    none, RunFailedError where it does not answer."""
+def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
+    """Have the run's controller carry out `orders`, one after the other. Raises BadInputError where
+    there is none, or it refuses any (the others are carried out), RunFailedError where it does not
+    answer."""
     folder = run.orders
     if run.controller() is None or not folder.is_dir():
         raise BadInputError(f"{run.run} is not running. See: testbed runs")
-    name = secrets.token_hex(8)
-    command_file, answer_file = folder / f"{name}.order", folder / f"{name}.answer"
-    with files.whole(command_file) as partial:
-        partial.write_text(json.dumps(command), encoding="utf-8")
+    sender = secrets.token_hex(8)
+    waiting = {folder / f"{sender}-{place:06}.order": order for place, order in enumerate(orders)}
+    for path, order in waiting.items():
+        with files.whole(path) as partial:
+            partial.write_text(json.dumps(order), encoding="utf-8")
+    try:
+        answers = [_answer(path.with_suffix(".answer")) for path in waiting]
+    except TimeoutError:
+        for path in waiting:
+            path.unlink(missing_ok=True)
+        raise RunFailedError(
+            f"the controller of {run.run} does not answer: look at testbed logs {run.run} controller, "
+            f"or end the run with testbed down {run.run}"
+        ) from None
+    if problem := next(filter(None, answers), None):
+        raise BadInputError(problem)
+
+
+def _answer(path: Path) -> str | None:
+    """What was wrong with an order, or None. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
-            problem = json.loads(answer_file.read_text(encoding="utf-8"))
-            answer_file.unlink()
-            if problem is not None:
-                raise BadInputError(problem)
-            return
-        time.sleep(0.02)
-    with suppress(FileNotFoundError):
-        command_file.unlink()
-    raise RunFailedError(
-        f"the controller of {run.run} does not answer: look at testbed logs {run.run} controller, or "
-        f"end the run with testbed down {run.run}"
-    )
+            problem: str | None = json.loads(path.read_text(encoding="utf-8"))
+            path.unlink()
+            return problem
+        time.sleep(_LOOK_SECONDS)
+    raise TimeoutError
 
 
 class CommandFolder:

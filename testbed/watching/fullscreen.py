@@ -207,8 +207,8 @@ class FullScreenView(LiveView):
 
     def _send(self, command: Command) -> None:
         try:
-            for device in command.devices:
-                commands.send(self._directory, {"device": device, **to_json(command.action)})
+            action = to_json(command.action)
+            commands.send(self._directory, *({"device": name, **action} for name in command.devices))
         except (TestbedError, OSError) as error:
             self._answers.put(f"{command}: {error}")
         else:

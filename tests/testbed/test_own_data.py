@@ -514,7 +514,7 @@ def test_simulate_finds_datasets_where_the_environment_says(
 
 def test_lists_of_bytes_are_tokens_or_pixels_as_their_user_says(tmp_path: Path) -> None:
     flat = write(tmp_path / "flat", {"x": [np.array([7, 200], np.uint8)] * 4, "y": [0, 1, 0, 1]})
-    with pytest.raises(BadInputError, match="may be tokens or pixels: if they are tokens, add length: 2"):
+    with pytest.raises(BadInputError, match="tokens or pixels: if they are tokens, add length: 2"):
         read(flat, label="y")
     tokens = read(flat, label="y", length=2).train
     assert (tokens.x[0].tolist(), tokens.x.dtype.kind, tokens.scale) == ([7, 200], "i", 1.0)

@@ -228,6 +228,7 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "asked")
     box, served = commands.CommandFolder(directory.orders), threading.Event()
     obeyed: list[dict[str, Any]] = []
+    group = [f"b-{number}" for number in range(12)] + ["c", "d"]
 
     def obey(order: dict[str, Any]) -> None:
         obeyed.append(order)
@@ -235,7 +236,7 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
             raise BadInputError("no device c")
 
     def serve() -> None:
-        while not served.wait(0.01):
+        while not served.wait(0.1):  # a controller's tick
             box.serve(obey)
 
     with pytest.raises(BadInputError, match="is not running"):
@@ -247,8 +248,12 @@ def test_an_order_is_answered_and_a_refusal_told(tmp_path: Path) -> None:
         commands.send(directory, {"device": "a"})
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, {"device": "c"})
+        begin = time.monotonic()
+        with pytest.raises(BadInputError, match="no device c"):
+            commands.send(directory, *({"device": name} for name in group))
+        assert time.monotonic() - begin < 1, "one device a tick"
     finally:
         served.set()
         thread.join()
-    assert [order["device"] for order in obeyed] == ["a", "c"]
+    assert [order["device"] for order in obeyed] == ["a", "c", *group]
     assert list(directory.orders.iterdir()) == []
